@@ -1,0 +1,69 @@
+"""Hyperparameters of a plugin: values with a type, a range, a meaning, a source and a search space."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as _pydantic_field
+
+_SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
+
+
+class Space(BaseModel):
+    """Where a tuner may look for a hyperparameter.
+
+    Attributes:
+        low: Lower bound of a numeric range.
+        high: Upper bound of a numeric range.
+        log: Whether the range is searched on a logarithmic scale.
+        choices: Finite set of values instead of a range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] | None = None
+
+
+class Params(BaseModel):
+    """Base of every plugin's nested `Params` class: closed, frozen, validated, self-documenting."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+def Field(default: Any = ..., *, space: Space | None = None, source: str | None = None, **constraints: Any) -> Any:
+    """Declares one hyperparameter.
+
+    Args:
+        default: Default value; `...` makes it required.
+        space: Search space for `fcilbench tune`; `None` leaves it out of tuning.
+        source: Where the default comes from (paper, table, code).
+        **constraints: Anything `pydantic.Field` takes: `gt`, `ge`, `le`, `description`, ...
+
+    Example:
+        >>> class Params(Params):
+        ...     neighbours: int = Field(1, ge=0, description="clients on either side of the ring")
+    """
+    extra: dict[str, Any] = {}
+    if space is not None:
+        extra[_SPACE] = space.model_dump(mode="json", exclude_none=True)
+    if source is not None:
+        extra[_SOURCE] = source
+    return _pydantic_field(default, json_schema_extra=extra or None, **constraints)
+
+
+def search_space(params: type[Params]) -> dict[str, Space]:
+    """Returns the declared search space of each tunable hyperparameter, by name."""
+    spaces: dict[str, Space] = {}
+    for name, field in params.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and _SPACE in extra:
+            spaces[name] = Space.model_validate(extra[_SPACE])
+    return spaces
+
+
+TaskIdentity = Literal["none", "inferred", "oracle"]
+"""What an evaluation tells a method about the task of a test sample (see `fcilbench.api.predict`)."""

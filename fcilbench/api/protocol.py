@@ -1,0 +1,111 @@
+"""The protocol of one experiment: all that is not a plugin. Torch-free, so that suites and plans can read it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from fcilbench.api.fields import identity, runtime
+from fcilbench.api.params import TaskIdentity
+
+
+class Closed(BaseModel):
+    """A frozen model that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Protocol(Closed):
+    """Federated training protocol shared by all methods of a suite (paper, experimental settings)."""
+
+    clients: int = identity(10, ge=1, description="registered clients N")
+    rounds: int = identity(5, ge=1, description="communication rounds R per task")
+    local_epochs: int = identity(5, ge=1, description="epochs E over a client's data per round")
+    batch_size: int = identity(16, ge=1, description="samples per local step")
+    participation: float = identity(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
+    lr: float = identity(1e-5, gt=0.0, description="AdamW learning rate")
+    weight_decay: float = identity(0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head")
+    precision: Literal["fp32", "bf16"] = identity("fp32", description="arithmetic of local training and evaluation")
+    augment: bool = identity(True, description="apply the dataset's training augmentation")
+
+
+class Partition(Closed):
+    """How one task's samples are spread over the clients.
+
+    Attributes:
+        kind: `dirichlet` (per class, proportions from Dir(value)), `iid`, or `quantity` (sizes from Dir(value)).
+        value: Concentration beta; smaller means more skew. `None` for `iid`.
+        min_samples: Least number of samples a client gets of each task (top-up rule); 0 allows empty clients.
+    """
+
+    kind: Literal["dirichlet", "iid", "quantity"] = identity("dirichlet")
+    value: float | None = identity(None, gt=0.0)
+    min_samples: int = identity(1, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, raw: Any) -> Any:
+        """Accepts `iid`, `{dirichlet: 0.5}`, `{quantity: 1.0, min_samples: 0}` beside the long form."""
+        if raw == "iid":
+            return {"kind": "iid"}
+        if isinstance(raw, dict):
+            for kind in ("dirichlet", "quantity"):
+                if kind in raw:
+                    return {"kind": kind, "value": raw[kind], **{k: v for k, v in raw.items() if k != kind}}
+        return raw
+
+    @model_validator(mode="after")
+    def _value_fits_kind(self) -> Partition:
+        if (self.kind == "iid") != (self.value is None):
+            raise ValueError(f"{self.kind} takes {'no value' if self.kind == 'iid' else 'a concentration, e.g. 0.5'}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Short name for boards and `where` rules, e.g. `dirichlet-0.5`."""
+        return self.kind if self.value is None else f"{self.kind}-{self.value:g}"
+
+
+SeedRole = Literal["order", "partition", "train"]
+
+
+class Seeds(Closed):
+    """The three seeds of one repetition, derived from coordinates (never from the aggregator).
+
+    `order` fixes the class order and the task split, `partition` the clients' data, `train` everything else
+    (head initialisation, client sampling, batch order, augmentation). Roles outside `vary` keep the value of
+    repetition 0, so that a spread over seeds can be the spread of training alone.
+    """
+
+    base: int = identity(0, ge=0)
+    index: int = identity(0, ge=0)
+    vary: tuple[SeedRole, ...] = identity(("order", "partition", "train"))
+
+    def of(self, role: SeedRole) -> int:
+        """Returns the 63-bit seed of a role: a hash of (base, role, index)."""
+        index = self.index if role in self.vary else 0
+        digest = hashlib.sha256(f"fcilbench/{self.base}/{role}/{index}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+
+class Evaluation(Closed):
+    """What is measured. Identities are separate measurements and are never ranked together."""
+
+    task_identity: tuple[TaskIdentity, ...] = identity(("none", "inferred", "oracle"), min_length=1)
+
+
+class Runtime(Closed):
+    """How a cell is run; none of it is identity, all of it is recorded."""
+
+    threads: int = runtime(2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums")
+    eval_batch_size: int = runtime(256, ge=1, description="samples per forward pass in evaluation and statistics")
+    checkpoint: Literal["round", "task", "never"] = runtime("round", description="when the state is saved for a resume")
+
+
+class Limits(Closed):
+    """What a cell may cost before the supervisor stops it."""
+
+    wall_seconds: float | None = runtime(None, gt=0.0, description="wall-clock limit of one attempt")
+    retries: int = runtime(1, ge=0, description="further attempts after `killed` or `oom`")

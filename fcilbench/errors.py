@@ -1,0 +1,74 @@
+"""Errors that reach a user: one clear line, a hint, and the exit code of the process.
+
+Exit codes (documented in the README, tested): 0 all selected cells ok; 1 internal error; 2 usage or invalid
+suite; 3 finished, some cells not ok; 4 nothing selected; 5 prerequisite missing; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+OK, INTERNAL, USAGE, CELLS_FAILED, NOTHING_SELECTED, PREREQUISITE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+class FcilbenchError(Exception):
+    """Base of the errors that are shown without a traceback.
+
+    Args:
+        message: What is wrong, in one line.
+        where: Where it is wrong (`file:line:column` for suites), put before the message.
+        hint: What to do about it, put on a second line.
+    """
+
+    exit_code = INTERNAL
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+
+class UsageError(FcilbenchError):
+    """The command line or a suite asks for something that does not exist."""
+
+    exit_code = USAGE
+
+
+class SuiteError(UsageError):
+    """A suite file is invalid; `where` is `file:line:column`."""
+
+
+class NothingSelectedError(FcilbenchError):
+    """The filters leave no cell to work on."""
+
+    exit_code = NOTHING_SELECTED
+
+
+class PrerequisiteError(FcilbenchError):
+    """Data, weights, a GPU or a plugin is missing on this machine."""
+
+    exit_code = PREREQUISITE
+
+
+class DataError(PrerequisiteError):
+    """A data set is missing, incomplete or not the one that was declared."""
+
+
+class PartitionError(FcilbenchError):
+    """No partition of the samples meets the request; the message names what to change."""
+
+
+def nearest(word: str, legal: Iterable[str]) -> str:
+    """Returns `" (did you mean 'x'?)"` for the nearest legal word, or the list of legal words.
+
+    Example:
+        >>> nearest("agregator", ["aggregator", "dataset"])
+        " (did you mean 'aggregator'?)"
+    """
+    words = sorted(set(legal))
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (one of: {', '.join(words)})" if words else ""

@@ -1,0 +1,81 @@
+"""What a finished experiment hands to the rest of the program: numbers with unit and direction."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fcilbench.api.params import TaskIdentity
+from fcilbench.api.protocol import SeedRole
+
+
+class Metric(BaseModel):
+    """One number that knows its unit and which way is better."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: float | None
+    unit: str = "ratio"
+    better: Literal["higher", "lower", "neither"] = "higher"
+
+
+class Cost(BaseModel):
+    """What a cell cost. Times are wall-clock seconds, sizes are bytes.
+
+    Attributes:
+        wall_s: Whole cell, all attempts' kept rounds, data loading included.
+        training_s: Local training of all clients.
+        aggregation_s: Server aggregation.
+        task_end_s: Server and client work at task ends.
+        evaluation_s: Evaluation.
+        device_s: `wall_s` on a GPU, 0 on a CPU.
+        peak_mem: Peak device memory (CUDA allocator), or peak resident set on a CPU.
+        bytes_up: All clients' uploads, counted from the messages.
+        bytes_down: All broadcasts to participating clients, counted from the messages.
+        server_state: Largest size of the method's server state between rounds.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    wall_s: float = 0.0
+    training_s: float = 0.0
+    aggregation_s: float = 0.0
+    task_end_s: float = 0.0
+    evaluation_s: float = 0.0
+    device_s: float = 0.0
+    peak_mem: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    server_state: int = 0
+
+
+class Outcome(BaseModel):
+    """Result of one experiment.
+
+    Attributes:
+        metrics: By name, `<metric>/<task identity>`, e.g. `faa/oracle`; see `fcilbench.federation.metrics`.
+        accuracy: Per task identity the lower-triangular matrix R[t][s]: accuracy on task s after task t, in [0, 1].
+            Entries that were not measured are `None` (a centralised reference has only its last row).
+        test_sizes: Test samples of each task.
+        classes: Class names of each task, in the order the model numbers them.
+        cost: What it cost.
+        seeds: The derived seed of each role.
+        model_digest: SHA-256 of the final global state vector's bytes (float32, little-endian).
+        data_fingerprint: Digest of the data that was really loaded.
+        device: Name of the device that computed it.
+        warnings: Things a reader of the row should know (e.g. negative coefficients, excluded clients).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    metrics: dict[str, Metric]
+    accuracy: dict[TaskIdentity, list[list[float | None]]]
+    test_sizes: list[int]
+    classes: list[list[str]]
+    cost: Cost
+    seeds: dict[SeedRole, int]
+    model_digest: str
+    data_fingerprint: str
+    device: str
+    warnings: list[str] = []

@@ -1,0 +1,1 @@
+"""From a YAML suite to cells: schema, loading with positions, expansion, identity and plan. Never imports torch."""

@@ -1,0 +1,58 @@
+"""A cell: one point of a suite's grid with one seed, resolved so far that a worker needs nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fcilbench.api.fields import identity, runtime
+from fcilbench.api.protocol import Closed, Evaluation, Limits, Partition, Protocol, Runtime, Seeds
+
+
+class PluginUse(Closed):
+    """One plugin with all its hyperparameters resolved (defaults included).
+
+    Attributes:
+        name: Full name `dist/name`, e.g. `fcilbench/sum`.
+        label: How the suite wrote it; what boards show, e.g. `sum` or `sum[lambda_s=0.2]`.
+        version: The plugin's declared `version`.
+        params: Every hyperparameter, as the worker passes it to the plugin's `Params`.
+        identity: What of the params identifies the cell (e.g. a weight file's digest instead of its path).
+        code_digest: Digest of the plugin's normalised source; differing digests make a finished cell stale.
+    """
+
+    name: str = identity()
+    label: str = runtime("")
+    version: str = identity()
+    params: dict[str, Any] = runtime(default_factory=dict)
+    identity: dict[str, Any] = identity(default_factory=dict)
+    code_digest: str = runtime("")
+
+
+class Cell(Closed):
+    """All that one experiment depends on. `fcilbench.suite.identity.cell_id` hashes its identity fields."""
+
+    suite: str = runtime("")
+    protocol: Protocol = identity(default_factory=Protocol)
+    dataset: PluginUse = identity()
+    tasks: int | tuple[int, ...] | None = identity(None, description="number of equal tasks, or classes per task")
+    data_fingerprint: str = identity("", description="declared digest of the data set's content")
+    backbone: PluginUse = identity()
+    partition: Partition = identity()
+    aggregator: PluginUse = identity()
+    stress: PluginUse = identity()
+    seeds: Seeds = identity(default_factory=Seeds)
+    evaluate: Evaluation = identity(default_factory=Evaluation)
+    runtime: Runtime = runtime(default_factory=Runtime)
+    limits: Limits = runtime(default_factory=Limits)
+
+    @property
+    def coords(self) -> dict[str, str | int]:
+        """The axes of the grid as boards and filters see them."""
+        return {
+            "dataset": self.dataset.label,
+            "backbone": self.backbone.label,
+            "partition": self.partition.label,
+            "aggregator": self.aggregator.label,
+            "stress": self.stress.label,
+            "seed": self.seeds.index,
+        }
