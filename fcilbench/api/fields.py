@@ -11,7 +11,7 @@ Role = Literal["identity", "runtime"]
 _KEY = "fcilbench_role"
 
 
-def identity(default: Any = ..., **constraints: Any) -> Any:
+def identity_field(default: Any = ..., **constraints: Any) -> Any:
     """Declares a field that makes two cells different: it enters `cell_id`.
 
     Args:
@@ -21,7 +21,7 @@ def identity(default: Any = ..., **constraints: Any) -> Any:
     return _field("identity", default, constraints)
 
 
-def runtime(default: Any = ..., **constraints: Any) -> Any:
+def runtime_field(default: Any = ..., **constraints: Any) -> Any:
     """Declares a field that changes how a cell is run but not what it computes: it stays out of `cell_id`."""
     return _field("runtime", default, constraints)
 

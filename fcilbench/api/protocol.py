@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from fcilbench.api.fields import identity, runtime
+from fcilbench.api.fields import identity_field, runtime_field
 from fcilbench.api.params import TaskIdentity
 
 
@@ -20,15 +20,15 @@ class Closed(BaseModel):
 class Protocol(Closed):
     """Federated training protocol shared by all methods of a suite (paper, experimental settings)."""
 
-    clients: int = identity(10, ge=1, description="registered clients N")
-    rounds: int = identity(5, ge=1, description="communication rounds R per task")
-    local_epochs: int = identity(5, ge=1, description="epochs E over a client's data per round")
-    batch_size: int = identity(16, ge=1, description="samples per local step")
-    participation: float = identity(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
-    lr: float = identity(1e-5, gt=0.0, description="AdamW learning rate")
-    weight_decay: float = identity(0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head")
-    precision: Literal["fp32", "bf16"] = identity("fp32", description="arithmetic of local training and evaluation")
-    augment: bool = identity(True, description="apply the dataset's training augmentation")
+    clients: int = identity_field(10, ge=1, description="registered clients N")
+    rounds: int = identity_field(5, ge=1, description="communication rounds R per task")
+    local_epochs: int = identity_field(5, ge=1, description="epochs E over a client's data per round")
+    batch_size: int = identity_field(16, ge=1, description="samples per local step")
+    participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
+    lr: float = identity_field(1e-5, gt=0.0, description="AdamW learning rate")
+    weight_decay: float = identity_field(0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head")
+    precision: Literal["fp32", "bf16"] = identity_field("fp32", description="arithmetic of local training and evaluation")
+    augment: bool = identity_field(True, description="apply the dataset's training augmentation")
 
 
 class Partition(Closed):
@@ -40,9 +40,9 @@ class Partition(Closed):
         min_samples: Least number of samples a client gets of each task (top-up rule); 0 allows empty clients.
     """
 
-    kind: Literal["dirichlet", "iid", "quantity"] = identity("dirichlet")
-    value: float | None = identity(None, gt=0.0)
-    min_samples: int = identity(1, ge=0)
+    kind: Literal["dirichlet", "iid", "quantity"] = identity_field("dirichlet")
+    value: float | None = identity_field(None, gt=0.0)
+    min_samples: int = identity_field(1, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -79,9 +79,9 @@ class Seeds(Closed):
     repetition 0, so that a spread over seeds can be the spread of training alone.
     """
 
-    base: int = identity(0, ge=0)
-    index: int = identity(0, ge=0)
-    vary: tuple[SeedRole, ...] = identity(("order", "partition", "train"))
+    base: int = identity_field(0, ge=0)
+    index: int = identity_field(0, ge=0)
+    vary: tuple[SeedRole, ...] = identity_field(("order", "partition", "train"))
 
     def of(self, role: SeedRole) -> int:
         """Returns the 63-bit seed of a role: a hash of (base, role, index)."""
@@ -93,19 +93,19 @@ class Seeds(Closed):
 class Evaluation(Closed):
     """What is measured. Identities are separate measurements and are never ranked together."""
 
-    task_identity: tuple[TaskIdentity, ...] = identity(("none", "inferred", "oracle"), min_length=1)
+    task_identity: tuple[TaskIdentity, ...] = identity_field(("none", "inferred", "oracle"), min_length=1)
 
 
 class Runtime(Closed):
     """How a cell is run; none of it is identity, all of it is recorded."""
 
-    threads: int = runtime(2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums")
-    eval_batch_size: int = runtime(256, ge=1, description="samples per forward pass in evaluation and statistics")
-    checkpoint: Literal["round", "task", "never"] = runtime("round", description="when the state is saved for a resume")
+    threads: int = runtime_field(2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums")
+    eval_batch_size: int = runtime_field(256, ge=1, description="samples per forward pass in evaluation and statistics")
+    checkpoint: Literal["round", "task", "never"] = runtime_field("round", description="when the state is saved for a resume")
 
 
 class Limits(Closed):
     """What a cell may cost before the supervisor stops it."""
 
-    wall_seconds: float | None = runtime(None, gt=0.0, description="wall-clock limit of one attempt")
-    retries: int = runtime(1, ge=0, description="further attempts after `killed` or `oom`")
+    wall_seconds: float | None = runtime_field(None, gt=0.0, description="wall-clock limit of one attempt")
+    retries: int = runtime_field(1, ge=0, description="further attempts after `killed` or `oom`")

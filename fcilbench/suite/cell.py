@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcilbench.api.fields import identity, runtime
+from fcilbench.api.fields import identity_field, runtime_field
 from fcilbench.api.protocol import Closed, Evaluation, Limits, Partition, Protocol, Runtime, Seeds
 
 
@@ -20,30 +20,30 @@ class PluginUse(Closed):
         code_digest: Digest of the plugin's normalised source; differing digests make a finished cell stale.
     """
 
-    name: str = identity()
-    label: str = runtime("")
-    version: str = identity()
-    params: dict[str, Any] = runtime(default_factory=dict)
-    identity: dict[str, Any] = identity(default_factory=dict)
-    code_digest: str = runtime("")
+    name: str = identity_field()
+    label: str = runtime_field("")
+    version: str = identity_field()
+    params: dict[str, Any] = runtime_field(default_factory=dict)
+    identity: dict[str, Any] = identity_field(default_factory=dict)
+    code_digest: str = runtime_field("")
 
 
 class Cell(Closed):
     """All that one experiment depends on. `fcilbench.suite.identity.cell_id` hashes its identity fields."""
 
-    suite: str = runtime("")
-    protocol: Protocol = identity(default_factory=Protocol)
-    dataset: PluginUse = identity()
-    tasks: int | tuple[int, ...] | None = identity(None, description="number of equal tasks, or classes per task")
-    data_fingerprint: str = identity("", description="declared digest of the data set's content")
-    backbone: PluginUse = identity()
-    partition: Partition = identity()
-    aggregator: PluginUse = identity()
-    stress: PluginUse = identity()
-    seeds: Seeds = identity(default_factory=Seeds)
-    evaluate: Evaluation = identity(default_factory=Evaluation)
-    runtime: Runtime = runtime(default_factory=Runtime)
-    limits: Limits = runtime(default_factory=Limits)
+    suite: str = runtime_field("")
+    protocol: Protocol = identity_field(default_factory=Protocol)
+    dataset: PluginUse = identity_field()
+    tasks: int | tuple[int, ...] | None = identity_field(None, description="number of equal tasks, or classes per task")
+    data_fingerprint: str = identity_field("", description="declared digest of the data set's content")
+    backbone: PluginUse = identity_field()
+    partition: Partition = identity_field()
+    aggregator: PluginUse = identity_field()
+    stress: PluginUse = identity_field()
+    seeds: Seeds = identity_field(default_factory=Seeds)
+    evaluate: Evaluation = identity_field(default_factory=Evaluation)
+    runtime: Runtime = runtime_field(default_factory=Runtime)
+    limits: Limits = runtime_field(default_factory=Limits)
 
     @property
     def coords(self) -> dict[str, str | int]:
