@@ -26,8 +26,12 @@ class Protocol(Closed):
     batch_size: int = identity_field(16, ge=1, description="samples per local step")
     participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
     lr: float = identity_field(1e-5, gt=0.0, description="AdamW learning rate")
-    weight_decay: float = identity_field(0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head")
-    precision: Literal["fp32", "bf16"] = identity_field("fp32", description="arithmetic of local training and evaluation")
+    weight_decay: float = identity_field(
+        0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head"
+    )
+    precision: Literal["fp32", "bf16"] = identity_field(
+        "fp32", description="arithmetic of local training and evaluation"
+    )
     augment: bool = identity_field(True, description="apply the dataset's training augmentation")
 
 
@@ -99,9 +103,13 @@ class Evaluation(Closed):
 class Runtime(Closed):
     """How a cell is run; none of it is identity, all of it is recorded."""
 
-    threads: int = runtime_field(2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums")
+    threads: int = runtime_field(
+        2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
+    )
     eval_batch_size: int = runtime_field(256, ge=1, description="samples per forward pass in evaluation and statistics")
-    checkpoint: Literal["round", "task", "never"] = runtime_field("round", description="when the state is saved for a resume")
+    checkpoint: Literal["round", "task", "never"] = runtime_field(
+        "round", description="when the state is saved for a resume"
+    )
 
 
 class Limits(Closed):

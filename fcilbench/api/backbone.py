@@ -1,0 +1,79 @@
+"""Backbones: feature extractors that the federation trains; the classifier head is the federation's own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fcilbench.api.dataset import Modality
+from fcilbench.api.plugin import Plugin
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """What a vision backbone wants to see.
+
+    Attributes:
+        size: Height and width in pixels; images are resized to it on the device (bicubic, antialiased).
+        channels: Number of channels; single-channel images are repeated.
+        mean: Per channel, on the [0, 1] scale.
+        std: Per channel, on the [0, 1] scale.
+    """
+
+    size: int
+    channels: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+
+class FeatureExtractor(nn.Module):
+    """A module that maps inputs to features.
+
+    Attributes:
+        feature_dim: Number of features F.
+    """
+
+    feature_dim: int
+
+    def __init__(self, body: nn.Module, feature_dim: int) -> None:
+        super().__init__()
+        self.body = body
+        self.feature_dim = feature_dim
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps `[B, C, size, size]` normalised images to features `[B, F]`."""
+        features: torch.Tensor = self.body(inputs)
+        return features
+
+
+class Backbone(Plugin):
+    """A backbone plugin.
+
+    Attributes:
+        modality: What it reads, `vision` or `text`.
+    """
+
+    modality: ClassVar[Modality] = "vision"
+
+    @abstractmethod
+    def build(self) -> FeatureExtractor:
+        """Builds the model with its (pretrained) weights on the CPU, in fp32.
+
+        Random initialisation uses torch's global generator, which the caller has seeded.
+
+        Raises:
+            PrerequisiteError: If weights are missing on this machine.
+        """
+
+    @abstractmethod
+    def image_input(self) -> ImageInput:
+        """Returns size and normalisation of the inputs."""
+
+    @classmethod
+    def facts(cls) -> dict[str, Any]:
+        """Returns the modality."""
+        return {"modality": cls.modality}

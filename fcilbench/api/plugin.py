@@ -1,0 +1,52 @@
+"""What every plugin is: a class with a version, a nested `Params` and an instance for one set of values."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fcilbench.api import params as _params
+
+
+class Plugin:
+    """Base of aggregators, backbones, datasets and stressors.
+
+    Attributes:
+        version: Raised by the author whenever the plugin's results change; part of a cell's identity.
+        params: The validated hyperparameters of this instance.
+    """
+
+    version: ClassVar[str] = "1"
+
+    class Params(_params.Params):
+        """A plugin without hyperparameters."""
+
+    params: Any
+
+    def __init__(self, params: _params.Params | None = None) -> None:
+        self.params = self.Params() if params is None else params
+
+    @classmethod
+    def facts(cls) -> dict[str, Any]:
+        """Returns static, JSON-compatible facts for plans, boards and `plugins show`."""
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what of the hyperparameters tells two cells apart.
+
+        Override where a value names a file: its content is the identity, not its path.
+
+        Raises:
+            PrerequisiteError: If that content is not on this machine.
+        """
+        return dict(self.params.model_dump(mode="json"))
+
+    def files(self) -> list[Path]:
+        """Returns the files whose content `identity` depends on."""
+        return []
+
+    @classmethod
+    def summary(cls) -> str:
+        """Returns the first line of the class's docstring."""
+        return (inspect.getdoc(cls) or "").partition("\n")[0]
