@@ -1,0 +1,165 @@
+"""A federated method: a client half, a server half, and messages of named tensors between them.
+
+The base class is FedAvg with the masked cross-entropy of FCIL (McMahan et al. 2017; Caccia et al. 2021); a method
+overrides what it changes. A method that only changes aggregation overrides `aggregate` and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fcilbench.api.client import Batch, Client, Context, Net
+from fcilbench.api.message import Message
+from fcilbench.api.plugin import Plugin
+from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
+from fcilbench.api.protocol import Protocol
+from fcilbench.api.schedule import Schedule
+from fcilbench.api.server import Server, Updates
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The six columns of the paper's comparison of FCIL methods.
+
+    Attributes:
+        extra_objective: Clients optimise more than the task loss.
+        replay: Real or synthetic samples of earlier tasks are used.
+        extra_memory: Clients store more than one model.
+        training_modification: Local training itself is changed.
+        server_only: All of the method runs on the server.
+        interaction_modelling: Interactions between updates are modelled.
+    """
+
+    extra_objective: bool = False
+    replay: bool = False
+    extra_memory: bool = False
+    training_modification: bool = False
+    server_only: bool = False
+    interaction_modelling: bool = False
+
+
+@dataclass(frozen=True)
+class Yes:
+    """The method runs on this cell."""
+
+
+@dataclass(frozen=True)
+class No:
+    """The method does not run on this cell; the row is `skipped` with this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `supports` is asked about.
+
+    Attributes:
+        modality: `vision` or `text`.
+        classes: Number of classes C.
+        tasks: Classes of each task.
+        protocol: The federated protocol.
+    """
+
+    modality: str
+    classes: int
+    tasks: tuple[int, ...]
+    protocol: Protocol
+
+
+class Aggregator(Plugin):
+    """Base of all methods; by itself FedAvg.
+
+    What a client optimises is a *function of tensors*: `loss` may use the network handle, the batch and the context
+    tensors, and must not call `.item()`, branch on values, or keep state on `self`; then the engine may capture it in
+    a CUDA graph or stack it over clients.
+
+    Attributes:
+        traits: Columns of the comparison table.
+        task_end_statistics: Whether clients send `task_statistics` at the final global model of each task; it costs
+            them a broadcast.
+    """
+
+    traits: ClassVar[Traits] = Traits()
+    task_end_statistics: ClassVar[bool] = False
+
+    # ---------------------------------------------------------------- the experiment
+
+    def supports(self, request: Request) -> Yes | No:  # noqa: ARG002
+        """Says whether the method is defined for a cell."""
+        return Yes()
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Returns the schedule to train; a centralised reference pools clients and tasks here."""
+        return schedule
+
+    def prepare(self, network: nn.Module) -> None:
+        """Changes the network once, on the server, before it is broadcast: freeze, add adapters or prompts."""
+
+    # ---------------------------------------------------------------- the client half
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:  # noqa: ARG002
+        """Returns the scalar local loss: cross-entropy over the slice of the task's classes, mean over samples.
+
+        The slice is the task's global class set, absent classes included (specs/methods-a.md, 0.2).
+        """
+        return masked_cross_entropy(net.logits(batch.inputs), batch)
+
+    def gradient(self, gradient: torch.Tensor, theta: torch.Tensor, context: Context) -> None:
+        """Changes the flat gradient `[P]` in place before the optimiser step; by default it is left alone."""
+
+    def statistics(self, client: Client) -> Message:  # noqa: ARG002
+        """Returns what a client sends beside its update, computed at its own trained parameters."""
+        return {}
+
+    def task_statistics(self, client: Client) -> Message:  # noqa: ARG002
+        """Returns what a client sends at the end of a task, computed at the global parameters."""
+        return {}
+
+    # ---------------------------------------------------------------- the server half
+
+    def begin(self, server: Server) -> None:
+        """Sets up `server.state` before the first round."""
+
+    def broadcast(self, server: Server) -> Message:  # noqa: ARG002
+        """Returns what clients receive beside the global vector; it becomes the loss's context."""
+        return {}
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Merges one round's updates into `server.theta`; FedAvg: the sample-weighted mean of everything."""
+        server.step(updates.mean())
+
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
+        """Called after the last round of a task, with the clients' task statistics by client id."""
+
+    def predictors(self, server: Server) -> Predictors:
+        """Says how the method answers under each task identity; by default with the one global model."""
+        return Predictors(
+            modules={"global": lambda: server.theta},
+            answers={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
+        )
+
+    @classmethod
+    def facts(cls) -> dict[str, Any]:
+        """Returns the traits."""
+        return {"traits": asdict(cls.traits)}
+
+
+def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Cross-entropy over the slice of the batch's task, mean over the unmasked samples, in float32.
+
+    Args:
+        logits: `[B, C]` over all classes.
+        batch: Labels, mask and task.
+
+    Returns:
+        Scalar; 0 for a batch of padding only.
+    """
+    task = batch.task
+    losses = F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none")
+    return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)

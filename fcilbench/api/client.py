@@ -1,0 +1,80 @@
+"""What a method sees on a client: its batches, the network, the broadcast, and nothing of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fcilbench.api.task import Task
+
+
+class Net(Protocol):
+    """The network as a function of its parameters. A loss must go through it and nothing else."""
+
+    @property
+    def theta(self) -> torch.Tensor:
+        """Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights."""
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to penultimate features `[B, F]`."""
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to logits over all classes `[B, C]`."""
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to logits over all classes `[B, C]`."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch on the device.
+
+    Attributes:
+        inputs: Preprocessed inputs; vision `[B, channels, size, size]`.
+        labels: Internal labels int64 `[B]`; padding rows hold the label of a class of the task.
+        mask: float32 `[B]`, 1 for a sample and 0 for padding.
+        task: The task that is trained; its `local` maps the labels.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    mask: torch.Tensor
+    task: Task
+
+
+class Client(Protocol):
+    """A client after local training, as its statistics hook sees it (eval mode, no augmentation, no gradient).
+
+    Attributes:
+        id: Registered client id; the key of its state.
+        samples: Number of its training samples n_k in the current task.
+        task: The current task.
+        state: The client's own persistent tensors; kept between rounds and in checkpoints.
+    """
+
+    id: int
+    samples: int
+    task: Task
+    state: dict[str, torch.Tensor]
+
+    @property
+    def net(self) -> Net:
+        """The network with this client's parameters (task-end statistics: with the global ones)."""
+
+    @property
+    def feature_dim(self) -> int:
+        """Number of features F."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Iterates once over the client's own samples with the test transform."""
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """Returns a generator keyed by (train seed, purpose, task, round, client)."""
+
+
+Context = Mapping[str, torch.Tensor]
+"""Broadcast tensors of the method, and the client's state under `state/<name>`."""

@@ -1,0 +1,103 @@
+"""How a method answers a test sample, under each of the three task identities (specs/sum.md, section 4).
+
+`none`: one model, all classes seen so far compete. `inferred`: the method picks the task itself, per sample, without
+labels or batch statistics. `oracle`: the true task is given. They are different measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from fcilbench.api.params import TaskIdentity
+from fcilbench.api.task import Task
+
+Logits = Mapping[str, torch.Tensor]
+"""Logits `[n, seen]` of the samples under each module."""
+
+
+class Answer(Protocol):
+    """A rule from logits to predicted internal labels. It looks at each sample alone."""
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
+        """Returns the names of the modules whose logits the rule reads; `true` is given for `oracle` only."""
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
+        """Returns predicted labels int64 `[n]`."""
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """The models a method deploys and how it answers with them.
+
+    Attributes:
+        modules: State vectors `[D]` by name, built when they are needed.
+        answers: The rule for each task identity.
+    """
+
+    modules: Mapping[str, Callable[[], torch.Tensor]]
+    answers: Mapping[TaskIdentity, Answer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AllClasses:
+    """Argmax over all classes seen so far, under one module."""
+
+    module: str = "global"
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+        """Returns the one module."""
+        return (self.module,)
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+        """Returns the class with the largest logit."""
+        return logits[self.module].argmax(dim=1)
+
+
+@dataclass(frozen=True)
+class TrueTask:
+    """Argmax inside the true task's slice, under that task's module (one module for all: `{}` in the name is t)."""
+
+    module: str = "global"
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+        """Returns the module of the true task."""
+        if true is None:
+            raise ValueError("TrueTask answers only where the true task is given (task identity `oracle`)")
+        return (self.module.format(true.index),)
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
+        """Returns the class of the true task with the largest logit."""
+        (name,) = self.modules(tasks, true)
+        assert true is not None
+        return logits[name][:, true.classes].argmax(dim=1) + true.offset
+
+
+@dataclass(frozen=True)
+class MostConfident:
+    """Picks the task whose slice, under its own module, has the largest softmax probability; then its argmax.
+
+    The probabilities are taken inside each slice, so a sample's answer depends on that sample alone. Ties go to the
+    earlier task. A task of a single class would always have probability 1; its sigmoid margin is not comparable
+    either, so one-class tasks compete with probability `1 / seen` (chance) and win only if nothing is more certain.
+    """
+
+    module: str = "global"
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+        """Returns the modules of all tasks."""
+        return tuple(dict.fromkeys(self.module.format(task.index) for task in tasks))
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+        """Returns the most confident task's best class."""
+        confidence, label = [], []
+        for task in tasks:
+            slice_ = logits[self.module.format(task.index)][:, task.classes].float()
+            best, position = slice_.softmax(dim=1).max(dim=1)
+            confidence.append(best if task.size > 1 else torch.full_like(best, 1.0 / task.seen))
+            label.append(position + task.offset)
+        winner = torch.stack(confidence).argmax(dim=0)
+        return torch.stack(label).gather(0, winner[None])[0]

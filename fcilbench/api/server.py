@@ -1,0 +1,126 @@
+"""What a method sees on the server: the global vector, this round's updates and its own persistent state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fcilbench.api.message import Message
+from fcilbench.api.task import Task
+from fcilbench.vectors.sums import weighted_sum
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Named slices of the flat state vector `[D]`.
+
+    Attributes:
+        backbone: Everything trainable but the classifier head.
+        head: Weight `[C, F]` then bias `[C]` of the classifier head, flattened.
+        buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
+        classes: Number of classes C.
+        features: Number of features F.
+    """
+
+    backbone: slice
+    head: slice
+    buffers: slice
+    classes: int
+    features: int
+
+    @property
+    def trainable(self) -> slice:
+        """Backbone and head: the part that has gradients."""
+        return slice(self.backbone.start, self.head.stop)
+
+    @property
+    def all(self) -> slice:
+        """The whole vector."""
+        return slice(self.backbone.start, self.buffers.stop)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the clients with data sent this round; rows are in client-id order.
+
+    Attributes:
+        delta: float32 `[N, D]`, each client's state vector minus the broadcast one. Do not change it in place.
+        samples: Number of samples n_k of each row.
+        clients: Client id of each row.
+        statistics: Each client's statistics message.
+        parts: Slices of a row.
+    """
+
+    delta: torch.Tensor
+    samples: tuple[int, ...]
+    clients: tuple[int, ...]
+    statistics: tuple[Message, ...]
+    parts: Parts
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Sample weights p_k = n_k / n, float32 `[N]`."""
+        samples = torch.tensor(self.samples, dtype=torch.float64)
+        return (samples / samples.sum()).to(self.delta)
+
+    @property
+    def backbone(self) -> torch.Tensor:
+        """Backbone columns, `[N, D_backbone]`."""
+        return self.delta[:, self.parts.backbone]
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """Head weight updates, `[N, C, F]`."""
+        size = self.parts.classes * self.parts.features
+        start = self.parts.head.start
+        return self.delta[:, start : start + size].unflatten(1, (self.parts.classes, self.parts.features))
+
+    @property
+    def head_bias(self) -> torch.Tensor:
+        """Head bias updates, `[N, C]`."""
+        return self.delta[:, self.parts.head.stop - self.parts.classes : self.parts.head.stop]
+
+    def mean(self, part: slice | None = None) -> torch.Tensor:
+        """Returns the sample-weighted mean of the updates, summed in client-id order (FedAvg)."""
+        rows = self.delta if part is None else self.delta[:, part]
+        return weighted_sum(self.weights, rows)
+
+
+State = dict[str, Any]
+"""A method's persistent state: tensors, numbers, strings, and lists and dicts of these (checkpointed, measured)."""
+
+
+class Server(Protocol):
+    """The server of a federation.
+
+    Attributes:
+        theta: Global state vector, float32 `[D]`; change it through `step`.
+        state: The method's own persistent state.
+        parts: Slices of `theta`.
+        task: The current task.
+        tasks: The tasks of the stream seen so far, the current one included.
+        round: Round within the task, from 0.
+    """
+
+    theta: torch.Tensor
+    state: State
+    parts: Parts
+    task: Task
+    tasks: Sequence[Task]
+    round: int
+
+    def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
+        """Adds `direction` to the global vector, or to one part of it.
+
+        Raises:
+            ValueError: If the shape does not fit, or a value is not finite.
+        """
+
+    def log(self, name: str, value: float) -> None:
+        """Records a diagnostic of this round, shown in curves as `name`."""
+
+    def warn(self, message: str) -> None:
+        """Records a warning once; it ends in the row."""
