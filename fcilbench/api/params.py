@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import pydantic
 from pydantic import BaseModel, ConfigDict
-from pydantic import Field as _pydantic_field
 
 _SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
 
@@ -34,7 +34,9 @@ class Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-def Field(default: Any = ..., *, space: Space | None = None, source: str | None = None, **constraints: Any) -> Any:
+def Field(  # noqa: N802 -- spelt as pydantic spells it
+    default: Any = ..., *, space: Space | None = None, source: str | None = None, **constraints: Any
+) -> Any:
     """Declares one hyperparameter.
 
     Args:
@@ -52,7 +54,7 @@ def Field(default: Any = ..., *, space: Space | None = None, source: str | None 
         extra[_SPACE] = space.model_dump(mode="json", exclude_none=True)
     if source is not None:
         extra[_SOURCE] = source
-    return _pydantic_field(default, json_schema_extra=extra or None, **constraints)
+    return pydantic.Field(default, json_schema_extra=extra or None, **constraints)
 
 
 def search_space(params: type[Params]) -> dict[str, Space]:

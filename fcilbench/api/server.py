@@ -76,7 +76,7 @@ class Updates:
         """Head weight updates, `[N, C, F]`."""
         size = self.parts.classes * self.parts.features
         start = self.parts.head.start
-        return self.delta[:, start : start + size].unflatten(1, (self.parts.classes, self.parts.features))
+        return self.delta[:, start : start + size].reshape(-1, self.parts.classes, self.parts.features)
 
     @property
     def head_bias(self) -> torch.Tensor:
