@@ -1,0 +1,118 @@
+"""A board as data: blocks that are never compared, in them column groups that are never ranked together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fcilbench.api.params import TaskIdentity
+from fcilbench.api.protocol import Closed
+
+BOARD_SCHEMA_VERSION = 1
+
+
+class Estimate(Closed):
+    """Mean of a metric over seeds with its 95 % confidence interval (Student t).
+
+    Attributes:
+        mean: Mean of the defined values; `None` if there is none.
+        half_width: Half width of the interval; `None` with fewer than two values.
+        n: Number of defined values.
+        values: The defined value of each seed index, for whoever wants to check.
+    """
+
+    mean: float | None
+    half_width: float | None
+    n: int
+    values: dict[int, float]
+
+
+class Column(Closed):
+    """One metric of a group, e.g. `faa`, with its unit and direction."""
+
+    metric: str
+    title: str
+    unit: str
+    better: Literal["higher", "lower", "neither"]
+
+
+class Group(Closed):
+    """The columns of one task identity. Figures of different groups answer different questions."""
+
+    identity: TaskIdentity
+    columns: tuple[Column, ...]
+
+
+class Rank(Closed):
+    """Place of a method within one block and one group; tied methods share a rank.
+
+    Attributes:
+        rank: 1 plus the number of methods that are significantly better.
+        of: Number of methods ranked.
+    """
+
+    rank: int
+    of: int
+
+
+class Entry(Closed):
+    """One method in one block.
+
+    Attributes:
+        aggregator: Label, with what tells it apart where two methods share a label.
+        ok: Seeds with a result.
+        planned: Seeds planned.
+        failures: Number of seeds per status other than `ok`; `missing` is a planned cell without a row.
+        reasons: One line for each distinct failure or reason for skipping.
+        estimates: By task identity and metric.
+        ranks: By task identity; no entry where the block says why there is no rank.
+        warnings: Distinct warnings of its rows.
+    """
+
+    aggregator: str
+    ok: int
+    planned: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    estimates: dict[TaskIdentity, dict[str, Estimate]] = Field(default_factory=dict)
+    ranks: dict[TaskIdentity, Rank] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Block(Closed):
+    """One scenario: methods that saw the same data under the same protocol.
+
+    Attributes:
+        scenario: Labels of dataset, backbone, partition and stress.
+        digest: Identity of the scenario: protocol, data, plugins, tasks and seeds, without the method.
+        facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
+        groups: Column groups, one a task identity.
+        entries: Methods, in alphabetical order: the order is no rank.
+        notes: What a reader must know of this block.
+    """
+
+    scenario: dict[str, str]
+    digest: str
+    facts: dict[str, str]
+    groups: tuple[Group, ...]
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Board(Closed):
+    """A board. Its JSON form is `model_dump_json(by_alias=True)`: stable and versioned.
+
+    Attributes:
+        schema_version: Version of this form, `schema` in JSON.
+        board: Name of the board.
+        title: One line.
+        blocks: Scenarios.
+        notes: What holds for the whole board.
+    """
+
+    schema_version: Literal[1] = Field(1, alias="schema")
+    board: str
+    title: str
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...] = ()

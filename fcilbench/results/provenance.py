@@ -1,0 +1,163 @@
+"""Where a row comes from: environment, hardware, host and source. Read once a process; no torch, no network."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_GIT_SECONDS = 10.0
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HARDWARE = ("machine", "cpu", "cpu_count", "memory_gib")
+_WORKER_HARDWARE = ("gpu", "gpu_memory")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where rows are computed; the environment record itself is stored once per digest.
+
+    Attributes:
+        environment: The record: python, platform, processor, packages, and what the worker reported.
+        env: Digest of the record, `sha256:<hex>`.
+        hardware_digest: Digest of its hardware part; equal digests make costs comparable.
+        host_digest: Digest of the machine's name and id.
+        git_sha: Commit of the fcilbench checkout, or `None`.
+        dirty: Whether the package differs from the commit, or `None`.
+    """
+
+    environment: Mapping[str, Any] = field(repr=False)
+    env: str
+    hardware_digest: str
+    host_digest: str
+    git_sha: str | None
+    dirty: bool | None
+
+
+def capture(worker: Mapping[str, Any] | None = None) -> Provenance:
+    """Returns the provenance of rows that a worker computes on this machine.
+
+    Args:
+        worker: What the worker reports of its side: `torch`, `cuda`, `cudnn`, `driver`, `gpu` (name),
+            `gpu_memory` (bytes), ...; all of it is recorded, `gpu` and `gpu_memory` are hardware.
+    """
+    record = environment(worker)
+    sha, dirty = source_state()
+    return Provenance(record, digest(record), hardware_digest(record), host_digest(), sha, dirty)
+
+
+def environment(worker: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the environment record: plain JSON, without any name of machine or user."""
+    return {**_own_environment(), "worker": dict(worker or {})}
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """Returns `sha256:<hex>` of a JSON record, independent of the order of its keys.
+
+    Example:
+        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+        True
+    """
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def hardware_digest(record: Mapping[str, Any]) -> str:
+    """Returns the digest of an environment record's hardware: processor, memory (GiB) and accelerator."""
+    worker = record.get("worker") or {}
+    parts = {key: record.get(key) for key in _HARDWARE} | {key: worker.get(key) for key in _WORKER_HARDWARE}
+    return digest(parts)
+
+
+@lru_cache(maxsize=1)
+def host_digest() -> str:
+    """Returns a digest of this machine's name and id: tells machines apart without naming them."""
+    try:
+        machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        machine_id = ""
+    return digest({"node": platform.node(), "machine_id": machine_id})
+
+
+def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
+    """Returns commit and dirtiness of the checkout that holds a package.
+
+    Args:
+        package: Folder of the package.
+
+    Returns:
+        `(sha, dirty)`, dirty if any file of the package (untracked ones too) differs from the commit;
+        `(None, None)` if git is absent, or the package is not tracked there (e.g. installed in a virtual
+        environment that happens to lie in somebody's checkout).
+    """
+    return _source_state(package)
+
+
+@lru_cache(maxsize=8)
+def _source_state(package: Path) -> tuple[str | None, bool | None]:
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    sha, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
+    if not sha:
+        return None, None
+    return sha.strip(), None if changes is None else bool(changes.strip())
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Returns git's output, or `None` if it fails; the caller's GIT_* variables must not redirect it."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, env=env, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+@lru_cache(maxsize=1)
+def _own_environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "implementation": sys.implementation.name,
+        "platform": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cpu_count": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "packages": _packages(),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for dist in importlib.metadata.distributions():
+        name = dist.metadata["Name"] if dist.metadata is not None else None
+        if name:  # a half-removed package leaves metadata without a name
+            # The first of two copies is the one that an import finds.
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), dist.version)
+    return dict(sorted(found.items()))
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor()
+
+
+def _memory_gib() -> int | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,189 @@
+"""Row schema v1: one row a planned cell, whatever became of it. Torch-free; exported as JSON Schema."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
+
+from fcilbench.api.params import TaskIdentity
+from fcilbench.api.protocol import Closed, SeedRole
+from fcilbench.results.outcome import Cost, Metric
+
+SCHEMA_VERSION = 1
+
+Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+PluginKind = Literal["dataset", "backbone", "aggregator", "stress"]
+PLUGIN_KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
+
+
+def _to_utc(moment: datetime) -> datetime:
+    return moment.astimezone(UTC)
+
+
+Utc = Annotated[AwareDatetime, AfterValidator(_to_utc)]
+
+
+class Failure(Closed):
+    """Why a cell has no result.
+
+    Attributes:
+        kind: Who is to blame: `plugin`, `internal`, `prerequisite`, or the status (`oom`, `timeout`, `killed`).
+        type: Class name of the exception, or the signal or limit that ended the cell.
+        message: One line.
+        traceback_path: Traceback file, relative to the store's folder.
+    """
+
+    kind: str
+    type: str
+    message: str
+    traceback_path: str | None = None
+
+
+class Code(Closed):
+    """Which source computed the row.
+
+    Attributes:
+        git_sha: Commit of the fcilbench checkout; `None` when it is an installed package.
+        dirty: Whether the package differed from that commit; `None` without a commit.
+        digest: Digest of the four plugins' code digests (`code_digest`); another value makes the row stale.
+    """
+
+    git_sha: str | None = None
+    dirty: bool | None = None
+    digest: str
+
+
+class Data(Closed):
+    """Which data the row was computed on.
+
+    Attributes:
+        fingerprint: Digest of the content that was loaded; `None` if the cell ended before that.
+        declared: Digest the data set declares beforehand; empty if it cannot.
+    """
+
+    fingerprint: str | None = None
+    declared: str = ""
+
+
+class PluginRecord(Closed):
+    """One plugin of the cell: full name, version, what of its options is identity, digest of its source."""
+
+    name: str
+    version: str
+    identity: dict[str, Any] = Field(default_factory=dict)
+    code_digest: str = ""
+
+
+class RowParams(Closed):
+    """Every resolved parameter of the cell, by origin; plain JSON, so that old rows outlive later releases."""
+
+    dataset: dict[str, Any] = Field(default_factory=dict)
+    backbone: dict[str, Any] = Field(default_factory=dict)
+    aggregator: dict[str, Any] = Field(default_factory=dict)
+    stress: dict[str, Any] = Field(default_factory=dict)
+    protocol: dict[str, Any] = Field(default_factory=dict)
+    partition: dict[str, Any] = Field(default_factory=dict)
+    tasks: int | list[int] | None = None
+    seeds: dict[str, Any] = Field(default_factory=dict)
+    evaluate: list[TaskIdentity] = Field(default_factory=list)
+    runtime: dict[str, Any] = Field(default_factory=dict)
+
+
+class Row(Closed):
+    """What is left of one planned cell.
+
+    Attributes:
+        schema_version: Version of this schema, `schema` in JSON.
+        identity_version: Version of the rule that made `cell_id`.
+        cell_id: SHA-256 of the cell's identity, 64 hex digits.
+        suite: Name of the suite that planned it.
+        coords: Its place on the grid: dataset, backbone, partition, aggregator, stress (labels) and seed (index).
+        plugins: Full name, version and identity of each plugin.
+        params: Every resolved parameter.
+        seed: Index of the repetition.
+        seeds: Derived seed of each role.
+        status: What became of it.
+        failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
+        skipped: The plugin's reason; set if and only if the status is `skipped`.
+        metrics: By `<metric>/<task identity>`; a value of `None` is undefined, never 0.
+        accuracy: Per task identity R[t][s], accuracy on task s after task t, in [0, 1].
+        test_sizes: Test samples per task.
+        classes: Class names per task.
+        curve_ref: Curve file (one JSON line a round), relative to the store's folder.
+        cost: Seconds and bytes.
+        device: Name of the computing device.
+        env: Digest of the environment record in the store (`env/<hex>.json`).
+        hardware_digest: Digest of processor, memory and accelerator; costs compare only where it is equal.
+        host_digest: Digest of the machine's name, never the name.
+        code: Source.
+        data: Data.
+        model_digest: SHA-256 of the final global vector; `None` without a result.
+        warnings: What a reader of the row should know.
+        tuned_from: Digest of the tuning lock file the parameters come from.
+        attempts: Attempts this row took, at least 1 unless nothing was started.
+        started: Start of the first attempt, UTC.
+        ended: End of the last attempt, UTC.
+    """
+
+    schema_version: Literal[1] = Field(1, alias="schema")
+    identity_version: int
+    cell_id: str = Field(pattern="^[0-9a-f]{64}$")
+    suite: str
+    coords: dict[str, str | int]
+    plugins: dict[PluginKind, PluginRecord]
+    params: RowParams
+    seed: int = Field(ge=0)
+    seeds: dict[SeedRole, int]
+    status: Status
+    failure: Failure | None = None
+    skipped: str | None = None
+    metrics: dict[str, Metric] = Field(default_factory=dict)
+    accuracy: dict[TaskIdentity, list[list[float | None]]] = Field(default_factory=dict)
+    test_sizes: list[int] = Field(default_factory=list)
+    classes: list[list[str]] = Field(default_factory=list)
+    curve_ref: str | None = None
+    cost: Cost = Cost()
+    device: str | None = None
+    env: str
+    hardware_digest: str
+    host_digest: str
+    code: Code
+    data: Data
+    model_digest: str | None = None
+    warnings: list[str] = Field(default_factory=list)
+    tuned_from: str | None = None
+    attempts: int = Field(1, ge=0)
+    started: Utc
+    ended: Utc
+
+    @model_validator(mode="after")
+    def _status_fits(self) -> Row:
+        if (self.status == "skipped") != (self.skipped is not None):
+            raise ValueError("`skipped` holds the reason of a skipped cell, and of no other")
+        if self.status == "failed" and self.failure is None:
+            raise ValueError("a failed row needs its `failure`")
+        if self.status == "ok" and self.failure is not None:
+            raise ValueError("an ok row cannot have a `failure`")
+        return self
+
+    def to_json(self) -> str:
+        """Returns the row as one line of JSON, without the newline."""
+        return self.model_dump_json(by_alias=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the row's JSON: tells whether two copies of a row are the same."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def row_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a row (draft 2020-12), as `fcilbench schema row` prints it."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:fcilbench:row:{SCHEMA_VERSION}",
+        **Row.model_json_schema(by_alias=True, mode="serialization"),
+    }

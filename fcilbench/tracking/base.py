@@ -1,0 +1,75 @@
+"""What a tracker is, and how one is found by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from fcilbench.results.schema import Row
+from fcilbench.results.store import Store
+
+Warn = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Report:
+    """What a tracker has done so far.
+
+    Attributes:
+        logged: Rows it wrote.
+        present: Rows it already had, as they are.
+        lost: Rows it could not write; `results sync` back-fills them.
+        warning: The one line that says why rows were lost, or `None`.
+    """
+
+    logged: int = 0
+    present: int = 0
+    lost: int = 0
+    warning: str | None = None
+
+
+class Tracker(Protocol):
+    """Observer of a suite. Its methods never raise and never block the run for long.
+
+    A class registered in the entry-point group `fcilbench.trackers` is constructed as
+    `Class(store, uri=..., warn=...)`, with `uri=None` when the user named none. What goes wrong is reported once,
+    by one call of `warn`, and counted in `report`.
+    """
+
+    report: Report
+
+    def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
+        """Notes that a suite starts.
+
+        Args:
+            suite: Its name.
+            facts: JSON values that describe it (planned cells, shared protocol, ...).
+        """
+
+    def cell_finished(self, row: Row) -> None:
+        """Mirrors a row; the store already holds it, with the cell's curve and files."""
+
+    def suite_finished(self) -> None:
+        """Writes out what is pending, in bounded time, and closes the tracker."""
+
+
+def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:
+    """Returns a tracker by its plugin name.
+
+    Args:
+        name: Name in the group `fcilbench.trackers`: `mlflow`, or `dist/name` of a third party.
+        store: Results folder it mirrors.
+        uri: Where it writes to; `None` leaves that to the environment and the tracker's default.
+        warn: Shows one line to the user; logs it by default.
+
+    Raises:
+        UsageError: If there is no such tracker.
+        PrerequisiteError: If its module cannot be imported.
+    """
+    from fcilbench.registry import entrypoints
+
+    cls = entrypoints.load(entrypoints.lookup("trackers", name))
+    return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
