@@ -1,0 +1,112 @@
+"""A network whose parameters, gradients and float buffers are views of flat vectors.
+
+Updates, aggregation and checkpoints then are vector algebra: no state-dict walks and no deep copies. Each client's
+training starts from a copy of the global vector, never from a reference to it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fcilbench.api.server import Parts
+from fcilbench.engine.network import Network
+
+
+class FlatModel:
+    """A network bound to one flat float32 vector `[D]`: backbone, head, float buffers, in this order.
+
+    Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
+    never sent. Integer buffers (BatchNorm's counters) are kept apart in `counters`.
+
+    Attributes:
+        network: The module; its trainable parameters and float buffers are views of `vector`.
+        vector: `[D]`.
+        gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
+        counters: int64 `[K]`.
+        parts: The named slices of `vector`.
+        theta: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
+    """
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.network = network.to(device)
+        head = {id(parameter) for parameter in network.head.parameters()}
+        trainable = [p for p in network.parameters() if p.requires_grad]
+        backbone = [p for p in trainable if id(p) not in head]
+        if len(trainable) - len(backbone) != 2:
+            raise ValueError("the classifier head's weight and bias must stay trainable")
+        for parameter in trainable:
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"trainable parameters must be float32, got {parameter.dtype}")
+        floats = [(m, k, b) for m, k, b in _buffers(network) if b.is_floating_point()]
+        self._integers = [(m, k) for m, k, b in _buffers(network) if not b.is_floating_point()]
+        ordered = [*backbone, *network.head.parameters()]
+        sizes = [p.numel() for p in ordered]
+        body, total = sum(sizes[:-2]), sum(sizes)
+        buffered = total + sum(buffer.numel() for _, _, buffer in floats)
+        classes, features = network.head.weight.shape
+        self.parts = Parts(slice(0, body), slice(body, total), slice(total, buffered), classes, features)
+        self.vector = torch.empty(buffered, device=device)
+        self.gradient = torch.zeros(total, device=device)
+        self._bind_parameters(ordered)
+        self._bind_buffers(floats, total)
+        self.theta = nn.Parameter(self.vector[:total])
+        self.theta.grad = self.gradient
+        self.counters = self.read_counters()
+
+    def _bind_parameters(self, ordered: list[nn.Parameter]) -> None:
+        start = 0
+        for parameter in ordered:
+            stop = start + parameter.numel()
+            view = self.vector[start:stop].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient[start:stop].view(parameter.shape)
+            start = stop
+
+    def _bind_buffers(self, floats: list[tuple[nn.Module, str, torch.Tensor]], start: int) -> None:
+        for module, name, buffer in floats:
+            stop = start + buffer.numel()
+            view = self.vector[start:stop].view(buffer.shape)
+            view.copy_(buffer)
+            module._buffers[name] = view
+            start = stop
+
+    def load(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
+        """Copies a state vector `[D]` and counters `[K]` into the network."""
+        self.vector.copy_(vector)
+        for value, (module, name) in zip(counters, self._integers, strict=True):
+            buffer = module._buffers[name]
+            assert buffer is not None
+            buffer.copy_(value)
+
+    def read_counters(self) -> torch.Tensor:
+        """Returns the integer buffers, int64 `[K]`."""
+        values = [module._buffers[name] for module, name in self._integers]
+        rows = [value.reshape(()).to(torch.int64) for value in values if value is not None]
+        return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.int64, device=self.vector.device)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to penultimate features `[B, F]` (`fcilbench.api.client.Net`)."""
+        return self.network.features(inputs)
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to logits `[B, C]`."""
+        logits: torch.Tensor = self.network.head(features)
+        return logits
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to logits `[B, C]`."""
+        return self.head(self.features(inputs))
+
+
+def _buffers(network: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Returns the persistent buffers with their owners; derived, non-persistent ones are never exchanged."""
+    found = []
+    for module in network.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                if not buffer.is_floating_point() and buffer.numel() != 1:
+                    raise ValueError(f"integer buffer {name!r} of {type(module).__name__} is not a scalar counter")
+                found.append((module, name, buffer))
+    return found

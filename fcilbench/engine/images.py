@@ -1,0 +1,100 @@
+"""Images on the device as uint8, augmented, resized and normalised there in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.dataset import Augmentation, Samples
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers of an augmentation, one row per sample; drawn on the CPU so that every device sees the same.
+
+    Attributes:
+        top: Crop offset int64 `[n]` in `0..2 * padding`.
+        left: Crop offset int64 `[n]`.
+        flip: bool `[n]`.
+    """
+
+    top: torch.Tensor
+    left: torch.Tensor
+    flip: torch.Tensor
+
+    def __getitem__(self, index: slice) -> Draws:
+        return Draws(self.top[index], self.left[index], self.flip[index])
+
+
+class DeviceImages:
+    """All images of a split on the device.
+
+    Args:
+        samples: uint8 `[n, H, W, C]` with internal labels.
+        spec: Size, channels and normalisation that the backbone wants.
+        augmentation: What training batches go through.
+        device: Where the images live.
+
+    Attributes:
+        pixels: uint8 `[n, C, H, W]`.
+        labels: int64 `[n]`.
+    """
+
+    def __init__(self, samples: Samples, spec: ImageInput, augmentation: Augmentation, device: torch.device) -> None:
+        self.spec, self.augmentation = spec, augmentation
+        pixels = torch.from_numpy(np.ascontiguousarray(samples.inputs.transpose(0, 3, 1, 2)))
+        if pixels.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8, got {pixels.dtype}")
+        if pixels.shape[1] not in (1, spec.channels):
+            raise ValueError(f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}")
+        self.pixels = pixels.to(device)
+        self.labels = torch.from_numpy(samples.labels.astype(np.int64)).to(device)
+        shape = (1, -1, 1, 1)
+        self._mean = torch.tensor(spec.mean, device=device).view(shape)
+        self._std = torch.tensor(spec.std, device=device).view(shape)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def draw(self, count: int, random: np.random.Generator) -> Draws:
+        """Draws the random numbers for `count` augmented images."""
+        reach = 2 * self.augmentation.crop_padding + 1
+        top, left = random.integers(0, reach, size=(2, count))
+        flip = random.random(count) < (0.5 if self.augmentation.flip else 0.0)
+        device = self.pixels.device
+        return Draws(_to(top, device), _to(left, device), _to(flip, device))
+
+    def plain(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns test inputs float32 `[B, channels, size, size]` of the images at `index`."""
+        return self._finish(self.pixels[index])
+
+    def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Returns training inputs float32 `[B, channels, size, size]`: padded crop, flip, resize, normalise."""
+        images = self.pixels[index]
+        padding = self.augmentation.crop_padding
+        height, width = images.shape[2:]
+        padded = F.pad(images, (padding, padding, padding, padding))
+        rows = torch.arange(height, device=images.device) + draws.top[:, None]
+        columns = torch.arange(width, device=images.device)
+        columns = torch.where(draws.flip[:, None], columns.flip(0), columns) + draws.left[:, None]
+        batch = torch.arange(len(images), device=images.device)[:, None, None]
+        # Advanced indices around a slice put the channel last; move it back.
+        crops = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        return self._finish(crops)
+
+    def _finish(self, images: torch.Tensor) -> torch.Tensor:
+        scaled = images.to(torch.float32) / 255.0
+        size = self.spec.size
+        if scaled.shape[2:] != (size, size):
+            # Bicubic overshoots; 8-bit pipelines clamp, and so do we.
+            scaled = F.interpolate(scaled, (size, size), mode="bicubic", antialias=True).clamp_(0.0, 1.0)
+        return (scaled.expand(-1, self.spec.channels, -1, -1) - self._mean) / self._std
+
+
+def _to(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device)

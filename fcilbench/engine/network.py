@@ -1,0 +1,34 @@
+"""The trained network: a backbone's features and one linear head over all classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import FeatureExtractor
+
+
+class Network(nn.Module):
+    """Backbone plus classifier head, the head allocated once with all C rows (specs/methods-b.md, 0.1).
+
+    Args:
+        extractor: The backbone.
+        classes: Number of classes C.
+    """
+
+    def __init__(self, extractor: FeatureExtractor, classes: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.head = nn.Linear(extractor.feature_dim, classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to penultimate features `[B, F]`."""
+        features: torch.Tensor = self.extractor(inputs)
+        return features
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to logits over all classes `[B, C]`."""
+        logits: torch.Tensor = self.head(self.features(inputs))
+        return logits

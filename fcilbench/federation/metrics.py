@@ -1,0 +1,77 @@
+"""Metrics of a class-incremental run, from one accuracy matrix R: R[t][s] is the accuracy on task s after task t.
+
+All take the lower-triangular matrix as nested lists (row t has t + 1 entries, in [0, 1]) and leave it unchanged. An
+entry that was not measured is `None`; a metric that needs it, or that is undefined, is `None` and never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Matrix = Sequence[Sequence[float | None]]
+
+
+def faa(matrix: Matrix) -> float | None:
+    """Final averaged accuracy: the mean over tasks of the last row (macro: every task counts the same)."""
+    return _mean(matrix[-1])
+
+
+def accuracy_micro(matrix: Matrix, test_sizes: Sequence[int]) -> float | None:
+    """Final per-sample accuracy: the last row weighted by the tasks' numbers of test samples."""
+    row = _complete(matrix[-1])
+    if row is None:
+        return None
+    return sum(a * n for a, n in zip(row, test_sizes, strict=True)) / sum(test_sizes)
+
+
+def average_incremental_accuracy(matrix: Matrix) -> float | None:
+    """Mean over t of the mean over tasks s <= t of R[t][s] (macro)."""
+    return _mean([_mean(row) for row in matrix])
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """Mean over s < T-1 of (best earlier R[t][s], t < T-1) minus R[T-1][s]; negative if later tasks helped.
+
+    Undefined for one task.
+    """
+    return _mean(_losses(matrix))
+
+
+def forgetting_floored(matrix: Matrix) -> float | None:
+    """`forgetting` with each task's value floored at 0."""
+    return _mean([None if loss is None else max(loss, 0.0) for loss in _losses(matrix)])
+
+
+def forgetting_diagonal(matrix: Matrix) -> float | None:
+    """Mean over s < T-1 of R[s][s] minus R[T-1][s]: right after learning, minus at the end."""
+    last = len(matrix) - 1
+    return _mean([_minus(matrix[s][s], matrix[last][s]) for s in range(last)])
+
+
+def backward_transfer(matrix: Matrix) -> float | None:
+    """BWT (Lopez-Paz and Ranzato 2017): mean over s < T-1 of R[T-1][s] minus R[s][s]."""
+    value = forgetting_diagonal(matrix)
+    return None if value is None else -value
+
+
+def _losses(matrix: Matrix) -> list[float | None]:
+    last = len(matrix) - 1
+    losses: list[float | None] = []
+    for s in range(last):
+        earlier = _complete([matrix[t][s] for t in range(s, last)])
+        losses.append(None if earlier is None else _minus(max(earlier), matrix[last][s]))
+    return losses
+
+
+def _minus(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right
+
+
+def _complete(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _complete(values)
+    return sum(known) / len(known) if known else None
