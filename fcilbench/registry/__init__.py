@@ -1,0 +1,1 @@
+"""Finds plugins by entry point, without importing them; describes and resolves them in a child process."""

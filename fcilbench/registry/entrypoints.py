@@ -1,0 +1,193 @@
+"""Names of plugins from package metadata; nothing is imported before `load`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+from fcilbench.errors import PrerequisiteError, UsageError, nearest
+
+KINDS = ("aggregators", "backbones", "datasets", "stressors", "executors", "trackers", "boards")
+"""Kinds of plugin; the entry-point group of a kind is `fcilbench.<kind>`."""
+
+ALLOW_LIST = "FCILBENCH_PLUGINS"
+"""Environment variable: comma-separated distributions whose plugins are visible; unset means all of them."""
+
+_OWN = "fcilbench"
+
+
+class BrokenPluginError(PrerequisiteError):
+    """A plugin is registered but cannot be imported here.
+
+    Args:
+        plugin: Full name, `dist/name`.
+        reason: Why, in one line.
+    """
+
+    def __init__(self, plugin: str, reason: str) -> None:
+        super().__init__(
+            f"plugin {plugin} is broken: {reason}",
+            hint=f"repair or uninstall {plugin.partition('/')[0]}; `fcilbench plugins list` shows all plugins",
+        )
+        self.plugin = plugin
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class PluginRef:
+    """Where a plugin is, known from metadata alone.
+
+    Attributes:
+        kind: One of `KINDS`.
+        dist: Normalised name of the distribution that registers it.
+        dist_version: Version of that distribution.
+        short: Its name within the distribution.
+        target: `module:attribute` of its class.
+    """
+
+    kind: str
+    dist: str
+    dist_version: str
+    short: str
+    target: str
+
+    @property
+    def name(self) -> str:
+        """Full name `dist/short`, unique within a kind."""
+        return f"{self.dist}/{self.short}"
+
+    @property
+    def module(self) -> str:
+        """Module part of the target."""
+        return self.target.partition(":")[0]
+
+
+def find(kind: str) -> list[PluginRef]:
+    """Returns the visible plugins of a kind, built-in ones first, then by name.
+
+    Args:
+        kind: One of `KINDS`.
+
+    Raises:
+        UsageError: If there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown kind of plugin {kind!r}{nearest(kind, KINDS)}")
+    allowed = _allowed()
+    refs = (ref for ref in _registered(_path_state()) if ref.kind == kind)
+    visible = [ref for ref in refs if allowed is None or ref.dist in allowed]
+    return sorted(visible, key=lambda ref: (ref.dist != _OWN, ref.dist, ref.short))
+
+
+def lookup(kind: str, name: str) -> PluginRef:
+    """Finds one plugin by its short name, if that is unique, or by `dist/name`.
+
+    Args:
+        kind: One of `KINDS`.
+        name: `sum` or `fcilbench/sum`.
+
+    Raises:
+        UsageError: If no plugin has this name (the message gives the nearest one) or several have it (it names all).
+
+    Example:
+        >>> lookup("aggregators", "sum").name
+        'fcilbench/sum'
+    """
+    refs = find(kind)
+    dist, slash, short = name.rpartition("/")
+    found = [ref for ref in refs if ref.short == short and (not slash or ref.dist == normalise(dist))]
+    if len(found) == 1:
+        return found[0]
+    noun = kind.removesuffix("s")
+    if found:
+        owners = " and ".join(f"{ref.name} ({ref.target})" for ref in found)
+        raise UsageError(f"{noun} {name!r} is ambiguous: {owners}", hint="write the full name, dist/name")
+    names = [ref.short for ref in refs] + ([ref.name for ref in refs] if slash else [])
+    raise UsageError(f"unknown {noun} {name!r}{nearest(name, names)}", hint=_where_else(kind, name))
+
+
+def load(ref: PluginRef) -> type:
+    """Imports a plugin's class, guarded.
+
+    Args:
+        ref: From `find` or `lookup`.
+
+    Raises:
+        BrokenPluginError: If its module cannot be imported or holds no such class.
+    """
+    module_name, _, attribute = ref.target.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # a plugin may even call exit() while it is imported
+        raise BrokenPluginError(ref.name, reason_of(error)) from error
+    if not isinstance(found, type):
+        raise BrokenPluginError(ref.name, f"{ref.target} is a {type(found).__name__}, not a class")
+    return found
+
+
+def normalise(dist: str) -> str:
+    """Returns a distribution's name in its canonical form (lower case, single dashes)."""
+    return re.sub(r"[-_.]+", "-", dist.strip()).lower()
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns type and message of an exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _allowed() -> set[str] | None:
+    raw = os.environ.get(ALLOW_LIST)
+    if raw is None:
+        return None
+    return {normalise(name) for name in raw.split(",") if name.strip()} | {_OWN}
+
+
+def _where_else(kind: str, name: str) -> str:
+    """Says what a name that was not found is, if it is anything."""
+    short = name.rpartition("/")[2]
+    visible = find(kind)
+    for ref in _registered(_path_state()):
+        if ref.short == short and ref.kind == kind and ref not in visible:
+            return f"{ref.name} is installed but hidden by {ALLOW_LIST}"
+    for other in (k for k in KINDS if k != kind):
+        if any(ref.short == short for ref in find(other)):
+            return f"{short!r} is one of the {other}"
+    return f"`fcilbench plugins list` shows what is installed; a new plugin registers under fcilbench.{kind}"
+
+
+def _path_state() -> tuple[tuple[str, int], ...]:
+    """Search path with the folders' times: installing or removing a package changes it."""
+    state = []
+    for entry in sys.path:
+        try:
+            state.append((entry, os.stat(entry or ".").st_mtime_ns))
+        except OSError:
+            continue
+    return tuple(state)
+
+
+@functools.lru_cache(maxsize=4)
+def _registered(_state: tuple[tuple[str, int], ...]) -> tuple[PluginRef, ...]:
+    refs: dict[str, list[PluginRef]] = {}
+    for distribution in metadata.distributions():
+        # Most packages have no entry point of ours: look before parsing their metadata.
+        if f"{_OWN}." not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        dist = normalise(distribution.metadata["Name"] or "")
+        if not dist or dist in refs:  # the first one on the path is the one that imports
+            continue
+        points = [(point.group.partition("."), point) for point in distribution.entry_points]
+        refs[dist] = [
+            PluginRef(kind, dist, distribution.version, point.name, point.value)
+            for (prefix, _, kind), point in points
+            if prefix == _OWN and kind in KINDS
+        ]
+    return tuple(ref for found in refs.values() for ref in found)
