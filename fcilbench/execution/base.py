@@ -1,4 +1,4 @@
-"""The contract between the supervisor and whatever runs its jobs (`local` today; entry points `fcilbench.executors`)."""
+"""The contract between the supervisor and what runs its jobs (entry points `fcilbench.executors`; `local` today)."""
 
 from __future__ import annotations
 

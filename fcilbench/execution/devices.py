@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from fcilbench.errors import PrerequisiteError, UsageError
 
@@ -48,7 +49,7 @@ class Slot:
     visible: str = ""
 
     @property
-    def device(self) -> str:
+    def device(self) -> Literal["cpu", "cuda"]:
         """The torch device of its cells: `cuda` or `cpu`."""
         return "cuda" if self.visible else "cpu"
 

@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from fcilbench.api.plugin import Plugin
+from fcilbench.data.root import data_root
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.messages import Event, Job
 from fcilbench.execution.offline import refuse_network
@@ -69,12 +71,12 @@ def serve(job: Job, emit: Emit) -> None:
             torch.cuda.empty_cache()
 
 
-def build_experiment(cell: Cell, data_root: Path | None, device: str, roots: set[str] | None = None) -> Experiment:
+def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str] | None = None) -> Experiment:
     """Builds a cell's experiment from the plugins that the registry knows.
 
     Args:
         cell: The cell.
-        data_root: Folder of the data sets, or `None` for the default.
+        root: Folder of the data sets, or `None` for the default.
         device: `cpu` or `cuda`.
         roots: If given, receives the modules (packages) that the cell's plugins come from.
 
@@ -84,7 +86,7 @@ def build_experiment(cell: Cell, data_root: Path | None, device: str, roots: set
     built: dict[str, Any] = {}
     for axis, kind in _AXES.items():
         use: PluginUse = getattr(cell, axis)
-        plugin = entrypoints.load(entrypoints.lookup(kind, use.name))
+        plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(kind, use.name)))
         if roots is not None:
             roots.add(_root(plugin.__module__))
         built[axis] = plugin(plugin.Params.model_validate(use.params))
@@ -99,7 +101,7 @@ def build_experiment(cell: Cell, data_root: Path | None, device: str, roots: set
         seeds=cell.seeds,
         evaluate=cell.evaluate,
         runtime=cell.runtime,
-        data_root=data_root,
+        data_root=data_root(root),
         device=device,
         declared_fingerprint=cell.data_fingerprint,
     )

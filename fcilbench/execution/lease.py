@@ -8,16 +8,16 @@ holder dies.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import platform
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from fcilbench.results.provenance import host_digest
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
@@ -116,14 +116,6 @@ def read(folder: Path) -> Owner | None:
         return Owner(**json.loads((folder / _FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def host_digest() -> str:
-    """Returns a digest of this host's name and machine id: it tells hosts apart and names none."""
-    machine = ""
-    with suppress(OSError):
-        machine = Path("/etc/machine-id").read_text().strip()
-    return hashlib.sha256(f"{platform.node()}/{machine}".encode()).hexdigest()[:32]
 
 
 def _me(token: str) -> Owner:

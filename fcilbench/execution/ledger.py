@@ -1,0 +1,159 @@
+"""The rows of a run: written to the store first, then shown to trackers and display; and their sum at the end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
+from fcilbench.execution.devices import Slot
+from fcilbench.execution.observers import Guard, Progress
+from fcilbench.execution.schedule import Task
+from fcilbench.execution.verdict import Verdict
+from fcilbench.results.migrate import parse_row
+from fcilbench.results.outcome import Cost
+from fcilbench.results.provenance import Provenance, capture
+from fcilbench.results.row import build_row
+from fcilbench.results.schema import Row
+from fcilbench.results.store import Store
+from fcilbench.suite.identity import IDENTITY_VERSION
+from fcilbench.tracking.base import Tracker
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of the selected cells.
+
+    Attributes:
+        rows: The last row of each selected cell that has one, by `cell_id`; rows of earlier runs included.
+        ran: Ids of the cells that got a row in this run after being started.
+        elsewhere: Ids of the cells that another living process works on, with that process.
+        interrupted: Whether the user ended the run.
+    """
+
+    rows: Mapping[str, Row]
+    ran: frozenset[str]
+    elsewhere: Mapping[str, str]
+    interrupted: bool
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of selected cells by status."""
+        return Counter(row.status for row in self.rows.values())
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the process.
+
+        130 if interrupted; 0 if every selected cell is `ok`; 5 if all that are not lack a prerequisite; else 3.
+        """
+        if self.interrupted:
+            return INTERRUPTED
+        bad = [row for row in self.rows.values() if row.status != "ok"]
+        if not bad and not self.elsewhere:
+            return OK
+        missing = all(row.failure is not None and row.failure.kind == "prerequisite" for row in bad)
+        return PREREQUISITE if bad and missing and not self.elsewhere else CELLS_FAILED
+
+
+class Ledger:
+    """Writes rows.
+
+    Args:
+        store: Where they go; what is on disk is the truth.
+        trackers: Told of each row afterwards.
+        progress: The display, told last.
+    """
+
+    def __init__(self, store: Store, trackers: Iterable[Tracker], progress: Progress) -> None:
+        self.store = store
+        self.written: dict[str, Row] = {}
+        self.ran: set[str] = set()
+        self._trackers = [(tracker, Guard(type(tracker).__name__)) for tracker in trackers]
+        self._progress = progress
+        self._show = Guard("progress display")
+        self._provenance: dict[str, Provenance] = {}
+
+    def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
+        """Tells the trackers that a suite begins."""
+        for tracker, guard in self._trackers:
+            guard(tracker.suite_started, suite, facts)
+
+    def suite_finished(self) -> None:
+        """Tells the trackers that the suite is over."""
+        for tracker, guard in self._trackers:
+            guard(tracker.suite_finished)
+
+    def record(
+        self, task: Task, verdict: Verdict, slot: Slot | None, worker: Mapping[str, Any], earlier_attempts: int
+    ) -> Row:
+        """Writes the row of a task.
+
+        Args:
+            task: The task.
+            verdict: How it ended.
+            slot: Where it ran; `None` if it was never started.
+            worker: What its worker reported of its environment.
+            earlier_attempts: Attempts of earlier runs that it went on from.
+        """
+        provenance = self._capture(worker)
+        device_seconds = task.seconds if slot is not None and slot.visible else 0.0
+        row = build_row(
+            task.cell,
+            task.cell_id,
+            verdict.status,
+            verdict.outcome,
+            provenance=provenance,
+            started=task.started,
+            ended=datetime.now(UTC),
+            failure=verdict.failure,
+            skipped=verdict.skipped,
+            cost=None if verdict.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
+            attempts=task.attempts + earlier_attempts,
+            identity_version=IDENTITY_VERSION,
+        )
+        row = self.store.append(row)
+        if slot is not None:
+            self.ran.add(task.cell_id)
+        self.adopt(row, slot)
+        return row
+
+    def adopt(self, row: Row, slot: Slot | None) -> None:
+        """Shows a row that is in the store to trackers and display."""
+        self.written[row.cell_id] = row
+        for tracker, guard in self._trackers:
+            guard(tracker.cell_finished, row)
+        self._show(self._progress.cell_finished, slot, row)
+
+    def finished_meanwhile(self, task: Task) -> Row | None:
+        """Returns the `ok` row that another process has written since this run was planned, if there is one."""
+        try:
+            row = parse_row(json.loads((self.store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None
+        return row if row.status == "ok" and row != task.known else None
+
+    def summary(
+        self, known: Mapping[str, Row], selected: Sequence[str], elsewhere: Mapping[str, str], interrupted: bool
+    ) -> Summary:
+        """Returns the sum of the run.
+
+        Args:
+            known: Rows before the run.
+            selected: Ids of the cells the user selected.
+            elsewhere: Cells left to other processes.
+            interrupted: Whether the user ended the run.
+        """
+        rows = {cell_id: row for cell_id in selected if (row := self.written.get(cell_id) or known.get(cell_id))}
+        return Summary(rows, frozenset(self.ran), dict(elsewhere), interrupted)
+
+    def _capture(self, worker: Mapping[str, Any]) -> Provenance:
+        key = json.dumps(worker, sort_keys=True, default=repr)
+        if key not in self._provenance:
+            self._provenance[key] = capture(json.loads(key))
+            self.store.save_environment(self._provenance[key].environment)
+        return self._provenance[key]

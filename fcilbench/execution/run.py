@@ -1,0 +1,73 @@
+"""Runs a plan: the one function that the command line calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from fcilbench.execution.base import Executor, RunOptions
+from fcilbench.execution.ledger import Ledger, Summary
+from fcilbench.execution.lease import living_owner
+from fcilbench.execution.local import LocalExecutor
+from fcilbench.execution.observers import Guard, Progress
+from fcilbench.execution.schedule import Task
+from fcilbench.execution.supervisor import Supervisor
+from fcilbench.results.store import Store
+from fcilbench.tracking.base import Tracker
+
+if TYPE_CHECKING:
+    from fcilbench.suite.plan import Plan
+
+
+def run_plan(
+    plan: Plan,
+    store: Store,
+    trackers: Iterable[Tracker] = (),
+    progress: Progress | None = None,
+    options: RunOptions | None = None,
+    make_executor: Callable[[RunOptions], Executor] = LocalExecutor,
+) -> Summary:
+    """Runs the cells that a plan marks to be run, each to its row.
+
+    A plan with nothing to run starts no process and tells no tracker.
+
+    Args:
+        plan: The plan; its cells that need no run count in the summary with the row they have.
+        store: Where rows go and come from.
+        trackers: Observers of rows.
+        progress: Display.
+        options: Devices, slots and the rest.
+        make_executor: What runs the jobs.
+
+    Returns:
+        What became of all cells of the plan.
+    """
+    options = options or RunOptions()
+    progress = progress or Progress()
+    known = store.latest()
+    selected = [item.cell_id for item in plan.items]
+    elsewhere = {item.cell_id: item.why for item in plan.items if item.state == "running" and not item.run}
+    todo = {item.cell_id: item.cell for item in plan.todo}  # two equal points of the grid are one cell
+    ledger = Ledger(store, trackers, progress)
+    if not todo:
+        return ledger.summary(known, selected, elsewhere, interrupted=False)
+    tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
+    show = Guard("progress display")
+    executor = make_executor(options)
+    supervisor = Supervisor(tasks, ledger, executor, progress, options)
+    show(progress.run_started, len(tasks), executor.slots)
+    facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
+    ledger.suite_started(plan.expansion.name, facts)
+    try:
+        supervisor.run()
+    finally:
+        show(progress.run_finished)
+        ledger.suite_finished()
+    elsewhere |= supervisor.elsewhere
+    return ledger.summary(known, selected, elsewhere, interrupted=supervisor.interrupts.count > 0)
+
+
+def running_cells(store: Store) -> dict[str, str]:
+    """Returns the cells of a store that a living process works on, with that process; writes nothing."""
+    folders = (path.parent for path in store.root.glob("cells/*/lease.json"))
+    return {folder.name: str(owner) for folder in folders if (owner := living_owner(folder)) is not None}

@@ -1,0 +1,104 @@
+"""From a worker's last word, or its death, to the status of a cell."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fcilbench.execution.messages import Event
+from fcilbench.results.outcome import Outcome
+from fcilbench.results.schema import Failure, Status
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended.
+
+    Attributes:
+        status: Status of the row.
+        outcome: The result of an `ok` cell.
+        failure: Why there is no result.
+        skipped: The plugin's reason for a `skipped` cell.
+    """
+
+    status: Status
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    skipped: str | None = None
+
+
+def judge(event: Event, cell_folder: str) -> Verdict:
+    """Returns the verdict of a terminal event or of `died`.
+
+    Args:
+        event: The event.
+        cell_folder: The cell's folder, relative to the store's.
+    """
+    match event["event"]:
+        case "finished":
+            return _finished(event)
+        case "skipped":
+            return Verdict("skipped", skipped=_line(event.get("reason")) or "no reason given")
+        case "oom":
+            return Verdict("oom", failure=_failure(event, "oom", cell_folder))
+        case "failed":
+            return Verdict("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
+        case _:
+            return Verdict("killed", failure=_death(event))
+
+
+def timed_out(seconds: float) -> Verdict:
+    """Returns the verdict on an attempt that reached its wall-clock limit."""
+    message = f"stopped after {seconds:g} s, the suite's limits.wall"
+    return Verdict("timeout", failure=Failure(kind="timeout", type="wall", message=message))
+
+
+def never_ready(seconds: float) -> Verdict:
+    """Returns the verdict on an attempt whose worker did not come up."""
+    message = f"the worker was not ready after {seconds:g} s"
+    return Verdict("killed", failure=Failure(kind="killed", type="start", message=message))
+
+
+def interrupted(message: str) -> Verdict:
+    """Returns the verdict on a cell that was stopped, or not begun, because the run ended early."""
+    return Verdict("interrupted", failure=Failure(kind="interrupted", type="interrupt", message=message))
+
+
+def _finished(event: Event) -> Verdict:
+    try:
+        return Verdict("ok", outcome=Outcome.model_validate(event.get("outcome")))
+    except ValueError as error:
+        message = f"the worker's result is invalid: {_line(error)}"
+        return Verdict("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
+
+
+def _failure(event: Mapping[str, Any], kind: str, cell_folder: str) -> Failure:
+    path = event.get("traceback_path")
+    return Failure(
+        kind=kind,
+        type=str(event.get("type") or kind),
+        message=_line(event.get("message")) or "no message",
+        traceback_path=f"{cell_folder}/{path}" if path else None,
+    )
+
+
+def _death(event: Event) -> Failure:
+    number = event.get("signal")
+    if isinstance(number, int):
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        return Failure(kind="killed", type=name, message=f"the worker died of {name}{hint}")
+    last = str(event.get("output") or "").strip().rpartition("\n")[2]
+    message = f"the worker exited with code {event.get('code')}" + (f": {last}" if last else "")
+    return Failure(kind="killed", type="exit", message=message)
+
+
+def _line(text: object) -> str:
+    """Returns a text as one line, cut where it gets too long to read in a table."""
+    line = " ".join(str(text or "").split())
+    return line if len(line) <= 500 else line[:499] + "…"
