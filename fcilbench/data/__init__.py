@@ -1,0 +1,1 @@
+"""The data root: data sets and weights on this machine, and their digests. Never imports torch."""

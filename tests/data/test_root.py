@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fcilbench.data.root import data_root, find_weights, sha256_file
+from fcilbench.errors import PrerequisiteError
+
+
+def test_option_wins_over_environment_over_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path / "environment"))
+    assert data_root(tmp_path / "option") == tmp_path / "option"
+    assert data_root() == tmp_path / "environment"
+    monkeypatch.setenv("FCILBENCH_DATA", "")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache" / name)
+    assert data_root() == tmp_path / "cache" / "fcilbench" / "data"
+
+
+def test_root_is_absolute_and_expands_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert data_root(Path("here")) == tmp_path / "here"
+    assert data_root(Path("~/data")) == tmp_path / "home" / "data"
+
+
+def test_weights_in_the_current_directory_win_over_the_data_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, shelf = tmp_path / "near", tmp_path / "root" / "weights"
+    for folder in (near, shelf):
+        folder.mkdir(parents=True)
+        (folder / "a.safetensors").write_bytes(b"x")
+    monkeypatch.chdir(near)
+    monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path / "root"))
+    assert find_weights("a.safetensors") == near / "a.safetensors"
+    (near / "a.safetensors").unlink()
+    assert find_weights("a.safetensors") == shelf / "a.safetensors"
+    assert find_weights("a.safetensors", tmp_path / "root") == shelf / "a.safetensors"
+    assert find_weights(str(shelf / "a.safetensors")) == shelf / "a.safetensors"
+
+
+def test_missing_weights_name_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PrerequisiteError) as caught:
+        find_weights("b.safetensors", tmp_path / "root")
+    assert caught.value.message == (
+        f"weights file 'b.safetensors' not found; looked at {tmp_path}/b.safetensors, "
+        f"{tmp_path}/root/weights/b.safetensors"
+    )
+    assert str(tmp_path / "root" / "weights") in (caught.value.hint or "")
+    with pytest.raises(PrerequisiteError, match=f"looked at {tmp_path}/c.safetensors$"):
+        find_weights(str(tmp_path / "c.safetensors"), tmp_path / "root")
+
+
+def test_a_folder_is_not_a_weights_file(tmp_path: Path) -> None:
+    with pytest.raises(PrerequisiteError, match="not found"):
+        find_weights(str(tmp_path))
+
+
+def test_sha256(tmp_path: Path) -> None:
+    file = tmp_path / "abc"
+    file.write_bytes(b"abc")  # the example of FIPS 180-2, appendix B.1
+    assert sha256_file(file) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    with pytest.raises(PrerequisiteError, match="No such file"):
+        sha256_file(tmp_path / "none")
+
+
+def test_imports_no_torch() -> None:
+    code = "import sys, fcilbench.data.root; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
