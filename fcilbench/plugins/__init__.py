@@ -1,1 +1,1 @@
-"""Built-in plugins, one a file; they register by entry point exactly as third-party plugins do."""
+"""Built-in plugins, one a file, registered by entry points exactly as third parties register theirs."""

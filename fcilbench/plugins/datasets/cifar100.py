@@ -1,0 +1,141 @@
+"""CIFAR-100 from the unpacked `cifar-100-python` archive."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.errors import DataError
+
+FOLDER = "cifar-100-python"
+ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+ARCHIVE_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
+
+
+class Cifar100(Dataset):
+    """60,000 colour photographs of 32x32 pixels in 100 fine classes (Krizhevsky, 2009).
+
+    Reads `cifar-100-python/{train,test,meta}` under the data root. Augmentation is the usual one of the field: zero
+    padding of 4, random crop, random horizontal flip (He et al., 2016, section 4.2).
+    """
+
+    version = "1"
+    classes = 100
+    default_tasks = 10
+    train_samples = 50_000
+    test_samples = 10_000
+    fingerprint = "sha256:5e18def89641df95f0298587801f490e1859fa952423ad8c860543f0ee922e59"
+    augmentation: ClassVar[Augmentation] = Augmentation(crop_padding=4, flip=True)
+    licence = "no formal licence; free for research with attribution"
+    homepage = "https://www.cs.toronto.edu/~kriz/cifar.html"
+    citation = "Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images, technical report, Toronto"
+
+    def load(self, root: Path) -> Corpus:
+        """Reads both splits with their fine labels.
+
+        Args:
+            root: The data root, which holds the folder `cifar-100-python`.
+
+        Returns:
+            Inputs uint8 `[n, 32, 32, 3]`, RGB.
+
+        Raises:
+            DataError: If a file is missing, truncated, not of the official format, or has another number of images.
+        """
+        folder = root / FOLDER
+        names = tuple(map(_text, _entry(_read(folder / "meta"), "fine_label_names", list, folder / "meta")))
+        if len(names) != self.classes:
+            raise _error(folder / "meta", f"names {len(names)} fine classes, expected {self.classes}")
+        train = _split(folder / "train", self.train_samples, self.classes)
+        test = _split(folder / "test", self.test_samples, self.classes)
+        return Corpus(train, test, names)
+
+
+def _split(path: Path, count: int, classes: int) -> Samples:
+    """Reads one split: rows of 3,072 bytes (red, green and blue planes of 32x32) and a list of fine labels."""
+    record = _read(path)
+    rows = _entry(record, "data", np.ndarray, path)
+    labels = _entry(record, "fine_labels", list, path)
+    if rows.dtype != np.uint8 or rows.shape != (count, 3072):
+        raise _error(path, f"data is {rows.dtype} {list(rows.shape)}, expected uint8 [{count}, 3072]")
+    if len(labels) != count or not all(isinstance(label, int) and 0 <= label < classes for label in labels):
+        raise _error(path, f"fine_labels are not {count} integers from 0 to {classes - 1}")
+    images = rows.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Samples(np.ascontiguousarray(images), np.array(labels, dtype=np.int64))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles arrays and plain values only: any other name in the file is refused before it is imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns one of the four callables that an array or a byte string needs."""
+        # Files written under numpy 1 and numpy 2 spell the module differently.
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _reconstruct
+        allowed: dict[tuple[str, str], Callable[..., Any]] = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            # Python 3 writes bytes so at protocol 2, which the official archive uses.
+            ("_codecs", "encode"): _encode,
+        }
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs")
+        return allowed[module, name]
+
+
+def _reconstruct(subtype: type, shape: Any, _typecode: Any) -> Any:
+    """Makes the empty array that numpy's pickles then fill (`numpy.core.multiarray._reconstruct`)."""
+    if subtype is not np.ndarray or tuple(shape) != (0,):
+        raise pickle.UnpicklingError("an array in it is not a plain numpy array")
+    return np.empty(0, dtype=np.int8)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes in it are encoded as {encoding!r}")
+    return text.encode("latin1")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            record = _unpickle(file)
+    except FileNotFoundError:
+        raise _error(path, "not found") from None
+    except OSError as error:
+        raise _error(path, f"cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise _error(path, f"truncated or damaged: {error or type(error).__name__}") from error
+    if not isinstance(record, dict):
+        raise _error(path, f"holds a {type(record).__name__}, expected a dict")
+    return {_text(key): value for key, value in record.items()}
+
+
+def _unpickle(file: BinaryIO) -> Any:
+    return _Unpickler(file, encoding="bytes").load()
+
+
+def _entry(record: dict[str, Any], key: str, kind: type, path: Path) -> Any:
+    if key not in record:
+        raise _error(path, f"has no entry {key!r}, only {sorted(record)}")
+    value = record[key]
+    if not isinstance(value, kind):
+        raise _error(path, f"{key} is a {type(value).__name__}, expected a {kind.__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+def _error(path: Path, what: str) -> DataError:
+    return DataError(
+        f"cifar100: {path}: {what}",
+        hint=f"unpack {ARCHIVE} (MD5 {ARCHIVE_MD5}) so that {path.parent} holds train, test and meta; "
+        "another data root is set by --data or FCILBENCH_DATA",
+    )

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.errors import DataError
+from fcilbench.plugins.datasets.digits import Digits, stratified_split
+
+
+def test_opens_with_the_declared_counts_and_fingerprint(tmp_path: Path) -> None:
+    corpus, digest = Digits().open(tmp_path)
+    assert digest == Digits.fingerprint
+    assert corpus.class_names == tuple("0123456789")
+    assert corpus.train.inputs.shape == (1438, 8, 8, 1)
+    assert corpus.test.inputs.shape == (359, 8, 8, 1)
+    assert corpus.train.inputs.dtype == np.uint8
+
+
+def test_every_class_gives_a_fifth_to_the_test_set(tmp_path: Path) -> None:
+    corpus = Digits().load(tmp_path)
+    # Class sizes 178 182 177 183 181 182 181 179 174 180 (UCI), a fifth of each, rounded.
+    assert np.bincount(corpus.test.labels).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    assert np.bincount(corpus.train.labels).tolist() == [142, 146, 142, 146, 145, 146, 145, 143, 139, 144]
+
+
+def test_no_image_is_in_both_sets(tmp_path: Path) -> None:
+    corpus = Digits().load(tmp_path)
+    train = {image.tobytes() for image in corpus.train.inputs}
+    assert not train & {image.tobytes() for image in corpus.test.inputs}
+
+
+def test_pixel_counts_become_bytes(tmp_path: Path) -> None:
+    corpus = Digits().load(tmp_path)
+    # n * 255 / 16 for n = 0..16, rounded half to even (only n = 8 is a half: 127.5).
+    scale = [0, 16, 32, 48, 64, 80, 96, 112, 128, 143, 159, 175, 191, 207, 223, 239, 255]
+    assert np.unique(corpus.train.inputs).tolist() == scale
+
+
+def test_never_flips() -> None:
+    assert Digits.augmentation == Augmentation(crop_padding=1, flip=False)
+
+
+def test_split_does_not_depend_on_the_order_of_the_file() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 256, (50, 2, 2, 1), dtype=np.uint8)
+    labels = np.arange(50, dtype=np.int64) % 2
+    train, test = stratified_split(Samples(inputs, labels), 0.2)
+    assert sorted([*train, *test]) == list(range(50))
+    assert np.bincount(labels[test]).tolist() == [5, 5]
+    order = rng.permutation(50)
+    _, again = stratified_split(Samples(inputs[order], labels[order]), 0.2)
+    assert sorted(order[again]) == test.tolist()
+
+
+def test_limits_keep_the_digest_of_the_whole(tmp_path: Path) -> None:
+    corpus, digest = Digits(Digits.Params(train_per_class=3, test_per_class=2)).open(tmp_path)
+    assert (len(corpus.train), len(corpus.test)) == (30, 20)
+    assert digest == Digits.fingerprint
+
+
+def test_damaged_copy_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("digits.csv.gz: not a gzip file")
+
+    monkeypatch.setattr("sklearn.datasets.load_digits", broken)
+    with pytest.raises(DataError, match="not a gzip file") as caught:
+        Digits().load(tmp_path)
+    assert "scikit-learn" in (caught.value.hint or "")
+
+
+def test_facts_do_not_import_scikit_learn() -> None:
+    code = (
+        "import sys; from fcilbench.plugins.datasets.digits import Digits; facts = Digits.facts();"
+        "assert facts['default_tasks'] == 5 and facts['classes'] == 10 and facts['licence'];"
+        "assert 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
