@@ -28,7 +28,7 @@ class Problem:
         return f"{self.where}: {self.message}"
 
 
-class SuiteProblems(SuiteError):
+class InvalidSuiteError(SuiteError):
     """A suite is invalid: one line for each problem.
 
     Args:

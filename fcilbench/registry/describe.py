@@ -1,0 +1,186 @@
+"""Child process that imports plugins and answers questions about them, so that its parent need not.
+
+`python -m fcilbench.registry.describe` reads one JSON question per line and writes one JSON answer per line, in the
+same order. Plugins may print, exit or fail while they are imported: the answers have a descriptor of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import BaseModel, ValidationError
+
+from fcilbench.api.plugin import Plugin
+from fcilbench.errors import FcilbenchError, PrerequisiteError
+from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
+from fcilbench.registry.sources import code_digest, source_files
+from fcilbench.registry.validation import explain, validate
+
+_WITH_PARAMS = ("aggregators", "backbones", "datasets", "stressors")
+_SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Answers one question.
+
+    Args:
+        question: `{"ask": "describe" | "resolve", "ref": {...}, "options": {...}}`.
+
+    Returns:
+        For `describe` the fields of `Description` but `ref`. For `resolve` either the fields of `Resolved` but `use`
+        and the `files` that its identity depends on, or `problems` and `prerequisite`. Always `sources`: the source
+        files that the answer depends on.
+    """
+    ref = PluginRef(**question["ref"])
+    ask = _describe if question["ask"] == "describe" else _resolve
+    try:
+        reply = ask(ref, question.get("options", {}))
+    except Exception as error:  # the plugin's own code: whatever it raises is its fault, and its fault alone
+        reason = error.reason if isinstance(error, BrokenPluginError) else reason_of(error)
+        reply = {"problem": reason} if ask is _describe else _refused(ref, reason)
+    reply["sources"] = [str(path) for path in source_files(ref.module).values()]
+    return reply
+
+
+def _describe(ref: PluginRef, _options: dict[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    cls = _load(ref)
+    elapsed = time.perf_counter() - start
+    reply = {
+        "version": str(getattr(cls, "version", "")),
+        "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
+        "origin": _origin(cls),
+        "import_ms": round(elapsed * 1000, 1),
+        "code_digest": code_digest(ref.module),
+    }
+    if issubclass(cls, Plugin):
+        params: type[BaseModel] = cls.Params
+        reply |= {
+            "facts": _json(cls.facts(), "facts()"),
+            "schema": params.model_json_schema(),
+            "fields": _fields(params),
+        }
+    return reply
+
+
+def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
+    cls = _load(ref)
+    if not issubclass(cls, Plugin):
+        raise BrokenPluginError(ref.name, f"{ref.kind} take no parameters")
+    try:
+        params = validate(cls.Params, options)
+    except ValidationError as error:
+        problems = explain(error, cls.Params.model_fields)
+        return {"problems": [vars(problem) for problem in problems], "prerequisite": False}
+    try:
+        plugin = cls(params)
+        identity = _json(plugin.identity(), "identity()")
+        files = [str(path) for path in plugin.files()]
+    except FcilbenchError as error:
+        problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
+        return {"problems": [problem], "prerequisite": isinstance(error, PrerequisiteError)}
+    return {
+        "version": cls.version,
+        "params": _json(params.model_dump(mode="json"), "Params"),
+        "identity": identity,
+        "facts": _json(cls.facts(), "facts()"),
+        "code_digest": code_digest(ref.module),
+        "files": files,
+    }
+
+
+def _load(ref: PluginRef) -> type:
+    """Loads a class and checks what this module relies on."""
+    cls = load(ref)
+    if ref.kind not in _WITH_PARAMS:
+        return cls
+    if not issubclass(cls, Plugin):
+        raise BrokenPluginError(ref.name, f"{cls.__qualname__} does not derive from fcilbench.api.Plugin")
+    if not isinstance(cls.version, str) or not cls.version:
+        raise BrokenPluginError(ref.name, f"version = {cls.version!r} must be a non-empty string")
+    if not (isinstance(cls.Params, type) and issubclass(cls.Params, BaseModel)):
+        raise BrokenPluginError(ref.name, "its Params does not derive from fcilbench.api.Params")
+    return cls
+
+
+def _refused(ref: PluginRef, reason: str) -> dict[str, Any]:
+    message = f"plugin {ref.name} is broken: {reason}"
+    hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
+    return {"problems": [{"loc": [], "message": message, "hint": hint}], "prerequisite": True}
+
+
+def _fields(params: type[BaseModel]) -> list[dict[str, Any]]:
+    described = []
+    for name, field in params.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        described.append(
+            {
+                "name": name,
+                "type": _type_name(field.annotation),
+                "required": field.is_required(),
+                "default": json.loads(json.dumps(default, default=str)),
+                "description": field.description or "",
+                "source": extra.get(_SOURCE),
+                "space": extra.get(_SPACE),
+            }
+        )
+    return described
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("pathlib.", "")
+
+
+def _json(value: Any, what: str) -> Any:
+    """Returns a value as it comes back from JSON.
+
+    Raises:
+        TypeError: If it is not JSON-compatible.
+    """
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} is not JSON-compatible: {error}") from error
+
+
+def _origin(cls: type) -> str:
+    try:
+        path, line = inspect.getsourcefile(cls), inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):
+        return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return f"{path}:{line}"
+
+
+def serve(questions: TextIO, reply: Callable[[str], None]) -> None:
+    """Answers questions until there are no more."""
+    for line in questions:
+        reply(json.dumps(answer(json.loads(line))) + "\n")
+
+
+def main() -> None:
+    """Moves the protocol to descriptors that plugins do not know, then serves."""
+    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    with Path(os.devnull).open() as empty:
+        os.dup2(empty.fileno(), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    def reply(text: str) -> None:
+        answers.write(text)
+        answers.flush()
+
+    serve(questions, reply)
+
+
+if __name__ == "__main__":
+    main()

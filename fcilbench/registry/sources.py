@@ -1,0 +1,148 @@
+"""The source of a plugin: its module and the in-package modules it imports, read and never executed.
+
+The digest covers what the code does, not how it is written: comments, docstrings and layout do not count. It cannot
+see dynamic imports, data files and other packages; the plugin's declared `version` and the environment's digest do.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of this package only what a built-in plugin computes with: an edit of the command line makes no result stale.
+_OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors", "fcilbench.api")
+
+
+def source_files(module: str) -> dict[str, Path]:
+    """Returns the files of a module and of the modules of its top-level package that it imports, transitively.
+
+    Args:
+        module: Dotted name, e.g. `acme_fcil.gossip`.
+
+    Returns:
+        Path by module name, sorted by name; empty if the package cannot be found.
+    """
+    top = module.partition(".")[0]
+    found: dict[str, Path] = {}
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        for part in _with_parents(name):
+            if part in found or not _counts(part):
+                continue
+            path = _locate(part)
+            if path is None:
+                continue
+            found[part] = path
+            pending += [each for each in _imports(part, path) if each.partition(".")[0] == top]
+    return dict(sorted(found.items()))
+
+
+def code_digest(module: str) -> str:
+    """Returns SHA-256 over the normalised source of a module and of what it imports in its own package.
+
+    Args:
+        module: Dotted name.
+    """
+    digest = hashlib.sha256()
+    for name, path in source_files(module).items():
+        digest.update(f"{name}\0{_file_digest(path, path.stat().st_mtime_ns)}\0".encode())
+    return digest.hexdigest()
+
+
+def normalised(source: str) -> str:
+    """Returns the syntax tree of a source as text, without positions, docstrings and empty fields.
+
+    Raises:
+        SyntaxError: If it is not Python.
+    """
+    return _dump(ast.parse(source))
+
+
+def _dump(node: object) -> str:
+    # Not `ast.dump`: its text changes with the version of Python.
+    if isinstance(node, list):
+        return f"[{','.join(map(_dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = []
+    for name, value in ast.iter_fields(node):
+        kept = value[1:] if name == "body" and _has_docstring(node) else value
+        if kept is not None and kept != [] and name not in ("kind", "type_comment"):
+            parts.append(f"{name}={_dump(kept)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        return False
+    first = node.body[0]
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+@functools.lru_cache(maxsize=4096)
+def _file_digest(path: Path, _mtime_ns: int) -> str:
+    content = path.read_bytes()
+    # An extension module or a broken file does not parse: then its bytes are what it is.
+    with contextlib.suppress(SyntaxError, ValueError):
+        content = normalised(content.decode()).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    """Yields `a`, `a.b`, `a.b.c`: importing a module executes its packages too."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        yield ".".join(parts[:count])
+
+
+def _counts(name: str) -> bool:
+    if name.partition(".")[0] != "fcilbench":
+        return True
+    return any(name == part or name.startswith(f"{part}.") for part in _OWN_PARTS)
+
+
+def _locate(name: str) -> Path | None:
+    """Returns the file of a module without importing its packages."""
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
+    for root in spec.submodule_search_locations or ():
+        base = Path(root).joinpath(*rest)
+        for candidate in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+            if candidate.is_file():
+                return candidate
+        for binary in base.parent.glob(f"{base.name}.*.so"):
+            return binary
+    return None
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Yields the names of the modules that a file imports anywhere, whether they exist or not."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)

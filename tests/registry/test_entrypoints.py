@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fcilbench.errors import PREREQUISITE, USAGE, UsageError
+from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, find, load, lookup, normalise
+
+GOSSIP = "class Gossip:\n    pass\n"
+
+
+def test_names_come_from_metadata_without_import(install):
+    install("Acme_FCIL", {"acme_a.py": "raise RuntimeError('imported')"}, {"aggregators": {"gossip": "acme_a:Gossip"}})
+    refs = [ref for ref in find("aggregators") if ref.dist == "acme-fcil"]
+    assert refs == [PluginRef("aggregators", "acme-fcil", "1.0", "gossip", "acme_a:Gossip")]
+    assert refs[0].name == "acme-fcil/gossip"
+    assert "acme_a" not in sys.modules
+
+
+def test_built_ins_come_first(install):
+    install("aaa", {}, {"aggregators": {"aaa": "aaa:A"}})
+    names = [ref.name for ref in find("aggregators")]
+    assert names.index("fcilbench/sum") < names.index("aaa/aaa")
+
+
+def test_lookup_by_short_and_by_full_name(install):
+    install("acme-fcil", {}, {"aggregators": {"gossip": "acme_b:Gossip"}})
+    assert lookup("aggregators", "gossip") == lookup("aggregators", "Acme_FCIL/gossip")
+
+
+def test_ambiguous_short_name_names_both_owners(install):
+    install("acme", {}, {"aggregators": {"sum": "acme_c:Sum"}})
+    with pytest.raises(UsageError, match=r"'sum' is ambiguous: fcilbench/sum \(.*\) and acme/sum \(acme_c:Sum\)") as hit:
+        lookup("aggregators", "sum")
+    assert hit.value.exit_code == USAGE
+    assert lookup("aggregators", "acme/sum").target == "acme_c:Sum"
+    assert lookup("aggregators", "fcilbench/sum").dist == "fcilbench"
+
+
+def test_unknown_name_gives_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown aggregator 'fedvag' \(did you mean 'fedavg'\?\)"):
+        lookup("aggregators", "fedvag")
+    with pytest.raises(UsageError, match=r"did you mean 'fcilbench/sum'"):
+        lookup("aggregators", "fcilbenc/sum")
+
+
+def test_name_of_another_kind_is_pointed_out():
+    with pytest.raises(UsageError) as hit:
+        lookup("aggregators", "digits")
+    assert hit.value.hint == "'digits' is one of the datasets"
+
+
+def test_unknown_kind():
+    with pytest.raises(UsageError, match="did you mean 'aggregators'"):
+        find("agregators")
+
+
+def test_allow_list_hides_other_distributions_but_not_ours(install, monkeypatch):
+    install("acme", {}, {"aggregators": {"gossip": "acme_d:Gossip"}})
+    install("other", {}, {"aggregators": {"other": "other:Other"}})
+    monkeypatch.setenv("FCILBENCH_PLUGINS", "ACME")
+    dists = {ref.dist for ref in find("aggregators")}
+    assert dists == {"fcilbench", "acme"}
+    with pytest.raises(UsageError) as hit:
+        lookup("aggregators", "other")
+    assert hit.value.hint == "other/other is installed but hidden by FCILBENCH_PLUGINS"
+    monkeypatch.setenv("FCILBENCH_PLUGINS", "")
+    assert {ref.dist for ref in find("aggregators")} == {"fcilbench"}
+
+
+def test_load_returns_the_class(install):
+    install("acme", {"acme_e.py": GOSSIP}, {"aggregators": {"gossip": "acme_e:Gossip"}})
+    assert load(lookup("aggregators", "gossip")).__name__ == "Gossip"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("x = (", "SyntaxError: "),
+        ("", "AttributeError: module"),
+        ("Gossip = 3", "is a int, not a class"),
+    ],
+)
+def test_load_is_guarded(install, source, reason, request):
+    module = f"acme_broken_{request.node.callspec.indices['source']}"
+    install("acme", {f"{module}.py": source}, {"aggregators": {"gossip": f"{module}:Gossip"}})
+    with pytest.raises(BrokenPluginError) as hit:
+        load(lookup("aggregators", "gossip"))
+    assert hit.value.plugin == "acme/gossip"
+    assert reason in hit.value.reason
+    assert hit.value.exit_code == PREREQUISITE
+
+
+def test_normalise():
+    assert normalise(" Acme__FCIL.x ") == "acme-fcil-x"
+
+
+def test_import_is_light():
+    code = (
+        "import sys; import fcilbench.registry.catalog, fcilbench.registry.entrypoints as e; e.find('aggregators');"
+        "print(sorted({'torch', 'pydantic', 'timm'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
