@@ -32,7 +32,9 @@ def test_lookup_by_short_and_by_full_name(install):
 
 def test_ambiguous_short_name_names_both_owners(install):
     install("acme", {}, {"aggregators": {"sum": "acme_c:Sum"}})
-    with pytest.raises(UsageError, match=r"'sum' is ambiguous: fcilbench/sum \(.*\) and acme/sum \(acme_c:Sum\)") as hit:
+    with pytest.raises(
+        UsageError, match=r"'sum' is ambiguous: fcilbench/sum \(.*\) and acme/sum \(acme_c:Sum\)"
+    ) as hit:
         lookup("aggregators", "sum")
     assert hit.value.exit_code == USAGE
     assert lookup("aggregators", "acme/sum").target == "acme_c:Sum"

@@ -84,10 +84,9 @@ def test_single_module_package(install):
 
 
 def test_of_ours_only_what_computes_results_counts():
-    names = set(source_files("fcilbench.plugins.datasets.digits"))
-    assert "fcilbench.api.plugin" in names or names == set()
-    assert not any(name.startswith(("fcilbench.cli", "fcilbench.results", "fcilbench.suite")) for name in names)
-    assert "fcilbench" not in names
+    names = set(source_files("fcilbench.api.backbone"))  # it imports fcilbench.errors
+    assert {"fcilbench.api.backbone", "fcilbench.api.plugin", "fcilbench.api.params"} <= names
+    assert all(name.startswith(("fcilbench.api", "fcilbench.vectors", "fcilbench.plugins")) for name in names)
 
 
 def test_a_namesake_package_is_not_ours(install):

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from fcilbench.registry import child, sources
+from fcilbench.registry.catalog import describe, resolve, session
+from fcilbench.registry.entrypoints import lookup
+from fcilbench.registry.records import Problem, Resolved, Unresolved, Use
+
+RING = '''
+"""A module."""
+print("noise on stdout while importing")
+from pathlib import Path
+from fcilbench.api.params import Field, Params, Space
+from fcilbench.api.plugin import Plugin
+from fcilbench.errors import PrerequisiteError, UsageError
+import hashlib
+
+class Gossip(Plugin):
+    """Average with the ring neighbours.
+
+    More.
+    """
+
+    version = "7"
+
+    class Params(Params):
+        neighbours: int = Field(1, ge=0, le=9, description="clients on either side", source="Table 2",
+                                space=Space(low=0, high=3))
+        lambda_s: float = Field(0.5, ge=0.0, le=1.0)
+        weights: Path | None = None
+        shape: tuple[int, ...] = (1, 2)
+        flag: bool = False
+
+    @classmethod
+    def facts(cls):
+        return {"traits": {"server": "none"}}
+
+    def files(self):
+        return [self.params.weights] if self.params.weights else []
+
+    def identity(self):
+        values = super().identity()
+        if self.params.weights:
+            if not self.params.weights.exists():
+                raise PrerequisiteError(f"weights {self.params.weights} are missing", hint="fetch them")
+            values["weights"] = "sha256:" + hashlib.sha256(self.params.weights.read_bytes()).hexdigest()
+        if self.params.neighbours == 8:
+            raise UsageError("eight is too many")
+        if self.params.neighbours == 9:
+            raise ZeroDivisionError("nine")
+        return values
+'''
+
+
+@pytest.fixture
+def gossip(install, request):
+    module = f"acme_{zlib.crc32(request.node.name.encode())}"
+    install("acme", {f"{module}.py": RING}, {"aggregators": {"gossip": f"{module}:Gossip"}})
+    return lookup("aggregators", "gossip")
+
+
+@pytest.fixture
+def no_child(monkeypatch):
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("a child process was started")
+
+    return lambda: monkeypatch.setattr(child.subprocess, "Popen", forbid)
+
+
+def test_describe(gossip):
+    (found,) = describe([gossip])
+    assert found.problem is None
+    assert (found.version, found.summary, found.traits) == (
+        "7",
+        "Average with the ring neighbours.",
+        {"server": "none"},
+    )
+    assert found.field_names == ("neighbours", "lambda_s", "weights", "shape", "flag")
+    first = found.fields[0]
+    assert (first.type, first.default, first.description, first.source) == (
+        "int",
+        1,
+        "clients on either side",
+        "Table 2",
+    )
+    assert first.space == {"low": 0.0, "high": 3.0, "log": False}
+    assert found.fields[2].type == "Path | None"
+    assert found.fields[3].default == [1, 2]
+    line = 1 + RING.splitlines().index("class Gossip(Plugin):")
+    assert found.origin.endswith(f"{gossip.module}.py:{line}")
+    assert found.schema["properties"]["neighbours"]["maximum"] == 9
+    assert found.code_digest == sources.code_digest(gossip.module)
+    assert gossip.module not in sys.modules
+
+
+def test_resolve_fills_defaults_in(gossip):
+    (found,) = resolve([Use(gossip, {"lambda_s": 1})])
+    assert isinstance(found, Resolved)
+    assert found.params == {"neighbours": 1, "lambda_s": 1.0, "weights": None, "shape": [1, 2], "flag": False}
+    assert isinstance(found.params["lambda_s"], float)
+    assert found.identity == found.params
+    assert found.version == "7"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"lambda_S": 1}, Problem(("lambda_S",), "unknown key 'lambda_S' (did you mean 'lambda_s'?)")),
+        (
+            {"neighbours": 10},
+            Problem(("neighbours",), "neighbours: 10 is not less than or equal to 9"),
+        ),
+        ({"neighbours": "1"}, Problem(("neighbours",), 'neighbours: "1" is not a valid integer')),
+        ({"neighbours": 1.5}, Problem(("neighbours",), "neighbours: 1.5 is not a valid integer")),
+        ({"neighbours": True}, Problem(("neighbours",), "neighbours: true is not a valid integer")),
+        ({"flag": "yes"}, Problem(("flag",), 'flag: "yes" is not a valid boolean')),
+        ({"lambda_s": float("nan")}, Problem(("lambda_s",), "lambda_s: NaN is not a finite number")),
+        ({"shape": [1, "x"]}, Problem(("shape", 1), 'shape.1: "x" is not a valid integer')),
+        ({"neighbours": 8}, Problem((), "eight is too many")),
+    ],
+)
+def test_invalid_options(gossip, options, problem):
+    (found,) = resolve([Use(gossip, options)])
+    assert found == Unresolved(Use(gossip, options), (problem,), prerequisite=False)
+
+
+def test_all_problems_of_one_plugin_are_reported(gossip):
+    (found,) = resolve([Use(gossip, {"lambda_s": 2, "neighbours": -1, "nope": 0})])
+    assert [problem.loc for problem in found.problems] == [("neighbours",), ("lambda_s",), ("nope",)]
+
+
+def test_order_is_kept_and_equal_questions_are_asked_once(gossip, monkeypatch):
+    asked = []
+    original = child.Child.ask
+    monkeypatch.setattr(
+        child.Child, "ask", lambda self, questions: asked.extend(questions) or original(self, questions)
+    )
+    values = [0.1, 0.2, 0.1, 0.3]
+    found = resolve([Use(gossip, {"lambda_s": value}) for value in values])
+    assert [each.params["lambda_s"] for each in found] == values
+    assert len(asked) == 3
+
+
+def test_warm_cache_starts_no_child(gossip, no_child):
+    first = resolve([Use(gossip, {"lambda_s": 0.25})]), describe([gossip])
+    no_child()
+    assert (resolve([Use(gossip, {"lambda_s": 0.25})]), describe([gossip])) == first
+
+
+def test_an_edit_of_the_source_is_seen(gossip, install):
+    (before,) = resolve([Use(gossip)])
+    path = Path(sys.path[0]) / f"{gossip.module}.py"
+    path.write_text(path.read_text().replace("Field(0.5", "Field(0.75"))
+    (after,) = resolve([Use(gossip)])
+    assert (before.params["lambda_s"], after.params["lambda_s"]) == (0.5, 0.75)
+    assert before.code_digest != after.code_digest
+
+
+def test_weights_are_identified_by_content(gossip, tmp_path):
+    weights = tmp_path / "w.bin"
+    use = Use(gossip, {"weights": str(weights)})
+    (missing,) = resolve([use])
+    assert isinstance(missing, Unresolved)
+    assert missing.prerequisite
+    assert missing.problems == (Problem((), f"weights {weights} are missing", "fetch them"),)
+    weights.write_bytes(b"abc")
+    (found,) = resolve([use])  # the failure was not cached
+    # SHA-256 of "abc", FIPS 180-2 appendix B.1
+    assert found.identity["weights"] == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    weights.write_bytes(b"abd")
+    os.utime(weights, ns=(1, 1))
+    (other,) = resolve([use])
+    assert other.identity["weights"] != found.identity["weights"]
+
+
+def test_a_relative_path_is_another_file_in_another_folder(gossip, tmp_path, monkeypatch):
+    for name, content in (("a", b"abc"), ("b", b"abd")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.bin").write_bytes(content)
+        os.utime(tmp_path / name / "w.bin", ns=(1, 1))
+    use = Use(gossip, {"weights": "w.bin"})
+    monkeypatch.chdir(tmp_path / "a")
+    (first,) = resolve([use])
+    monkeypatch.chdir(tmp_path / "b")
+    (second,) = resolve([use])
+    assert first.identity != second.identity
+
+
+def test_corrupt_cache_is_ignored(gossip, tmp_path):
+    expected = resolve([Use(gossip)])
+    entries = list((tmp_path / "cache").rglob("*.json"))
+    assert len(entries) == 1
+    for content in ("{", "[]", '{"stamps": [], "answer": 3}', '{"stamps": [[]], "answer": {}}', "null"):
+        entries[0].write_text(content)
+        assert resolve([Use(gossip)]) == expected
+    assert json.loads(entries[0].read_text())["answer"]["version"] == "7"
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_unwritable_cache_is_done_without(gossip, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "file"))
+    assert isinstance(resolve([Use(gossip)])[0], Resolved)
+
+
+def test_installing_a_package_asks_again(gossip, install, monkeypatch):
+    resolve([Use(gossip)])
+    install("unrelated", {}, {})
+    asked = []
+    original = child.Child.ask
+    monkeypatch.setattr(
+        child.Child, "ask", lambda self, questions: asked.extend(questions) or original(self, questions)
+    )
+    resolve([Use(gossip)])
+    assert len(asked) == 1
+
+
+BROKEN = {
+    "raises": ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+    "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+    "dies": (
+        "import os, sys; sys.stderr.write('farewell\\n'); sys.stderr.flush(); os._exit(7)",
+        "exit code 7: farewell",
+    ),
+    "no_plugin": ("class P: version = '1'", "P does not derive from fcilbench.api.Plugin"),
+    "version": (
+        "from fcilbench.api.plugin import Plugin\nclass P(Plugin):\n    version = 2",
+        "version = 2 must be a non-empty string",
+    ),
+    "facts": (
+        "from fcilbench.api.plugin import Plugin\nclass P(Plugin):\n    @classmethod\n    def facts(cls):\n"
+        "        return {'a': {1}}",
+        "facts() is not JSON-compatible",
+    ),
+}
+
+
+def test_broken_plugins_are_described_and_hurt_no_other(gossip, install):
+    points = {name.replace("_", "-"): f"bad_{name}:P" for name in BROKEN}
+    install("bad", {f"bad_{name}.py": source for name, (source, _) in BROKEN.items()}, {"aggregators": points})
+    refs = [*(lookup("aggregators", name) for name in points), gossip]
+    *bad, good = describe(refs)
+    for found, (_, reason) in zip(bad, BROKEN.values(), strict=True):
+        assert reason in found.problem
+    assert good.problem is None
+    *bad_uses, good_use = resolve([Use(ref) for ref in refs])
+    assert all(isinstance(found, Unresolved) and found.prerequisite for found in bad_uses)
+    assert "plugin bad/raises is broken: ModuleNotFoundError" in bad_uses[0].problems[0].message
+    assert isinstance(good_use, Resolved)
+
+
+def test_an_identity_that_raises_is_the_plugins_fault(gossip):
+    (found,) = resolve([Use(gossip, {"neighbours": 9})])
+    assert found.prerequisite
+    assert found.problems[0].message == "plugin acme/gossip is broken: ZeroDivisionError: nine"
+
+
+def test_kinds_without_parameters_are_described(install):
+    install("acme", {"acme_board.py": 'class B:\n    """Ranks."""\n'}, {"boards": {"b": "acme_board:B"}})
+    (found,) = describe([lookup("boards", "b")])
+    assert (found.problem, found.summary, found.fields) == (None, "Ranks.", ())
+
+
+def test_one_session_is_one_process(gossip, monkeypatch):
+    started = []
+    original = child.subprocess.Popen
+    monkeypatch.setattr(child.subprocess, "Popen", lambda *a, **k: started.append(1) or original(*a, **k))
+    with session():
+        describe([gossip])
+        resolve([Use(gossip)])
+        with session():
+            resolve([Use(gossip, {"neighbours": 2})])
+    assert len(started) == 1
+
+
+def test_a_plugin_that_hangs_is_given_up(install, monkeypatch):
+    install("slow", {"slow_p.py": "import time; time.sleep(60)"}, {"aggregators": {"slow": "slow_p:P"}})
+    monkeypatch.setattr(child, "ANSWER_SECONDS", 0.5)
+    (found,) = describe([lookup("aggregators", "slow")])
+    assert found.problem == "no answer within 0.5 s"
