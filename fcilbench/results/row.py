@@ -26,6 +26,7 @@ from fcilbench.results.schema import (
     Status,
 )
 from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.suite.identity import IDENTITY_VERSION
 
 __all__ = [
     "PLUGIN_KINDS",
@@ -72,7 +73,7 @@ def build_row(
     attempts: int = 1,
     warnings: Iterable[str] = (),
     tuned_from: str | None = None,
-    identity_version: int = 1,
+    identity_version: int = IDENTITY_VERSION,
 ) -> Row:
     """Builds the row of a cell from what is known at its end.
 

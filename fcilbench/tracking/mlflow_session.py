@@ -1,0 +1,192 @@
+"""Writes rows to MLflow through its client: a parent run per suite, a child run per cell. Raises what MLflow raises."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from fcilbench.results.schema import Row, Status
+from fcilbench.results.store import Store
+from fcilbench.tracking.curves import curve_points, flat_params, flatten
+from fcilbench.tracking.uri import artifact_location, unreachable
+
+EXPERIMENT = "fcilbench"
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
+_BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH = 100, 1000, 6000
+_FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
+
+
+class MLflowSession:
+    """One suite of one results folder in an MLflow store.
+
+    A cell is found again by the tags `fcilbench.store`, `fcilbench.suite` (through its parent) and
+    `fcilbench.cell_id`, so that logging twice leaves one run. A run of an earlier or half-logged row is deleted in
+    MLflow's sense: out of sight, restorable.
+
+    Args:
+        store: Results folder.
+        uri: Tracking URI.
+        suite: Name of the suite.
+        facts: What describes the suite.
+
+    Raises:
+        ConnectionError: If nothing listens at an http(s) URI.
+    """
+
+    def __init__(self, store: Store, uri: str, suite: str, facts: Mapping[str, Any]) -> None:
+        reason = unreachable(uri)
+        if reason is not None:
+            raise ConnectionError(reason)
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):  # both announce the making of tables on stderr
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._store = store
+        self._client = MlflowClient(tracking_uri=uri)
+        self._experiment = self._find_experiment(uri)
+        self._parent = self._find_parent(suite, facts)
+        self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in self._search_children()}
+
+    def log(self, row: Row) -> bool:
+        """Writes a row as a child run.
+
+        Returns:
+            False if the store held exactly this row already.
+        """
+        known = self._children.get(row.cell_id)
+        if known is not None:
+            if known.data.tags.get("fcilbench.row") == row.digest:
+                return False
+            self._client.delete_run(known.info.run_id)
+        run = self._client.create_run(
+            self._experiment,
+            start_time=_milliseconds(row.started),
+            run_name=" ".join(str(value) for value in row.coords.values()),
+            tags=_tags(row, self._parent),
+        )
+        self._children[row.cell_id] = run
+        self._log_params(run.info.run_id, flat_params(row))
+        self._log_metrics(run.info.run_id, row)
+        self._log_files(run.info.run_id, row)
+        # Last: a run without this tag is half-logged and will be replaced.
+        self._client.set_tag(run.info.run_id, "fcilbench.row", row.digest)
+        self._client.set_terminated(
+            run.info.run_id, status=_RUN_STATUS.get(row.status, "FAILED"), end_time=_milliseconds(row.ended)
+        )
+        self._children[row.cell_id] = self._client.get_run(run.info.run_id)
+        return True
+
+    def close(self) -> None:
+        """Ends the parent run, with the number of cells by status."""
+        statuses = [run.data.tags.get("fcilbench.status", "") for run in self._children.values()]
+        for status in sorted(set(statuses)):
+            self._client.set_tag(self._parent, f"cells.{status}", str(statuses.count(status)))
+        self._client.set_terminated(self._parent)
+
+    def _find_experiment(self, uri: str) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        location = artifact_location(self._store.root, uri)
+        return str(self._client.create_experiment(name, artifact_location=location))
+
+    def _find_parent(self, suite: str, facts: Mapping[str, Any]) -> str:
+        # Digests, because a suite's name may hold characters that the filter's grammar does not take.
+        key = sha256(f"{self._store.identifier()}/{suite}".encode()).hexdigest()
+        found = self._client.search_runs([self._experiment], f"tags.`fcilbench.suite_key` = '{key}'", max_results=1)
+        if found:
+            run_id = str(found[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            tags = {"fcilbench.suite_key": key, "fcilbench.suite": suite, "fcilbench.store": self._store.identifier()}
+            run_id = str(self._client.create_run(self._experiment, run_name=suite or "suite", tags=tags).info.run_id)
+            self._log_params(run_id, flatten(facts, "suite") if facts else {})
+        if facts:
+            self._client.log_dict(run_id, dict(facts), "suite.json")
+        return run_id
+
+    def _search_children(self) -> Iterable[Any]:
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], f"tags.`mlflow.parentRunId` = '{self._parent}'", page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entities = [Param(_name(key), _cut(value)) for key, value in params.items()]
+        for batch in _batches(entities, _BATCH_PARAMS):
+            self._client.log_batch(run_id, params=batch)
+
+    def _log_metrics(self, run_id: str, row: Row) -> None:
+        from mlflow.entities import Metric
+
+        moment = _milliseconds(row.ended)
+        final = {name: metric.value for name, metric in row.metrics.items() if metric.value is not None}
+        final |= {f"cost/{name}": float(value) for name, value in row.cost.model_dump().items()}
+        entities = [Metric(_name(name), value, moment, 0) for name, value in final.items()]
+        points = curve_points(self._store.rounds(row.cell_id))
+        entities += [Metric(_name(point.name), point.value, moment, point.step) for point in points]
+        for batch in _batches(entities, _BATCH_METRICS):
+            self._client.log_batch(run_id, metrics=batch)
+
+    def _log_files(self, run_id: str, row: Row) -> None:
+        folder = self._store.cell_dir(row.cell_id)
+        for name in _FILES:
+            if (folder / name).is_file():
+                self._client.log_artifact(run_id, str(folder / name))
+        environment = self._store.environment(row.env)
+        if environment is not None:
+            self._client.log_dict(run_id, environment, "environment.json")
+
+
+def _tags(row: Row, parent: str) -> dict[str, str]:
+    tags = {
+        "mlflow.parentRunId": parent,
+        "fcilbench.cell_id": row.cell_id,
+        "fcilbench.suite": row.suite,
+        "fcilbench.status": row.status,
+        "fcilbench.env": row.env,
+        "fcilbench.data": row.data.fingerprint or row.data.declared,
+        "fcilbench.git_sha": row.code.git_sha or "",
+        "fcilbench.model_digest": row.model_digest or "",
+        "fcilbench.reason": row.skipped or (f"{row.failure.type}: {row.failure.message}" if row.failure else ""),
+        "fcilbench.warnings": "\n".join(row.warnings),
+    }
+    return {key: _cut(value, 5000) for key, value in tags.items() if value}
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _name(text: str) -> str:
+    """Returns a name MLflow takes: letters, digits and `_-. /:`."""
+    return re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII)
+
+
+def _cut(text: str, length: int = _VALUE_LENGTH) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _batches(items: list[Any], size: int) -> Iterable[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
