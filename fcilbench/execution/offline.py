@@ -15,7 +15,8 @@ def refuse_network() -> None:
     """Refuses, from now on and for the whole process, connections and name look-ups beyond this host.
 
     It listens to Python's audit events, so C extensions that go through the `socket` module are covered as well;
-    a library that calls the system by itself is not. Unix sockets and the loopback interface stay allowed.
+    a library that calls the system by itself is not, nor is the name look-up inside a bare `socket.connect` (the
+    connection that follows is). Unix sockets and the loopback interface stay allowed.
     """
     global _installed  # noqa: PLW0603 - an audit hook cannot be taken back, so once is enough
     if not _installed:

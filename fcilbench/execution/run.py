@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from fcilbench.execution.base import Executor, RunOptions
-from fcilbench.execution.ledger import Ledger, Summary
 from fcilbench.execution.lease import living_owner
+from fcilbench.execution.ledger import Ledger, Summary
 from fcilbench.execution.local import LocalExecutor
 from fcilbench.execution.observers import Guard, Progress
 from fcilbench.execution.schedule import Task
@@ -25,6 +25,7 @@ def run_plan(
     trackers: Iterable[Tracker] = (),
     progress: Progress | None = None,
     options: RunOptions | None = None,
+    *,
     make_executor: Callable[[RunOptions], Executor] = LocalExecutor,
 ) -> Summary:
     """Runs the cells that a plan marks to be run, each to its row.

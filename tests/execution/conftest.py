@@ -1,0 +1,67 @@
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fcilbench.api.protocol import Limits, Partition, Seeds
+from fcilbench.execution.base import RunOptions
+from fcilbench.results.schema import Row
+from fcilbench.results.store import Store
+from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.suite.expand import Expansion
+from fcilbench.suite.plan import Plan, PlanItem
+
+FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+
+
+class Kit:
+    """Cells, plans and what a run leaves in its store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def cell(self, name: str, script: Sequence[str] = ("ok",), *, wall: float | None = None, retries: int = 1) -> Cell:
+        def use(kind: str) -> PluginUse:
+            return PluginUse(name=f"fcilbench/{kind}", label=kind, version="1", code_digest="d")
+
+        return Cell(
+            suite="test",
+            dataset=use("dataset"),
+            backbone=use("backbone"),
+            partition=Partition(kind="iid"),
+            aggregator=PluginUse(name=f"fcilbench/{name}", label=name, version="1", params={"script": list(script)}),
+            stress=use("none"),
+            seeds=Seeds(),
+            limits=Limits(wall_seconds=wall, retries=retries),
+        )
+
+    def id(self, name: str) -> str:
+        return hashlib.sha256(name.encode()).hexdigest()
+
+    def plan(self, *cells: Cell) -> Plan:
+        items = [PlanItem(cell, self.id(cell.aggregator.label), "new") for cell in cells]
+        return Plan(Expansion("test", list(cells)), items, [])
+
+    def row(self, name: str) -> Row:
+        return self.store.latest()[self.id(name)]
+
+    def folder(self, name: str) -> Path:
+        return self.store.cell_dir(self.id(name))
+
+    def pids(self, name: str) -> list[int]:
+        return [int(pid) for pid in (self.folder(name) / "pids.txt").read_text().split()]
+
+    def diary(self, name: str) -> list[int]:
+        return [int(line) for line in (self.folder(name) / "diary.txt").read_text().split()]
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    return Kit(Store(tmp_path / "results"))
+
+
+@pytest.fixture
+def options() -> RunOptions:
+    return RunOptions(worker=(sys.executable, str(FAKE_WORKER)), grace_seconds=2.0)

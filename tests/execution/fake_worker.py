@@ -1,0 +1,109 @@
+"""A worker without torch that speaks the worker's protocol and behaves as its cell tells it to.
+
+The cell's aggregator has `params: {"script": [behaviour of attempt 1, of attempt 2, ...]}`; the last one repeats.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+job_pipe, event_pipe = int(sys.argv[1]), int(sys.argv[2])
+OUTCOME = {
+    "metrics": {"faa/none": {"value": 0.5, "unit": "ratio", "better": "higher"}},
+    "accuracy": {"none": [[0.5]]},
+    "test_sizes": [10],
+    "classes": [["a", "b"]],
+    "cost": {"wall_s": 1.0},
+    "seeds": {"order": 1, "partition": 2, "train": 3},
+    "model_digest": "0" * 64,
+    "data_fingerprint": "f",
+    "device": "fake",
+}
+
+
+def emit(**event: object) -> None:
+    os.write(event_pipe, json.dumps(event).encode() + b"\n")
+
+
+def rounds(workdir: Path, total: int, pause: float) -> None:
+    """Counts rounds in a checkpoint and goes on from it; notes each in a diary."""
+    checkpoint = workdir / "checkpoint.pt"
+    done = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    for number in range(done, total):
+        time.sleep(pause)
+        with (workdir / "diary.txt").open("a") as diary:
+            diary.write(f"{number}\n")
+        temporary = workdir / "checkpoint.tmp"
+        temporary.write_text(str(number + 1))
+        os.replace(temporary, checkpoint)
+        emit(event="round", task=0, tasks=1, round=number, rounds=total, loss=0.5)
+
+
+def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
+    match what.split(":"):
+        case ["ok"]:
+            emit(event="finished", outcome=OUTCOME)
+        case ["crash"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case ["exit", code]:
+            print("last words", flush=True)
+            os._exit(int(code))
+        case ["hang"]:
+            time.sleep(600)
+        case ["deaf"]:
+            os.close(event_pipe)
+            time.sleep(600)
+        case ["rubbish"]:
+            print("rubbish on stdout", flush=True)
+            os.write(event_pipe, b'no json\n\xff\xfe\n[1, 2]\n{"event": 3}\n\n')
+            emit(event="finished", outcome=OUTCOME)
+        case ["lie"]:
+            emit(event="finished", outcome={"metrics": "none"})
+        case ["oom"]:
+            emit(event="oom", kind="oom", type="OutOfMemoryError", message="CUDA out of memory")
+        case ["skip"]:
+            emit(event="skipped", reason="needs text")
+        case ["fail", kind]:
+            emit(event="failed", kind=kind, type="ValueError", message="two\nlines", traceback_path="traceback.txt")
+        case ["rounds", total, pause]:
+            rounds(workdir, int(total), float(pause))
+            emit(event="finished", outcome=OUTCOME)
+        case ["rounds", total, pause, after]:
+            rounds(workdir, int(total), float(pause))
+            behave(after, workdir)
+        case _:
+            raise SystemExit(f"unknown behaviour {what}")
+
+
+def work() -> None:
+    emit(event="ready", environment={"torch": "none", "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")})
+    while True:
+        jobs_ready.acquire()
+        job = queue.pop(0)
+        workdir = Path(job["workdir"])
+        if job["fresh"]:
+            (workdir / "checkpoint.pt").unlink(missing_ok=True)
+        with (workdir / "pids.txt").open("a") as pids:
+            pids.write(f"{os.getpid()}\n")
+        script = job["cell"]["aggregator"]["params"]["script"]
+        attempt = len((workdir / "pids.txt").read_text().split())
+        emit(event="started", pid=os.getpid())
+        behave(script[min(attempt, len(script)) - 1], workdir)
+
+
+if "stubborn" in os.environ.get("FAKE_WORKER", ""):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+queue: list[dict] = []  # type: ignore[type-arg]
+jobs_ready = threading.Semaphore(0)
+threading.Thread(target=work, daemon=True).start()
+rest = b""
+while chunk := os.read(job_pipe, 65536):
+    *lines, rest = (rest + chunk).split(b"\n")
+    for line in lines:
+        queue.append(json.loads(line))
+        jobs_ready.release()
+os._exit(0)

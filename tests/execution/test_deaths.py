@@ -1,0 +1,120 @@
+"""Real processes that die: the supervisor by Ctrl-C and by kill -9, a worker by kill -9."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcilbench.errors import INTERRUPTED, OK
+from fcilbench.execution import lease
+
+SUPERVISE = Path(__file__).with_name("supervise.py")
+
+
+@pytest.fixture
+def start(kit: Any) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started = []
+
+    def run(*cells: str, jobs: int = 1) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, str(SUPERVISE), str(kit.store.root), str(jobs), *cells]))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def has_begun(kit: Any, name: str) -> Callable[[], bool]:
+    return (kit.folder(name) / "checkpoint.pt").exists
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is over; a zombie that nobody reaps counts as such."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_kill_of_a_worker_costs_its_cell_a_retry_and_nothing_else(kit: Any, start: Any) -> None:
+    supervisor = start("a=rounds:8:0.1", "b=rounds:12:0.1", jobs=2)
+    wait_for(lambda: has_begun(kit, "a")() and has_begun(kit, "b")())
+    os.kill(kit.pids("a")[0], signal.SIGKILL)
+    assert supervisor.wait(20) == OK
+    assert kit.diary("a") == list(range(8))
+    assert kit.diary("b") == list(range(12))
+    assert len(kit.pids("a")) == 2
+    assert len(kit.pids("b")) == 1
+    assert kit.row("a").attempts == 2
+
+
+def test_ctrl_c_leaves_interrupted_rows_and_a_resumable_state(kit: Any, start: Any) -> None:
+    cells = ["a=rounds:8:0.1", "b=rounds:2:0"]
+    supervisor = start(*cells)
+    wait_for(has_begun(kit, "a"))
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(10) == INTERRUPTED
+    assert {name: kit.row(name).status for name in "ab"} == {"a": "interrupted", "b": "interrupted"}
+    assert [kit.row(name).attempts for name in "ab"] == [1, 0]
+    assert gone(kit.pids("a")[0])
+    assert not list(kit.store.root.glob("cells/*/lease.json"))
+    assert start(*cells).wait(20) == OK
+    assert kit.diary("a") == list(range(8))
+    assert kit.row("a").attempts == 2
+
+
+def test_second_ctrl_c_does_not_wait(kit: Any, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "stubborn")
+    supervisor = start("a=rounds:1:0:hang")
+    wait_for(has_begun(kit, "a"))
+    begun = time.monotonic()
+    supervisor.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(10) == INTERRUPTED
+    assert time.monotonic() - begun < 1.5  # the grace is 2 s
+    assert gone(kit.pids("a")[0])
+
+
+def test_kill_of_the_supervisor_ends_its_workers_and_the_next_run_takes_over(kit: Any, start: Any) -> None:
+    cells = ["a=rounds:8:0.1", "b=rounds:2:0"]
+    supervisor = start(*cells)
+    wait_for(has_begun(kit, "a"))
+    owner = lease.read(kit.folder("a"))
+    assert owner is not None
+    assert owner.pid == supervisor.pid
+    assert owner.alive(time.time())
+    supervisor.kill()  # SIGKILL: no handler, no clean-up; not reaped, so it stays a zombie for now
+    worker = kit.pids("a")[0]
+    wait_for(lambda: gone(worker), 5)
+    assert lease.read(kit.folder("a")) is not None
+    wait_for(lambda: not owner.alive(time.time()), 5)
+    assert start(*cells).wait(20) == OK
+    assert kit.diary("a") == list(range(8))
+    assert {kit.row(name).status for name in "ab"} == {"ok"}
+    assert not list(kit.store.root.glob("cells/*/lease.json"))
+
+
+def test_two_runs_share_a_store(kit: Any, start: Any) -> None:
+    cells = [f"c{number}=rounds:1:0.2" for number in range(4)]
+    first = start(*cells)
+    wait_for(has_begun(kit, "c0"))
+    second = start(*reversed(cells))
+    first.wait(20)
+    second.wait(20)
+    assert {kit.row(f"c{number}").status for number in range(4)} == {"ok"}
+    assert [len(kit.pids(f"c{number}")) for number in range(4)] == [1, 1, 1, 1]

@@ -1,0 +1,92 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from fcilbench.execution import lease
+from fcilbench.execution.lease import Lease, Owner
+
+
+def write(folder: Path, owner: Owner) -> None:
+    (folder / "lease.json").write_text(json.dumps(asdict(owner)))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Owner:
+    held = lease.acquire(tmp_path)
+    assert isinstance(held, Lease)
+    owner = lease.read(tmp_path)
+    assert owner is not None
+    return owner
+
+
+def test_a_lease_is_had_once(tmp_path: Path) -> None:
+    held = lease.acquire(tmp_path / "cell")
+    assert isinstance(held, Lease)
+    other = lease.acquire(tmp_path / "cell")
+    assert isinstance(other, Owner)
+    assert other.pid == os.getpid()
+    assert str(other) == f"process {os.getpid()} on this host"
+    held.release()
+    assert lease.read(tmp_path / "cell") is None
+    assert isinstance(lease.acquire(tmp_path / "cell"), Lease)
+
+
+def test_a_dead_process_of_this_host_is_reclaimed_at_once(tmp_path: Path, mine: Owner) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    write(tmp_path, replace(mine, pid=child.pid, birth=""))
+    assert isinstance(lease.acquire(tmp_path), Lease)
+
+
+def test_a_reused_process_id_is_not_mistaken_for_the_owner(tmp_path: Path, mine: Owner) -> None:
+    assert mine.alive(time.time())
+    write(tmp_path, replace(mine, birth="another-boot/1"))
+    assert lease.living_owner(tmp_path) is None
+
+
+def test_another_host_lives_as_long_as_its_heart_beats(tmp_path: Path, mine: Owner) -> None:
+    foreign = replace(mine, host="f" * 64, pid=1, heartbeat=1000.0)
+    assert foreign.alive(1000.0 + lease.STALE_SECONDS - 1)
+    assert not foreign.alive(1000.0 + lease.STALE_SECONDS)
+    write(tmp_path, replace(foreign, heartbeat=time.time()))
+    assert isinstance(lease.acquire(tmp_path), Owner)
+
+
+def test_heartbeat_notices_that_the_lease_was_taken(tmp_path: Path) -> None:
+    held = lease.acquire(tmp_path)
+    assert isinstance(held, Lease)
+    before = lease.read(tmp_path)
+    assert before is not None
+    time.sleep(0.01)
+    assert held.beat()
+    after = lease.read(tmp_path)
+    assert after is not None
+    assert after.heartbeat > before.heartbeat
+    write(tmp_path, replace(after, token="somebody else"))
+    assert not held.beat()
+    held.release()
+    assert lease.read(tmp_path) == replace(after, token="somebody else")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"token": "x"}'])
+def test_a_torn_lease_belongs_to_nobody(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lease.json").write_text(content)
+    assert isinstance(lease.acquire(tmp_path), Lease)
+
+
+def test_one_of_many_processes_wins(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from fcilbench.execution import lease;"
+        "held = lease.acquire(Path(sys.argv[1])); print(type(held).__name__, flush=True); time.sleep(1.5)"
+    )
+    racers = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert sorted(racer.communicate()[0].strip() for racer in racers).count("Lease") == 1

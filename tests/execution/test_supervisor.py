@@ -1,0 +1,253 @@
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE
+from fcilbench.execution import lease
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.observers import Progress
+from fcilbench.execution.run import run_plan
+from fcilbench.results.schema import Row
+from fcilbench.results.store import Store
+
+
+def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, options: RunOptions) -> None:
+    cells = [
+        kit.cell("first"),
+        kit.cell("crash", ["crash"], retries=0),
+        kit.cell("exit", ["exit:3"], retries=0),
+        kit.cell("hang", ["hang"], wall=0.5),
+        kit.cell("oom", ["oom"]),
+        kit.cell("fail", ["fail:plugin"]),
+        kit.cell("skip", ["skip"]),
+        kit.cell("lie", ["lie"]),
+        kit.cell("rubbish", ["rubbish"]),
+        kit.cell("last"),
+    ]
+    summary = run_plan(kit.plan(*cells), kit.store, options=options)
+    rows = {item.coords["aggregator"]: item for item in kit.store.rows()}
+    assert {name: item.status for name, item in rows.items()} == {
+        "first": "ok",
+        "crash": "killed",
+        "exit": "killed",
+        "hang": "timeout",
+        "oom": "oom",
+        "fail": "failed",
+        "skip": "skipped",
+        "lie": "failed",
+        "rubbish": "ok",
+        "last": "ok",
+    }
+    assert len(kit.store.rows()) == len(cells)
+    assert summary.exit_code == CELLS_FAILED
+    assert summary.counts == {"ok": 3, "killed": 2, "timeout": 1, "oom": 1, "failed": 2, "skipped": 1}
+    failures = {name: (item.failure.kind, item.failure.type) for name, item in rows.items() if item.failure}
+    assert failures == {
+        "crash": ("killed", "SIGKILL"),
+        "exit": ("killed", "exit"),
+        "hang": ("timeout", "wall"),
+        "oom": ("oom", "OutOfMemoryError"),
+        "fail": ("plugin", "ValueError"),
+        "lie": ("internal", "ValidationError"),
+    }
+    assert rows["exit"].failure is not None
+    assert rows["exit"].failure.message == "the worker exited with code 3: last words"
+    assert rows["fail"].failure is not None
+    assert rows["fail"].failure.message == "two lines"
+    assert rows["fail"].failure.traceback_path == f"cells/{kit.id('fail')}/traceback.txt"
+    assert rows["skip"].skipped == "needs text"
+    assert not list(kit.store.root.glob("cells/*/lease.json"))
+
+
+def test_one_worker_serves_many_cells_and_a_failure_brings_a_new_one(kit: Any, options: RunOptions) -> None:
+    names = ["a", "b", "c", "d"]
+    scripts = {"a": ["ok"], "b": ["ok"], "c": ["fail:plugin"], "d": ["ok"]}
+    run_plan(kit.plan(*(kit.cell(name, scripts[name]) for name in names)), kit.store, options=options)
+    first, second, third, fourth = (kit.pids(name)[0] for name in names)
+    assert first == second == third != fourth
+
+
+def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, options: RunOptions) -> None:
+    cell = kit.cell("x", ["rounds:3:0:crash", "rounds:5:0"])
+    summary = run_plan(kit.plan(cell), kit.store, options=options)
+    assert summary.exit_code == OK
+    assert kit.diary("x") == [0, 1, 2, 3, 4]
+    assert kit.row("x").attempts == 2
+    assert not (kit.folder("x") / "checkpoint.pt").exists()
+
+
+def test_retries_are_bounded(kit: Any, options: RunOptions) -> None:
+    run_plan(kit.plan(kit.cell("x", ["crash"], retries=2)), kit.store, options=options)
+    assert kit.row("x").status == "killed"
+    assert kit.row("x").attempts == 3
+    assert len(kit.pids("x")) == 3
+
+
+def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit: Any, options: RunOptions) -> None:
+    broken = kit.cell("broken", ["rounds:2:0:crash", "rounds:4:0"], retries=0)
+    failed = kit.cell("failed", ["fail:plugin", "ok"], retries=0)
+    run_plan(kit.plan(broken, failed), kit.store, options=options)
+    (kit.folder("failed") / "checkpoint.pt").write_text("7")
+    run_plan(kit.plan(broken, failed), kit.store, options=options)
+    assert kit.diary("broken") == [0, 1, 2, 3]
+    assert kit.row("broken").attempts == 2
+    assert kit.row("failed").status == "ok"
+    assert kit.row("failed").attempts == 1  # the failed attempt was thrown away
+
+
+def test_a_checkpoint_of_other_code_is_not_resumed(kit: Any, options: RunOptions) -> None:
+    cell = kit.cell("x", ["rounds:2:0:crash", "rounds:3:0"], retries=0)
+    run_plan(kit.plan(cell), kit.store, options=options)
+    edited = cell.model_copy(update={"aggregator": cell.aggregator.model_copy(update={"code_digest": "new"})})
+    run_plan(kit.plan(edited), kit.store, options=options)
+    assert kit.diary("x") == [0, 1, 0, 1, 2]
+
+
+def test_oom_on_a_shared_device_is_retried_alone(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell("big", ["oom", "rounds:1:0.3"]), *(kit.cell(f"c{i}", ["rounds:1:0.2"]) for i in range(3))]
+    spans = Spans()
+    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, jobs=2))
+    assert kit.row("big").status == "ok"
+    assert kit.row("big").attempts == 2
+    begin, end = spans.last(kit.id("big"))
+    assert not [name for name, span in spans.all() if name != kit.id("big") and span[0] < end and begin < span[1]]
+
+
+def test_oom_on_a_device_of_its_own_is_final(kit: Any, options: RunOptions) -> None:
+    run_plan(kit.plan(kit.cell("big", ["oom", "ok"])), kit.store, options=options)
+    assert kit.row("big").status == "oom"
+    assert kit.row("big").attempts == 1
+
+
+def test_two_jobs_run_side_by_side(kit: Any, options: RunOptions) -> None:
+    spans = Spans()
+    cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
+    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, jobs=2))
+    (a_begin, a_end), (b_begin, b_end) = spans.last(kit.id("a")), spans.last(kit.id("b"))
+    assert max(a_begin, b_begin) < min(a_end, b_end)
+
+
+def test_slots_see_their_device_only(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
+    run_plan(kit.plan(*cells), kit.store, options=replace(options, devices=("0", "1")))
+    seen = set()
+    for name in ("a", "b"):
+        environment = kit.store.environment(kit.row(name).env)
+        assert environment is not None
+        seen.add(environment["worker"]["gpu"])
+    assert seen == {"0", "1"}
+
+
+def test_fail_fast_starts_nothing_more(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell("a", ["skip"]), kit.cell("b", ["fail:plugin"]), kit.cell("c")]
+    summary = run_plan(kit.plan(*cells), kit.store, options=replace(options, fail_fast=True))
+    assert kit.row("c").status == "interrupted"
+    assert kit.row("c").attempts == 0
+    assert not (kit.folder("c") / "pids.txt").exists()
+    assert summary.exit_code == CELLS_FAILED
+    assert not summary.interrupted
+
+
+def test_only_missing_prerequisites_have_an_exit_code_of_their_own(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell("a"), kit.cell("b", ["fail:prerequisite"])]
+    assert run_plan(kit.plan(*cells), kit.store, options=options).exit_code == PREREQUISITE
+
+
+def test_a_worker_that_cannot_start_costs_its_cells_only(kit: Any, options: RunOptions) -> None:
+    broken = replace(options, worker=("/nonexistent/python",))
+    run_plan(kit.plan(kit.cell("a", retries=0), kit.cell("b")), kit.store, options=broken)
+    assert kit.row("a").status == kit.row("b").status == "killed"
+    assert kit.row("b").attempts == 2
+    assert kit.row("a").failure is not None
+    assert "cannot be started" in kit.row("a").failure.message
+
+
+def test_a_worker_that_never_gets_ready_is_given_up(kit: Any, options: RunOptions) -> None:
+    sleeper = replace(options, worker=("/bin/sh", "-c", "sleep 60"), start_seconds=0.5)
+    run_plan(kit.plan(kit.cell("a", retries=0)), kit.store, options=sleeper)
+    assert kit.row("a").status == "killed"
+    assert kit.row("a").failure.type == "start"
+
+
+def test_a_deaf_worker_is_killed(kit: Any, options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcilbench.execution.child._DEAF_SECONDS", 0.3)
+    run_plan(kit.plan(kit.cell("a", ["deaf"], retries=0), kit.cell("b")), kit.store, options=options)
+    assert kit.row("a").status == "killed"
+    assert kit.row("b").status == "ok"
+
+
+def test_a_cell_of_a_living_run_is_left_to_it(kit: Any, options: RunOptions) -> None:
+    held = lease.acquire(kit.store.make_cell_dir(kit.id("a")))
+    assert isinstance(held, lease.Lease)
+    summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, options=options)
+    assert summary.elsewhere == {kit.id("a"): f"process {os.getpid()} on this host"}
+    assert set(kit.store.latest()) == {kit.id("b")}
+    assert summary.exit_code == CELLS_FAILED
+    held.release()
+    assert run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, options=options).exit_code == OK
+
+
+def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit: Any, options: RunOptions) -> None:
+    plan = kit.plan(kit.cell("a", ["rounds:1:0.1"]), kit.cell("b"))
+
+    class OtherRun(Progress):
+        def cell_started(self, *arguments: Any) -> None:
+            if not (kit.folder("b") / "row.json").exists():
+                run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
+
+    summary = run_plan(plan, kit.store, progress=OtherRun(), options=options)
+    assert summary.exit_code == OK
+    assert len(kit.pids("b")) == 1
+
+
+def test_observers_cannot_fail_a_cell(kit: Any, options: RunOptions, caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenProgress(Progress):
+        def cell_finished(self, *_: Any) -> None:
+            raise ValueError("display is broken")
+
+    summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, [Tracker()], BrokenProgress(), options)
+    assert summary.exit_code == OK
+    assert [record.message for record in caplog.records] == [
+        "Tracker: RuntimeError: the server is dead",
+        "progress display: ValueError: display is broken",
+    ]
+
+
+class Tracker:
+    """One whose server is dead, and which does not keep its promise never to raise."""
+
+    report: Any = None
+
+    def suite_started(self, suite: str, facts: Any) -> None: ...
+
+    def cell_finished(self, row: Row) -> None:
+        raise RuntimeError("the server is dead")
+
+    def suite_finished(self) -> None:
+        raise RuntimeError("the server is dead")
+
+
+class Spans(Progress):
+    """When which cell ran."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, list[float]] = {}
+        self._ended: dict[str, list[float]] = {}
+
+    def cell_started(self, slot: Any, cell: Any, cell_id: str, attempt: int) -> None:
+        self._begun.setdefault(cell_id, []).append(time.monotonic())
+
+    def cell_retried(self, slot: Any, cell: Any, cell_id: str, reason: str) -> None:
+        self._ended.setdefault(cell_id, []).append(time.monotonic())
+
+    def cell_finished(self, slot: Any, row: Row) -> None:
+        self._ended.setdefault(row.cell_id, []).append(time.monotonic())
+
+    def last(self, cell_id: str) -> tuple[float, float]:
+        return self._begun[cell_id][-1], self._ended[cell_id][-1]
+
+    def all(self) -> list[tuple[str, tuple[float, float]]]:
+        return [(key, span) for key, begun in self._begun.items() for span in zip(begun, self._ended[key], strict=True)]
