@@ -67,6 +67,11 @@ class Store:
         curve = self.cell_dir(row.cell_id) / "rounds.jsonl"
         if row.curve_ref is None and curve.is_file():
             row = row.model_copy(update={"curve_ref": curve.relative_to(self.root).as_posix()})
+        self.write(row)
+        return row
+
+    def write(self, row: Row) -> None:
+        """Appends a row exactly as it is, then copies it to the cell's `row.json`."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.identifier()
         with self._locked() as handle:
@@ -74,7 +79,6 @@ class Store:
             _write_all(handle, row.to_json().encode() + b"\n")
             os.fsync(handle)
         write_atomic(self.make_cell_dir(row.cell_id) / "row.json", row.to_json() + "\n")
-        return row
 
     def rows(self) -> list[Row]:
         """Returns all rows in the order they were written, earlier attempts included.
