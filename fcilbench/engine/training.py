@@ -25,12 +25,12 @@ class Objective:
 
     Attributes:
         loss: Scalar loss of a batch.
-        gradient: Changes the flat gradient in place, or `None`.
+        gradient: Changes the flat gradient `[P]` in place.
         context: Tensors that both read.
     """
 
     loss: Loss
-    gradient: GradientHook | None
+    gradient: GradientHook
     context: Context
 
 
@@ -100,9 +100,8 @@ class Trainer:
         with autocast(self._protocol.precision, model.vector.device):
             loss = objective.loss(model, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
-        if objective.gradient is not None:
-            with torch.no_grad():
-                objective.gradient(model.gradient, model.theta.detach(), objective.context)
+        with torch.no_grad():
+            objective.gradient(model.gradient, model.theta.detach(), objective.context)
         if decay is not None:
             model.vector[model.parts.trainable].mul_(decay)
         self._optimiser.step()

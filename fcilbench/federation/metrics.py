@@ -51,7 +51,7 @@ def forgetting_diagonal(matrix: Matrix) -> float | None:
 def backward_transfer(matrix: Matrix) -> float | None:
     """BWT (Lopez-Paz and Ranzato 2017): mean over s < T-1 of R[T-1][s] minus R[s][s]."""
     value = forgetting_diagonal(matrix)
-    return None if value is None else -value
+    return None if value is None else 0.0 - value
 
 
 def _losses(matrix: Matrix) -> list[float | None]:

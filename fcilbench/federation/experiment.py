@@ -1,0 +1,194 @@
+"""One experiment: the declared parts, and the federation built from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fcilbench.api.aggregator import Aggregator, No, Request
+from fcilbench.api.backbone import Backbone
+from fcilbench.api.dataset import Augmentation, Dataset, Samples
+from fcilbench.api.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
+from fcilbench.api.schedule import Indices, Phase, Schedule
+from fcilbench.api.stressor import Stressor
+from fcilbench.api.task import Task
+from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.images import DeviceImages
+from fcilbench.engine.network import Network
+from fcilbench.engine.training import Trainer
+from fcilbench.errors import DataError, PrerequisiteError
+from fcilbench.federation.partition import partition
+from fcilbench.federation.server import FederationServer
+from fcilbench.federation.streams import seed_torch, stream
+from fcilbench.federation.tasks import TaskStream, equal_tasks
+
+
+class Unsupported(Exception):  # noqa: N818 -- an answer, not an error
+    """The method declares that it does not run on this cell; the message is its reason."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything one experiment depends on; it does not know which cell of which grid it is.
+
+    Attributes:
+        dataset: Data set plugin.
+        backbone: Backbone plugin.
+        aggregator: The method.
+        stressor: What goes wrong.
+        protocol: Federated protocol.
+        partition: How samples are spread over clients.
+        tasks: Number of equal tasks, classes of each task, or `None` for the data set's default.
+        seeds: Seeds of order, partition and training.
+        evaluate: Task identities to measure.
+        runtime: Threads, batch size of evaluation, checkpoints.
+        data_root: Where data sets and weights live.
+        device: `cpu` or `cuda`.
+        declared_fingerprint: Content digest that the plan was made for; "" if none was declared.
+    """
+
+    dataset: Dataset
+    backbone: Backbone
+    aggregator: Aggregator
+    stressor: Stressor
+    data_root: Path
+    protocol: Protocol = field(default_factory=Protocol)
+    partition: Partition = field(default_factory=lambda: Partition(kind="dirichlet", value=0.5))
+    tasks: int | tuple[int, ...] | None = None
+    seeds: Seeds = field(default_factory=Seeds)
+    evaluate: Evaluation = field(default_factory=Evaluation)
+    runtime: Runtime = field(default_factory=Runtime)
+    device: str = "cpu"
+    declared_fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """An experiment made real: data on the device, the model, the clients' samples, the server.
+
+    Attributes:
+        experiment: What it was built from.
+        stream: The task stream.
+        schedule: Phases to train, as the method arranged them.
+        train: Training images on the device.
+        test: Test images on the device.
+        test_index: Positions of each task's test samples.
+        model: The one resident model.
+        trainer: Local training on it.
+        server: The server.
+        initial: The initial state vector, for phases that restart.
+        affected: Ids of the clients that a stressor makes misbehave.
+        class_names: Original class names.
+        fingerprint: Content digest of the data that was loaded.
+        clients: State of each client by id.
+    """
+
+    experiment: Experiment
+    stream: TaskStream
+    schedule: Schedule
+    train: DeviceImages
+    test: DeviceImages
+    test_index: tuple[torch.Tensor, ...]
+    model: FlatModel
+    trainer: Trainer
+    server: FederationServer
+    initial: torch.Tensor
+    affected: frozenset[int]
+    class_names: tuple[str, ...]
+    fingerprint: str
+    clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+
+def build(experiment: Experiment) -> Federation:
+    """Loads data and weights and lays out the federation.
+
+    Raises:
+        Unsupported: If the method does not run on this cell.
+        PrerequisiteError: If data, weights or the device are missing.
+    """
+    device = _device(experiment.device)
+    corpus, fingerprint = experiment.dataset.open(experiment.data_root)
+    if experiment.declared_fingerprint not in ("", fingerprint):
+        raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
+    classes = len(corpus.class_names)
+    sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
+    request = Request(experiment.dataset.modality, classes, sizes, experiment.protocol)
+    answer = _supports(experiment, request)
+    if isinstance(answer, No):
+        raise Unsupported(answer.reason)
+    stream_ = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
+    labels = stream_.internal(corpus.train.labels)
+    test_labels = stream_.internal(corpus.test.labels)
+    phases = _phases(experiment, stream_.tasks, labels)
+    affected, labels = _stress(experiment, phases, labels)
+    spec = experiment.backbone.image_input()
+    train = DeviceImages(Samples(corpus.train.inputs, labels), spec, experiment.dataset.augmentation, device)
+    test = DeviceImages(Samples(corpus.test.inputs, test_labels), spec, Augmentation(), device)
+    model = _model(experiment, classes, device)
+    return Federation(
+        experiment=experiment,
+        stream=stream_,
+        schedule=experiment.aggregator.arrange(Schedule(phases)),
+        train=train,
+        test=test,
+        test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
+        model=model,
+        trainer=Trainer(model, train, experiment.protocol),
+        server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks),
+        initial=model.vector.clone(),
+        affected=affected,
+        class_names=corpus.class_names,
+        fingerprint=fingerprint,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise PrerequisiteError("no CUDA device is available", hint="run with --gpus none to use the CPU")
+    return torch.device(name)
+
+
+def _supports(experiment: Experiment, request: Request) -> object:
+    if experiment.backbone.modality != experiment.dataset.modality:
+        return No(f"a {experiment.backbone.modality} backbone does not read {experiment.dataset.modality} data")
+    return experiment.aggregator.supports(request)
+
+
+def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) -> tuple[Phase, ...]:
+    """Partitions each task over the clients, by the partition seed and the task alone."""
+    protocol = experiment.protocol
+    phases = []
+    for task in tasks:
+        members = np.flatnonzero((labels >= task.offset) & (labels < task.seen))
+        random = stream(experiment.seeds.of("partition"), "partition", task.index)
+        parts = partition(labels[members], protocol.clients, experiment.partition, random)
+        held = tuple(members[part] for part in parts)
+        phases.append(Phase(task, held, protocol.rounds, protocol.local_epochs, protocol.batch_size, after=task.index))
+    return tuple(phases)
+
+
+def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) -> tuple[frozenset[int], Indices]:
+    """Draws the affected clients and gives them the labels that they really train on."""
+    stressor, seed = experiment.stressor, experiment.seeds.of("partition")
+    affected = frozenset(stressor.affected(experiment.protocol.clients, stream(seed, "stress")))
+    stressed = labels.copy()
+    for phase in phases:
+        for client in sorted(affected):
+            own = phase.clients[client]
+            random = stream(seed, "stress-labels", phase.task.index, client)
+            stressed[own] = stressor.labels(labels[own], phase.task, random)
+    return affected, stressed
+
+
+def _model(experiment: Experiment, classes: int, device: torch.device) -> FlatModel:
+    seed_torch(experiment.seeds.of("train"), "init")
+    network = Network(experiment.backbone.build(), classes)
+    experiment.aggregator.prepare(network)
+    return FlatModel(network, device)
+
+
+def _positions(labels: Indices, task: Task, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero((labels >= task.offset) & (labels < task.seen))).to(device)

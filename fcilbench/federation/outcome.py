@@ -1,0 +1,77 @@
+"""From a finished federation to an `Outcome`: metrics with unit and direction, cost, digests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from fcilbench.api.params import TaskIdentity
+from fcilbench.engine.meters import device_name
+from fcilbench.federation import metrics
+from fcilbench.federation.checkpoint import Progress
+from fcilbench.federation.experiment import Federation
+from fcilbench.results.outcome import Cost, Metric, Outcome
+
+
+def outcome(federation: Federation, progress: Progress) -> Outcome:
+    """Returns the outcome of a federation whose phases are all trained."""
+    seeds = federation.experiment.seeds
+    sizes = [len(index) for index in federation.test_index]
+    matrices = {identity: _matrix(rows, len(sizes)) for identity, rows in progress.accuracy.items()}
+    named: dict[str, Metric] = {}
+    for identity, matrix in matrices.items():
+        named |= _metrics(identity, matrix, sizes)
+    return Outcome(
+        metrics=named,
+        accuracy=matrices,
+        test_sizes=sizes,
+        classes=federation.stream.names(federation.class_names),
+        cost=_cost(federation, progress),
+        seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
+        model_digest=digest(federation.server.theta),
+        data_fingerprint=federation.fingerprint,
+        device=device_name(federation.model.vector.device),
+        warnings=list(federation.server.warnings),
+    )
+
+
+def digest(vector: torch.Tensor) -> str:
+    """Returns the SHA-256 of a float32 vector's little-endian bytes."""
+    return "sha256:" + hashlib.sha256(vector.detach().cpu().numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def _matrix(rows: dict[int, list[float]], tasks: int) -> list[list[float | None]]:
+    return [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(tasks)]
+
+
+def _metrics(identity: TaskIdentity, matrix: list[list[float | None]], sizes: list[int]) -> dict[str, Metric]:
+    def ratio(value: float | None, better: str = "higher") -> Metric:
+        return Metric.model_validate({"value": value, "unit": "ratio", "better": better})
+
+    return {
+        f"faa/{identity}": ratio(metrics.faa(matrix)),
+        f"accuracy_micro/{identity}": ratio(metrics.accuracy_micro(matrix, sizes)),
+        f"aia/{identity}": ratio(metrics.average_incremental_accuracy(matrix)),
+        f"forgetting/{identity}": ratio(metrics.forgetting(matrix), "lower"),
+        f"forgetting_floored/{identity}": ratio(metrics.forgetting_floored(matrix), "lower"),
+        f"forgetting_diagonal/{identity}": ratio(metrics.forgetting_diagonal(matrix), "lower"),
+        f"bwt/{identity}": ratio(metrics.backward_transfer(matrix)),
+    }
+
+
+def _cost(federation: Federation, progress: Progress) -> Cost:
+    seconds = progress.seconds
+    wall = seconds.get("wall", 0.0)
+    return Cost(
+        wall_s=wall,
+        training_s=seconds.get("training", 0.0),
+        aggregation_s=seconds.get("aggregation", 0.0),
+        task_end_s=seconds.get("task_end", 0.0),
+        evaluation_s=seconds.get("evaluation", 0.0),
+        device_s=wall if federation.model.vector.device.type == "cuda" else 0.0,
+        peak_mem=progress.peak_memory,
+        bytes_up=progress.traffic.up,
+        bytes_down=progress.traffic.down,
+        server_state=progress.server_state,
+    )

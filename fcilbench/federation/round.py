@@ -1,0 +1,159 @@
+"""One communication round: sample clients, broadcast, train locally, collect, aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fcilbench.api.message import Message, nbytes
+from fcilbench.api.server import Updates
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.engine.training import Objective, Work
+from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import Federation
+from fcilbench.federation.streams import seed_torch, stream
+from fcilbench.federation.turn import Turn
+
+
+@dataclass
+class Traffic:
+    """Bytes that crossed the network, counted from the messages, and which version of the model each client holds."""
+
+    up: int = 0
+    down: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent: its row of the update matrix, its statistics and its counters."""
+
+    client: int
+    samples: int
+    statistics: Message
+    counters: torch.Tensor
+    loss: torch.Tensor
+
+
+def sample_clients(federation: Federation, turn: Turn) -> list[int]:
+    """Returns the ids of the clients with data that take part in a round, in ascending order.
+
+    `round(participation * N)` clients (at least one) are drawn by (train seed, phase, round); those without samples
+    of the task neither train nor send anything.
+    """
+    registered = len(turn.phase.clients)
+    count = max(1, round(federation.experiment.protocol.participation * registered))
+    random = stream(federation.experiment.seeds.of("train"), "participation", *turn.key)
+    drawn = random.choice(registered, size=count, replace=False) if count < registered else range(registered)
+    return sorted(int(client) for client in drawn if len(turn.phase.clients[client]) > 0)
+
+
+def execution_order(clients: Sequence[int]) -> Sequence[int]:
+    """Returns the order in which clients are simulated; results do not depend on it."""
+    return clients
+
+
+def run_round(
+    federation: Federation,
+    turn: Turn,
+    rows: torch.Tensor,
+    watch: Stopwatch,
+    traffic: Traffic,
+) -> float | None:
+    """Runs one round and leaves the new global vector on the server.
+
+    Args:
+        federation: The federation.
+        turn: The current phase and round.
+        rows: Buffer `[N, D]` for the clients' updates, reused by every round.
+        watch: Gets the seconds of `training` and `aggregation`.
+        traffic: Gets the bytes.
+
+    Returns:
+        Sample-weighted mean of the clients' last local losses, or `None` if nobody had data.
+    """
+    server, aggregator = federation.server, federation.experiment.aggregator
+    server.round, server.logs = turn.round, {}
+    clients = sample_clients(federation, turn)
+    if not clients:
+        server.warn(f"task {turn.phase.task.index}: a round had no client with samples; the global model was kept")
+        return None
+    extra = aggregator.broadcast(server)
+    uploads: dict[int, Upload] = {}
+    with watch("training"):
+        for client in execution_order(clients):
+            receive_model(federation, client, traffic)
+            traffic.down += nbytes(extra) if federation.schedule.federated else 0
+            uploads[client] = _train(federation, turn, client, extra, rows[clients.index(client)])
+    for upload in uploads.values():
+        _send(federation, upload.statistics, traffic, upload.counters)
+    with watch("aggregation"):
+        updates = _collect(federation, clients, uploads, rows)
+        if updates is not None:
+            server.counters.copy_(uploads[updates.clients[0]].counters)
+            aggregator.aggregate(updates, server)
+    losses = torch.stack([uploads[client].loss for client in clients]).double()
+    weights = torch.tensor([uploads[client].samples for client in clients], dtype=torch.float64)
+    return float((losses.cpu() * weights).sum() / weights.sum())
+
+
+def _train(federation: Federation, turn: Turn, client: int, extra: Message, row: torch.Tensor) -> Upload:
+    """Trains one client from the global vector and writes its update into `row`."""
+    experiment, model, server = federation.experiment, federation.model, federation.server
+    session = ClientSession(federation, turn, client)
+    model.load(server.theta, server.counters)
+    seed_torch(experiment.seeds.of("train"), "local", *turn.key, client)
+    context = {**extra, **{f"state/{name}": value for name, value in session.state.items()}}
+    objective = Objective(experiment.aggregator.loss, experiment.aggregator.gradient, context)
+    work = Work(session.index, turn.phase.task, turn.phase.epochs, turn.phase.batch_size)
+    loss = federation.trainer.train(objective, work, session.random("batches"))
+    torch.sub(model.vector, server.theta, out=row)
+    if client in federation.affected:
+        row.copy_(experiment.stressor.upload(row, session.random("stress-upload")))
+    model.network.eval()
+    with torch.no_grad():
+        statistics = experiment.aggregator.statistics(session)
+    return Upload(client, session.samples, statistics, model.read_counters(), loss)
+
+
+def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:
+    """Counts the global model as sent to a client, unless it holds this version already."""
+    server = federation.server
+    if federation.schedule.federated and traffic.held.get(client) != server.version:
+        traffic.down += nbytes({"theta": server.theta, "counters": server.counters})
+        traffic.held[client] = server.version
+
+
+def _send(federation: Federation, statistics: Message, traffic: Traffic, counters: torch.Tensor) -> None:
+    if federation.schedule.federated:
+        traffic.up += nbytes({"delta": federation.server.theta, "counters": counters}) + nbytes(statistics)
+
+
+def _collect(
+    federation: Federation, clients: list[int], uploads: dict[int, Upload], rows: torch.Tensor
+) -> Updates | None:
+    """Stacks the finite updates in client-id order; a client that sent NaN or infinity is left out, with a warning."""
+    server = federation.server
+    sound = [row for row, client in enumerate(clients) if _finite(rows[row], uploads[client].statistics)]
+    excluded = len(clients) - len(sound)
+    if excluded:
+        server.log("clients/not_finite", excluded)
+        server.warn(f"task {server.task.index}: updates that were not finite were left out of the merge")
+    if not sound:
+        server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
+        return None
+    kept = [uploads[clients[row]] for row in sound]
+    return Updates(
+        delta=rows[: len(clients)] if not excluded else rows[sound],
+        samples=tuple(upload.samples for upload in kept),
+        clients=tuple(upload.client for upload in kept),
+        statistics=tuple(upload.statistics for upload in kept),
+        parts=server.parts,
+    )
+
+
+def _finite(row: torch.Tensor, statistics: Message) -> bool:
+    tensors = [row, *(value for value in statistics.values() if value.is_floating_point())]
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -1,0 +1,178 @@
+"""Runs an experiment from its first round, or its last checkpoint, to an outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fcilbench.api.message import Message, nbytes
+from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
+from fcilbench.federation import checkpoint
+from fcilbench.federation.checkpoint import Event, Progress
+from fcilbench.federation.client import ClientSession
+from fcilbench.federation.evaluation import evaluate
+from fcilbench.federation.experiment import Experiment, Federation, build
+from fcilbench.federation.outcome import outcome
+from fcilbench.federation.round import receive_model, run_round
+from fcilbench.federation.server import tree_nbytes
+from fcilbench.federation.turn import Turn
+from fcilbench.results.outcome import Outcome
+
+Listener = Callable[[Event], None]
+
+
+def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
+    """Runs (or resumes) an experiment.
+
+    Args:
+        experiment: What to run.
+        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`; a checkpoint found there is continued.
+        on_event: Told of every round and task as it ends.
+
+    Returns:
+        The measured outcome.
+
+    Raises:
+        Unsupported: If the method does not run on this cell.
+        PrerequisiteError: If data, weights or the device are missing.
+    """
+    started = time.perf_counter()
+    torch.set_num_threads(experiment.runtime.threads)
+    reset_peak_memory(torch.device(experiment.device))
+    federation = build(experiment)
+    path = workdir / "checkpoint.pt"
+    progress = checkpoint.restore(path, federation)
+    if progress is None:
+        progress = Progress()
+        experiment.aggregator.begin(federation.server)
+    run = _Run(federation, progress, workdir, on_event or _ignore, started)
+    run.phases()
+    result = outcome(federation, progress)
+    path.unlink(missing_ok=True)
+    return result
+
+
+def _ignore(event: Event) -> None:
+    """Listens to nothing."""
+
+
+class _Run:
+    """The loops over phases and rounds, and what is recorded around them."""
+
+    def __init__(
+        self, federation: Federation, progress: Progress, workdir: Path, on_event: Listener, started: float
+    ) -> None:
+        self._federation, self._progress = federation, progress
+        self._experiment, self._server = federation.experiment, federation.server
+        self._workdir, self._on_event = workdir, on_event
+        self._device = federation.model.vector.device
+        self._watch = Stopwatch(self._device)
+        self._watch.seconds = progress.seconds
+        self._mark = started
+        participation = self._experiment.protocol.participation
+        active = max(max(1, round(participation * len(p.clients))) for p in federation.schedule.phases)
+        self._rows = torch.empty(active, len(federation.server.theta), device=self._device)
+
+    def phases(self) -> None:
+        """Trains every phase that is left."""
+        phases = self._federation.schedule.phases
+        while self._progress.phase < len(phases):
+            index = self._progress.phase
+            phase = phases[index]
+            self._server.enter(phase.task, phase.after)
+            if phase.restart and self._progress.round == 0 and index > 0:
+                self._server.reset(self._federation.initial)
+            self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
+            for round_ in range(self._progress.round, phase.rounds):
+                self._round(Turn(phase, index, round_))
+                if round_ + 1 < phase.rounds:
+                    self._progress.round = round_ + 1
+                    self._keep("round")
+            self._end(Turn(phase, index, phase.rounds))
+            self._progress.phase, self._progress.round = index + 1, 0
+            self._keep("task")
+
+    def _round(self, turn: Turn) -> None:
+        before, traffic = dict(self._watch.seconds), self._progress.traffic
+        sent = (traffic.up, traffic.down)
+        loss = run_round(self._federation, turn, self._rows, self._watch, traffic)
+        self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+        self._record(
+            {
+                "event": "round",
+                "task": turn.phase.after,
+                "tasks": len(self._federation.stream.sizes),
+                "round": turn.round,
+                "rounds": turn.phase.rounds,
+                "loss": loss,
+                "seconds": self._since(before),
+                "bytes_up": traffic.up - sent[0],
+                "bytes_down": traffic.down - sent[1],
+                "logs": dict(self._server.logs),
+            }
+        )
+
+    def _end(self, turn: Turn) -> None:
+        """Does the method's task end, then evaluates."""
+        before, aggregator = dict(self._watch.seconds), self._experiment.aggregator
+        self._server.logs = {}
+        with self._watch("task_end"):
+            statistics = self._task_statistics(turn) if aggregator.task_end_statistics else {}
+            aggregator.end_task(self._server, statistics)
+        self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+        with self._watch("evaluation"):
+            accuracy = evaluate(self._federation, aggregator.predictors(self._server))
+        for identity, row in accuracy.items():
+            self._progress.accuracy.setdefault(identity, {})[turn.phase.after] = row
+        self._record(
+            {
+                "event": "task",
+                "task": turn.phase.after,
+                "tasks": len(self._federation.stream.sizes),
+                "accuracy": accuracy,
+                "seconds": self._since(before),
+                "logs": dict(self._server.logs),
+            }
+        )
+
+    def _task_statistics(self, turn: Turn) -> dict[int, Message]:
+        """Broadcasts the final global model of the task and collects every client's statistics at it."""
+        federation, traffic = self._federation, self._progress.traffic
+        collected: dict[int, Message] = {}
+        for client, own in enumerate(turn.phase.clients):
+            if len(own) == 0:
+                continue
+            receive_model(federation, client, traffic)
+            federation.model.load(self._server.theta, self._server.counters)
+            federation.model.network.eval()
+            with torch.no_grad():
+                collected[client] = self._experiment.aggregator.task_statistics(ClientSession(federation, turn, client))
+            if federation.schedule.federated:
+                traffic.up += nbytes(collected[client])
+        return collected
+
+    def _since(self, before: dict[str, float]) -> dict[str, float]:
+        return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}
+
+    def _record(self, event: Event) -> None:
+        self._progress.curve.append(event)
+        self._on_event(event)
+
+    def _keep(self, point: str) -> None:
+        """Writes the curve and, as the runtime asks, a checkpoint."""
+        now = time.perf_counter()
+        self._progress.seconds["wall"] = self._progress.seconds.get("wall", 0.0) + now - self._mark
+        self._mark = now
+        self._progress.peak_memory = max(self._progress.peak_memory, peak_memory(self._device))
+        lines = "".join(json.dumps(event) + "\n" for event in self._progress.curve)
+        temporary = self._workdir / "rounds.tmp"
+        temporary.write_text(lines, encoding="utf-8")
+        os.replace(temporary, self._workdir / "rounds.jsonl")
+        wanted = self._experiment.runtime.checkpoint
+        if wanted == "round" or (wanted == "task" and point == "task"):
+            checkpoint.save(self._workdir / "checkpoint.pt", self._federation, self._progress)

@@ -1,0 +1,87 @@
+"""The server: the global vector, the method's state, and what it has to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fcilbench.api.server import Parts, State
+from fcilbench.api.task import Task
+
+
+class FederationServer:
+    """Implements `fcilbench.api.server.Server`.
+
+    Args:
+        theta: Initial global state vector `[D]`; copied.
+        counters: Initial integer buffers `[K]`; copied.
+        parts: Slices of the vector.
+        tasks: All tasks of the stream.
+
+    Attributes:
+        theta: Global state vector `[D]`.
+        counters: Integer buffers, taken from the first client of a round.
+        state: The method's persistent state.
+        version: Rises with every change of `theta`; a client that holds it need not be sent it again.
+        logs: Diagnostics of the current round.
+        warnings: Everything worth a line in the row, each once.
+    """
+
+    def __init__(self, theta: torch.Tensor, counters: torch.Tensor, parts: Parts, tasks: Sequence[Task]) -> None:
+        self.theta = theta.clone()
+        self.counters = counters.clone()
+        self.parts = parts
+        self.state: State = {}
+        self.version = 0
+        self.round = 0
+        self.logs: dict[str, float] = {}
+        self.warnings: list[str] = []
+        self._stream = tuple(tasks)
+        self.task = self._stream[0]
+        self.tasks: Sequence[Task] = self._stream[:1]
+
+    def enter(self, task: Task, after: int) -> None:
+        """Moves on to a phase that trains `task`, after which the tasks up to `after` have been seen."""
+        self.task = task
+        self.tasks = self._stream[: after + 1]
+
+    def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
+        """Adds `direction` to the global vector, or to one part of it.
+
+        Raises:
+            ValueError: If the shape does not fit, or a value is not finite.
+        """
+        target = self.theta if part is None else self.theta[part]
+        if direction.shape != target.shape:
+            raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
+        if not bool(torch.isfinite(direction).all()):
+            raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
+        target.add_(direction)
+        self.version += 1
+
+    def reset(self, theta: torch.Tensor) -> None:
+        """Puts the global vector back to `theta`, bit for bit."""
+        self.theta.copy_(theta)
+        self.version += 1
+
+    def log(self, name: str, value: float) -> None:
+        """Records a diagnostic of this round."""
+        self.logs[name] = float(value)
+
+    def warn(self, message: str) -> None:
+        """Records a warning once."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+
+def tree_nbytes(tree: Any) -> int:
+    """Returns the bytes of all tensors in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        return sum(tree_nbytes(value) for value in tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(tree_nbytes(value) for value in tree)
+    return 0

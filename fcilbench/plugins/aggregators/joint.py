@@ -1,0 +1,59 @@
+"""Joint: the centralised reference, one model trained on all clients' and all tasks' data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.params import Field
+from fcilbench.api.params import Params as BaseParams
+from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.schedule import Phase, Schedule
+from fcilbench.api.server import Server
+from fcilbench.api.task import Task
+
+
+class Joint(Aggregator):
+    """Ordinary training on the union of all data: neither federated nor continual (specs/methods-b.md, section 2).
+
+    Not guaranteed to be an upper bound. It reads the data through the clients' partition, so a sample that no client
+    holds is missing here too; it sends nothing, and only its last accuracies exist unless `mode` is `cumulative`.
+    """
+
+    version = "1"
+
+    class Params(BaseParams):
+        """Hyperparameters of Joint."""
+
+        epochs: Literal["match"] | int = Field(
+            "match", description="passes over the data; `match`: rounds x local epochs, as a federated sample is seen"
+        )
+        batch_size: int = Field(64, ge=1, description="samples per step")
+        mode: Literal["final", "cumulative"] = Field(
+            "final", description="train once on everything, or again from the start on tasks 0..t after every task"
+        )
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Pools all clients into one, and all tasks (so far) into one phase."""
+        phases = schedule.phases
+        if self.params.mode == "final":
+            return Schedule((self._pool(phases),), federated=False)
+        pooled = [self._pool(phases[: t + 1]) for t in range(len(phases))]
+        return Schedule(tuple(replace(phase, restart=True) for phase in pooled), federated=False)
+
+    def _pool(self, phases: tuple[Phase, ...]) -> Phase:
+        last = phases[-1]
+        held = np.sort(np.concatenate([own for phase in phases for own in phase.clients]))
+        epochs = last.rounds * last.epochs if self.params.epochs == "match" else self.params.epochs
+        task = Task(index=0, offset=0, size=last.task.seen)
+        return Phase(task, (held,), 1, epochs, self.params.batch_size, after=last.after)
+
+    def predictors(self, server: Server) -> Predictors:
+        """Answers with the one model; its logits compete over all classes, so `inferred` is `none`."""
+        return Predictors(
+            modules={"global": lambda: server.theta},
+            answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
+        )
