@@ -1,0 +1,118 @@
+"""Factories shared by the rooms that handle cells and rows; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from fcilbench.results.outcome import Cost, Metric, Outcome
+from fcilbench.results.provenance import Provenance
+from fcilbench.results.row import Failure, Row, build_row
+from fcilbench.suite.cell import Cell, PluginUse
+
+STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+PROVENANCE = Provenance(
+    environment={"python": "3.12.0", "worker": {}},
+    env="sha256:" + "e" * 64,
+    hardware_digest="sha256:" + "a" * 64,
+    host_digest="sha256:" + "b" * 64,
+    git_sha="c" * 40,
+    dirty=False,
+)
+
+
+def _cell(
+    aggregator: str = "fedavg",
+    seed: int = 0,
+    *,
+    lambda_s: float | None = None,
+    protocol: dict[str, Any] | None = None,
+    evaluate: tuple[str, ...] = ("none", "oracle"),
+    data: str = "sha256:data",
+    base: int = 0,
+    code: str = "k1",
+) -> Cell:
+    options = {} if lambda_s is None else {"lambda_s": lambda_s}
+
+    def use(name: str, label: str, params: dict[str, Any], code_digest: str = "k0") -> PluginUse:
+        return PluginUse(
+            name=f"fcilbench/{name}", label=label, version="1", params=params, identity=params, code_digest=code_digest
+        )
+
+    return Cell.model_validate(
+        {
+            "suite": "demo",
+            "protocol": {"rounds": 2, **(protocol or {})},
+            "dataset": use("digits", "digits", {}),
+            "tasks": (5, 5),
+            "data_fingerprint": data,
+            "backbone": use("timm", "vit", {"model": "vit_tiny"}),
+            "partition": {"dirichlet": 0.5},
+            "aggregator": use(aggregator, aggregator, options, code),
+            "stress": use("none", "none", {}),
+            "seeds": {"index": seed, "base": base},
+            "evaluate": {"task_identity": evaluate},
+        }
+    )
+
+
+def _cell_id(cell: Cell) -> str:
+    return sha256(cell.model_dump_json(exclude={"runtime", "limits"}).encode()).hexdigest()
+
+
+def _outcome(metrics: dict[str, float | None], fingerprint: str = "sha256:data") -> Outcome:
+    return Outcome(
+        metrics={
+            name: Metric(value=value, better="lower" if name.startswith("forgetting") else "higher")
+            for name, value in metrics.items()
+        },
+        accuracy={"none": [[0.9], [0.6, 0.8]]},
+        test_sizes=[10, 10],
+        classes=[["0", "1"], ["2", "3"]],
+        cost=Cost(wall_s=2.5, training_s=2.0, bytes_up=80, bytes_down=160),
+        seeds={"order": 11, "partition": 12, "train": 13},
+        model_digest="d" * 64,
+        data_fingerprint=fingerprint,
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def make_cell() -> Callable[..., Cell]:
+    """Returns `make_cell(aggregator, seed, ...)`."""
+    return _cell
+
+
+@pytest.fixture
+def make_outcome() -> Callable[..., Outcome]:
+    """Returns `make_outcome(metrics, fingerprint)`."""
+    return _outcome
+
+
+@pytest.fixture
+def cell_id_of() -> Callable[[Cell], str]:
+    """Returns an id that differs whenever two of these cells do; the real identity has tests of its own."""
+    return _cell_id
+
+
+@pytest.fixture
+def make_row() -> Callable[..., Row]:
+    """Returns `make_row(cell, metrics | status, ...)`: metrics make an `ok` row, a status another one."""
+
+    def make(cell: Cell, result: dict[str, float | None] | str, minutes: int = 0, **changes: Any) -> Row:
+        fields: dict[str, Any] = {"provenance": PROVENANCE, "started": STARTED}
+        fields["ended"] = STARTED + timedelta(minutes=1 + minutes)
+        fingerprint = changes.pop("fingerprint", "sha256:data")
+        if isinstance(result, dict):
+            return build_row(cell, _cell_id(cell), "ok", _outcome(result, fingerprint), **{**fields, **changes})
+        if result == "skipped":
+            fields["skipped"] = "needs a text backbone"
+        else:
+            fields["failure"] = Failure(kind="plugin", type="ValueError", message="bad shape")
+        return build_row(cell, _cell_id(cell), result, **{**fields, **changes})  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fcilbench.results import provenance
+from fcilbench.results.provenance import capture, digest, environment, hardware_digest, host_digest, source_state
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | identity
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", "package")
+    _git(tmp_path, "commit", "-qm", "first")
+    return package
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    provenance._source_state.cache_clear()
+    yield
+    provenance._source_state.cache_clear()
+
+
+def test_a_clean_checkout_has_its_commit(checkout):
+    assert source_state(checkout) == (_git(checkout, "rev-parse", "HEAD"), False)
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "new.py"])
+def test_a_changed_or_untracked_file_of_the_package_makes_it_dirty(checkout, name):
+    (checkout / name).write_text("x = 1\n")
+    assert source_state(checkout) == (_git(checkout, "rev-parse", "HEAD"), True)
+
+
+def test_a_change_elsewhere_does_not(checkout):
+    (checkout.parent / "notes.txt").write_text("x")
+    assert source_state(checkout)[1] is False
+
+
+def test_an_installed_package_inside_a_strange_checkout_has_no_commit(checkout):
+    installed = checkout.parent / "venv" / "fcilbench"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    assert source_state(installed) == (None, None)
+
+
+def test_without_git_there_is_no_commit(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert source_state(checkout) == (None, None)
+
+
+def test_git_variables_of_the_caller_do_not_redirect(checkout, monkeypatch, tmp_path):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert source_state(checkout)[1] is False
+
+
+def test_digest_is_sha256_of_sorted_compact_json():
+    assert digest({"b": "x", "a": 1}) == "sha256:" + hashlib.sha256(b'{"a":1,"b":"x"}').hexdigest()
+
+
+def test_the_environment_names_versions_and_no_machine():
+    record = environment({"torch": "2.9", "gpu": "H100"})
+    assert record["python"] == platform.python_version()
+    assert record["packages"]["pydantic"] == importlib.metadata.version("pydantic")
+    assert record["worker"] == {"torch": "2.9", "gpu": "H100"}
+    assert platform.node() not in {str(value) for value in record.values()}
+
+
+def test_hardware_digest_sees_hardware_only():
+    base = environment({"gpu": "H100", "gpu_memory": 80, "torch": "2.9"})
+    assert hardware_digest(base) == hardware_digest({**base, "python": "3.99", "packages": {}})
+    assert hardware_digest(base) == hardware_digest(environment({"gpu": "H100", "gpu_memory": 80, "torch": "3.0"}))
+    assert hardware_digest(base) != hardware_digest(environment({"gpu": "H200", "gpu_memory": 80}))
+    assert hardware_digest(base) != hardware_digest({**base, "cpu": "other"})
+
+
+def test_host_digest_is_a_digest():
+    assert re.fullmatch("sha256:[0-9a-f]{64}", host_digest())
+    assert host_digest() == host_digest()
+
+
+def test_capture_fits_together():
+    found = capture({"gpu": "H100"})
+    assert found.env == digest(found.environment)
+    assert found.hardware_digest == hardware_digest(found.environment)
+    assert found.host_digest == host_digest()

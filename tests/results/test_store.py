@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fcilbench.errors import UsageError
+from fcilbench.results.store import Store
+
+
+def test_reading_creates_nothing(tmp_path):
+    store = Store(tmp_path / "results")
+    assert store.rows() == []
+    assert store.latest() == {}
+    assert store.rounds("a" * 64) == []
+    assert not store.exists()
+    assert store.environment("sha256:" + "0" * 64) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_row_of_a_cell_wins_and_none_is_lost(tmp_path, make_cell, make_row):
+    store = Store(tmp_path)
+    a, b = make_cell("fedavg"), make_cell("sum")
+    failed, other, ok = make_row(a, "failed"), make_row(b, {"faa/none": 0.5}), make_row(a, {"faa/none": 0.6})
+    for row in (failed, other, ok):
+        store.append(row)
+    assert store.rows() == [failed, other, ok]
+    assert store.latest() == {ok.cell_id: ok, other.cell_id: other}
+    assert json.loads((store.cell_dir(ok.cell_id) / "row.json").read_text()) == json.loads(ok.to_json())
+
+
+def test_a_row_names_its_curve_if_there_is_one(tmp_path, make_cell, make_row):
+    store, row = Store(tmp_path), make_row(make_cell(), {})
+    assert store.append(row).curve_ref is None
+    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text('{"round": 0, "loss": 2.5}\n{"round": 1, "lo')
+    assert store.append(row).curve_ref == f"cells/{row.cell_id}/rounds.jsonl"
+    assert store.rounds(row.cell_id) == [{"round": 0, "loss": 2.5}]
+
+
+@pytest.mark.parametrize("cut", [1, 20, -2])
+def test_a_torn_last_line_costs_only_that_row(tmp_path, make_cell, make_row, caplog, cut):
+    store = Store(tmp_path)
+    first, torn, after = (make_row(make_cell(seed=seed), {"faa/none": 0.5}) for seed in range(3))
+    store.append(first)
+    line = torn.to_json().encode() + b"\n"
+    with store.rows_path.open("ab") as file:
+        file.write(line[:cut])
+    with caplog.at_level(logging.WARNING):
+        assert store.rows() == [first]
+    assert caplog.records == []  # a reader says nothing: the writer may still be at it
+    store.append(after)
+    assert store.rows() == [first, after]
+    assert store.rows_path.read_bytes() == first.to_json().encode() + b"\n" + after.to_json().encode() + b"\n"
+    assert (tmp_path / "rows.torn").read_bytes() == line[:cut] + b"\n"
+
+
+def test_a_line_that_lacks_only_its_newline_is_kept(tmp_path, make_cell, make_row):
+    store = Store(tmp_path)
+    first, second = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
+    store.rows_path.write_bytes(first.to_json().encode())
+    assert store.rows() == [first]
+    store.append(second)
+    assert store.rows() == [first, second]
+    assert not (tmp_path / "rows.torn").exists()
+
+
+def test_zeros_left_by_a_power_cut_are_a_torn_line(tmp_path, make_cell, make_row):
+    store, row = Store(tmp_path), make_row(make_cell(), {})
+    store.rows_path.write_bytes(b"\0" * 70_000)  # more than one chunk of the backward search
+    store.append(row)
+    assert store.rows() == [row]
+    assert store.rows_path.read_bytes() == row.to_json().encode() + b"\n"
+
+
+def test_a_damaged_line_in_the_middle_is_named_and_left_out(tmp_path, make_cell, make_row, caplog):
+    store = Store(tmp_path)
+    first, second = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
+    store.append(first)
+    with store.rows_path.open("ab") as file:
+        file.write(b'{"schema": 1, "cell\n\n\xff\xfe\n[]\n')
+    store.append(second)
+    assert store.rows() == [first, second]
+    named = [record.getMessage() for record in caplog.records]
+    assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5), named, strict=True)] == [True] * 3
+
+
+def test_a_newer_schema_is_an_error_not_a_gap(tmp_path, make_cell, make_row):
+    store, row = Store(tmp_path), make_row(make_cell(), {})
+    store.append(row)
+    with store.rows_path.open("a") as file:
+        file.write(json.dumps({"schema": 2, "cell_id": "x"}) + "\n")
+    with pytest.raises(UsageError, match="row x has schema 2, this fcilbench reads up to 1"):
+        store.rows()
+
+
+def test_an_environment_is_stored_once_per_content(tmp_path):
+    store = Store(tmp_path)
+    name = store.save_environment({"python": "3.12", "worker": {"gpu": "H100"}})
+    assert store.save_environment({"worker": {"gpu": "H100"}, "python": "3.12"}) == name
+    assert [path.name for path in (tmp_path / "env").iterdir()] == [f"{name.removeprefix('sha256:')}.json"]
+    assert store.environment(name) == {"python": "3.12", "worker": {"gpu": "H100"}}
+
+
+def test_the_folder_keeps_its_id(tmp_path):
+    first = Store(tmp_path).identifier()
+    assert len(first) == 32
+    assert Store(tmp_path).identifier() == first
+    assert Store(tmp_path / "other").identifier() != first
+
+
+APPEND = """
+    import sys
+    from pathlib import Path
+    from fcilbench.results.migrate import parse_row
+    from fcilbench.results.store import Store
+    import json
+    store, row = Store(sys.argv[1]), parse_row(json.loads(Path(sys.argv[2]).read_text()))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for seed in range(int(sys.argv[3]), int(sys.argv[4])):
+        store.append(row.model_copy(update={"seed": seed, "cell_id": f"{seed:064x}"}))
+        print(seed, flush=True)
+"""
+
+
+def _appender(root: Path, row: Path, first: int, last: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(APPEND), str(root), str(row), str(first), str(last)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _start(*children: subprocess.Popen[str]) -> None:
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+
+
+def test_two_processes_append_at_the_same_time(tmp_path, make_cell, make_row):
+    row = make_row(make_cell(), {"faa/none": 0.5}, warnings=["x" * 100_000])  # far beyond one atomic pipe write
+    (tmp_path / "row.json").write_text(row.to_json())
+    root = tmp_path / "results"
+    children = [_appender(root, tmp_path / "row.json", first, first + 25) for first in (0, 25)]
+    _start(*children)
+    outputs = [child.communicate(timeout=60)[0].split() for child in children]
+    assert [len(output) for output in outputs] == [25, 25]
+    store = Store(root)
+    seeds = [found.seed for found in store.rows()]
+    assert sorted(seeds) == list(range(50))
+    assert [seed for seed in seeds if seed < 25] == list(range(25))
+    assert all(found.warnings == row.warnings for found in store.rows())
+    assert not (root / "rows.torn").exists()
+
+
+def test_kill_9_while_appending_loses_no_finished_row(tmp_path, make_cell, make_row):
+    row = make_row(make_cell(), {"faa/none": 0.5}, warnings=["x" * 1_000_000])
+    (tmp_path / "row.json").write_text(row.to_json())
+    store = Store(tmp_path / "results")
+    finished = 0
+    for attempt in range(3):
+        child = _appender(store.root, tmp_path / "row.json", 1000 * attempt, 1000 * attempt + 1000)
+        _start(child)
+        time.sleep(0.15 + 0.03 * attempt)
+        os.kill(child.pid, signal.SIGKILL)
+        finished += len(child.communicate(timeout=60)[0].split())
+        assert child.returncode == -signal.SIGKILL
+    before = store.rows()
+    assert finished >= 3
+    assert finished <= len(before) <= finished + 3  # a row may be on disk before its process could say so
+    last = make_row(make_cell(seed=9), {"faa/none": 0.9})
+    store.append(last)
+    assert store.rows() == [*before, last]
