@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import timm
 import torch
-from pydantic import JsonValue, field_validator, model_validator
-from timm.models import PretrainedCfg
 from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.data.root import find_weights, sha256_file
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
-
-RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""
-
-
-class TimmParams(BaseParams):
-    """Hyperparameters of the `timm` backbone."""
-
-    model: str = Field(
-        description="timm model name, with a pretrained tag if wanted: vit_base_patch16_224.augreg_in21k"
-    )
-    weights: str = Field(
-        "hub", description="`hub`, `none` (random), or a .safetensors file: a path, or its name under DATA_ROOT/weights"
-    )
-    args: dict[str, JsonValue] = Field(
-        default_factory=dict, description="model arguments for timm.create_model: img_size, patch_size, in_chans, ..."
-    )
-    input_size: int | None = Field(
-        None, ge=1, description="height and width of inputs in pixels; default args.img_size, else the model's own"
-    )
-    mean: tuple[float, ...] | None = Field(None, description="input mean per channel; default the model's own")
-    std: tuple[float, ...] | None = Field(None, description="input deviation per channel; default the model's own")
-
-    @field_validator("model")
-    @classmethod
-    def _known(cls, model: str) -> str:
-        architecture, _, tag = model.partition(".")
-        if not timm.is_model(architecture):
-            close = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.6)
-            near = f"; nearest: {', '.join(close)}" if close else ""
-            raise ValueError(f"timm {timm.__version__} has no model {architecture!r}{near}")
-        if tag and not timm.models.is_model_pretrained(model):
-            tags = [name.partition(".")[2] for name in timm.list_pretrained(architecture)]
-            raise ValueError(f"{architecture} has no pretrained tag {tag!r}; it has: {', '.join(tags) or 'none'}")
-        return model
-
-    @field_validator("weights")
-    @classmethod
-    def _kind(cls, weights: str) -> str:
-        if weights not in ("hub", "none") and not weights.endswith(".safetensors"):
-            raise ValueError(f"weights are 'hub', 'none' or a .safetensors file, not {weights!r}")
-        return weights
-
-    @field_validator("args")
-    @classmethod
-    def _free(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(set(args) & set(RESERVED)):
-            raise ValueError(f"{', '.join(taken)} cannot be set in args; use the keys model and weights")
-        _positive(args, "img_size", 1)
-        _positive(args, "in_chans", 3)
-        return args
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        channels = _positive(self.args, "in_chans", 3)
-        size = self.input_size
-        if size is not None and size != (own := _positive(self.args, "img_size", size)):
-            raise ValueError(f"input_size {size} differs from args.img_size {own}; give one of them")
-        if self.weights == "hub" and not _pretrained(self.model).has_weights:
-            raise ValueError(f"{self.model} has no weights on the hub; set weights to none or to a .safetensors file")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) != channels:
-                raise ValueError(f"{name} has {len(values)} values for {channels} input channels")
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError("std must be positive")
-        return self
+from fcilbench.plugins.backbones.timm_params import TimmParams, per_channel, positive, pretrained
 
 
 class Timm(Backbone):
@@ -115,7 +45,7 @@ class Timm(Backbone):
         """
         model = self._create().float()
         if path := self._path():
-            names = _pretrained(self.params.model).classifier or ()
+            names = pretrained(self.params.model).classifier or ()
             heads = (names,) if isinstance(names, str) else names
             state = without_classifier(read_safetensors(path), model, heads)
             load_all(model, state, model_name=self.params.model, path=path)
@@ -126,13 +56,13 @@ class Timm(Backbone):
 
         Where the model has other than three channels, its mean and deviation are averaged over the three.
         """
-        own = _pretrained(self.params.model)
-        channels = _positive(self.params.args, "in_chans", 3)
+        own = pretrained(self.params.model)
+        channels = positive(self.params.args, "in_chans", 3)
         return ImageInput(
-            size=_positive(self.params.args, "img_size", self.params.input_size or own.input_size[-1]),
+            size=positive(self.params.args, "img_size", self.params.input_size or own.input_size[-1]),
             channels=channels,
-            mean=self.params.mean or _per_channel(own.mean, channels),
-            std=self.params.std or _per_channel(own.std, channels),
+            mean=self.params.mean or per_channel(own.mean, channels),
+            std=self.params.std or per_channel(own.std, channels),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -144,7 +74,7 @@ class Timm(Backbone):
         resolved = {"input_size": wanted.size, "mean": list(wanted.mean), "std": list(wanted.std)}
         identity = super().identity() | resolved
         if self.params.weights == "hub":
-            own = _pretrained(self.params.model)
+            own = pretrained(self.params.model)
             identity["weights"] = f"hub:{own.architecture}.{own.tag}"
         if path := self._path():
             identity["weights"] = f"sha256:{sha256_file(path)}"
@@ -194,19 +124,3 @@ class Timm(Backbone):
                 f"timm model {self.params.model} does not give one vector an image", hint="check args.global_pool"
             )
         return features.shape[1]
-
-
-def _pretrained(model: str) -> PretrainedCfg:
-    """Returns what timm knows of a model's pretraining; timm's defaults if it knows nothing."""
-    return timm.models.get_pretrained_cfg(model) or PretrainedCfg()
-
-
-def _positive(args: dict[str, JsonValue], key: str, default: int) -> int:
-    value = args.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"args.{key} must be a positive integer (images are square), not {value!r}")
-    return value
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
