@@ -114,13 +114,10 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
     notes = []
     for group in groups:
         for column in group.columns:
-            gaps = [
-                f"{entry.aggregator} {entry.ok - entry.estimates[group.identity][column.metric].n} of {entry.ok}"
-                for entry in entries
-                if entry.estimates[group.identity][column.metric].n < entry.ok
-            ]
+            counts = [(entry, entry.ok - entry.estimates[group.identity][column.metric].n) for entry in entries]
+            gaps = [f"{entry.aggregator} in {count} of {entry.ok} cells" for entry, count in counts if count]
             if gaps:
-                notes.append((group.identity, f"{column.title} is undefined, not 0, in some cells: {', '.join(gaps)}"))
+                notes.append((group.identity, f"{column.title} is undefined (–), not 0: {', '.join(gaps)}"))
     return _merged(notes, groups)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "json")
 DASH = "–"
+_CANVAS = 2000
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
 
 
@@ -52,7 +53,9 @@ def print_board(board: Board, console: Console) -> None:
         console.print(Text(_heading(block), style="bold cyan"))
         console.print(Text(_facts(block), style="dim"))
         whole = _table(block, block.groups)
-        fits = Measurement.get(console, console.options, whole).maximum <= console.width
+        # Measured on a wide canvas: within the console's own width rich would wrap the table to fit.
+        wanted = Measurement.get(console, console.options.update(width=_CANVAS), whole).maximum
+        fits = wanted <= console.width
         for table in [whole] if fits else [_table(block, (group,)) for group in block.groups]:
             console.print(table)
         for note in _block_notes(block):
@@ -95,7 +98,8 @@ def _title(column: Column) -> str:
 
 
 def _heading(block: Block) -> str:
-    return " / ".join(value for value in block.scenario.values() if value)
+    labels = [value for axis, value in block.scenario.items() if axis != "stress" and value]
+    return " / ".join([*labels, f"stress {block.scenario.get('stress') or 'none'}"])
 
 
 def _facts(block: Block) -> str:
@@ -125,7 +129,7 @@ def _ranked(block: Block, group: Group) -> bool:
 
 def _headers(block: Block, groups: tuple[Group, ...]) -> list[tuple[str, str]]:
     """Returns `(group, title)` of each column."""
-    heads = [("", "aggregator"), ("", "seeds ok"), ("", "not ok")]
+    heads = [("", "aggregator"), ("", "ok"), ("", "not ok")]
     for group in groups:
         heads += [(group.identity, _title(column)) for column in group.columns]
         heads += [(group.identity, "rank")] if _ranked(block, group) else []
@@ -148,13 +152,14 @@ def _table(block: Block, groups: tuple[Group, ...]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     previous = ""
     for index, (group, title) in enumerate(_headers(block, groups)):
         name = f"task: {group}" if group != previous else ""
         previous = group
         head = f"{name}\n{title}"
-        table.add_column(escape(head), justify="left" if index in (0, 2) else "right", overflow="fold")
+        words = index in (0, 2)  # method and failures may wrap, figures may not
+        table.add_column(escape(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for entry in block.entries:
         table.add_row(*(escape(text) for text in _cells(block, entry, groups)))
     return table
@@ -168,7 +173,7 @@ def _markdown(board: Board) -> str:
         lines.append(_md_row(["---" if index in (0, 2) else "---:" for index in range(len(heads))]))
         lines += [_md_row(_cells(block, entry, block.groups)) for entry in block.entries]
         lines += ["", *(f"- {_plain(note)}" for note in _block_notes(block)), ""]
-    return "\n".join([*lines, *(f"- {_plain(note)}" for note in board.notes)]) + "\n"
+    return "\n".join([*lines, "## Notes", "", *(f"- {_plain(note)}" for note in board.notes)]) + "\n"
 
 
 def _md_row(cells: list[str]) -> str:
