@@ -109,6 +109,19 @@ def choose_devices(option: str, environment: Mapping[str, str] = os.environ) -> 
     return wanted
 
 
+def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:
+    """Returns name, memory and driver of a device as rows record them; nothing for the CPU.
+
+    Args:
+        visible: One of the values that `choose_devices` returns.
+        environment: Where `CUDA_VISIBLE_DEVICES` is read.
+    """
+    for gpu in find_gpus(environment) if visible else []:
+        if str(gpu.index) == visible:
+            return {"gpu": gpu.name, "gpu_memory": gpu.memory, "driver": gpu.driver}
+    return {}
+
+
 def make_slots(devices: list[str], jobs: int) -> list[Slot]:
     """Returns `jobs` slots on each device, spread so that the first cells go to different devices.
 

@@ -20,7 +20,8 @@ from fcilbench.data.root import data_root
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.messages import Event, Job
 from fcilbench.execution.offline import refuse_network
-from fcilbench.federation.experiment import Experiment, Unsupported, run_experiment
+from fcilbench.federation.experiment import Experiment, Unsupported
+from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
 from fcilbench.suite.cell import Cell, PluginUse
 
@@ -36,7 +37,6 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "gpu": torch.cuda.get_device_name(0) if cuda else None,
-        "gpu_memory": torch.cuda.get_device_properties(0).total_memory if cuda else None,
     }
 
 

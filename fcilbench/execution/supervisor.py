@@ -9,7 +9,7 @@ from typing import Any
 
 from fcilbench.execution import history, lease, verdict
 from fcilbench.execution.base import Executor, RunOptions
-from fcilbench.execution.devices import Slot
+from fcilbench.execution.devices import Slot, facts_of
 from fcilbench.execution.interrupt import Interrupts
 from fcilbench.execution.ledger import Ledger
 from fcilbench.execution.messages import TERMINAL, Event, Job
@@ -124,7 +124,8 @@ class Supervisor:
             slot, event = message.slot, message.event
             running = self._running.get(slot)
             if event["event"] == "ready":
-                self._environments[slot] = event.get("environment") or {}
+                # nvidia-smi's words win over torch's: a plan reads them without torch and must know its hardware again
+                self._environments[slot] = {**(event.get("environment") or {}), **facts_of(slot.visible)}
             elif running is None:
                 continue  # said by a worker that was stopped meanwhile
             elif event["event"] == "started":

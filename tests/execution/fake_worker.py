@@ -80,7 +80,7 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
 
 
 def work() -> None:
-    emit(event="ready", environment={"torch": "none", "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")})
+    emit(event="ready", environment={"torch": "none", "visible": os.environ.get("CUDA_VISIBLE_DEVICES")})
     while True:
         jobs_ready.acquire()
         job = queue.pop(0)

@@ -137,7 +137,7 @@ def test_slots_see_their_device_only(kit: Any, options: RunOptions) -> None:
     for name in ("a", "b"):
         environment = kit.store.environment(kit.row(name).env)
         assert environment is not None
-        seen.add(environment["worker"]["gpu"])
+        seen.add(environment["worker"]["visible"])
     assert seen == {"0", "1"}
 
 

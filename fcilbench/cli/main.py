@@ -1,0 +1,59 @@
+"""The `fcilbench` command: puts verbs and groups together and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fcilbench import __version__
+from fcilbench.cli import board, check, console, data, doctor, plan, plugins, results, run, schema, show
+
+_EPILOG = (
+    "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
+    "not ok, 4 nothing selected, 5 prerequisite missing (data, GPU, plugin), 130 interrupted."
+)
+
+app = typer.Typer(
+    name="fcilbench",
+    help="A declarative benchmark suite for Federated Class-Incremental Learning.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"fcilbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    console.log_to_stderr()
+
+
+def _example(text: str) -> str:
+    return f"Example: [bold]{text}[/bold]"
+
+
+for _verb in (run, plan, check, board, show, schema, doctor):
+    _name = _verb.__name__.rpartition(".")[2]
+    app.command(_name, epilog=_example(_verb.EXAMPLE))(getattr(_verb, _name))
+for _group in (plugins, data, results):
+    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
+
+
+def main() -> None:
+    """Runs the command line of this process; ends it with one of the documented exit codes."""
+    try:
+        app()
+    except Exception as error:
+        sys.exit(console.report(error))

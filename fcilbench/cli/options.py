@@ -1,0 +1,105 @@
+"""Every option of the command line, declared once: a flag means the same wherever it appears."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcilbench.cli import console
+
+
+class Form(enum.StrEnum):
+    """How a table is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MD = "md"
+
+
+class Rerun(enum.StrEnum):
+    """Which cells that have a row are run again."""
+
+    STALE = "stale"
+    FAILED = "failed"
+    NEVER = "never"
+    ALL = "all"
+
+
+def _quiet(value: bool) -> bool:
+    console.state.quiet = console.state.quiet or value
+    return value
+
+
+def _verbose(value: bool) -> bool:
+    console.state.verbose = console.state.verbose or value
+    return value
+
+
+SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
+MaybeSuite = Annotated[
+    Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
+]
+OfSuite = Annotated[
+    Path | None, typer.Option("--suite", help="Show the cells that this suite plans, the missing ones too.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="PATH=VALUE", help="Override a value of the suite, e.g. protocol.rounds=2."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", metavar="EXPR", help="Select cells: axis:value,status:failed (all terms hold; globs; repeat for or)."
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
+RerunPolicy = Annotated[
+    Rerun,
+    typer.Option(
+        "--rerun",
+        help="stale: new, broken-off, prerequisite and stale cells; failed: also all that are not ok; "
+        "never: only cells without a result; all: every cell.",
+    ),
+]
+Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Cells at a time on each device.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="ROOT", help="Data root [env: FCILBENCH_DATA; else the user cache].")
+]
+Tracking = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking",
+        metavar="URI|none",
+        help="MLflow store [env: FCILBENCH_TRACKING_URI, MLFLOW_TRACKING_URI; else mlflow.db in the results folder].",
+    ),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network while cells run.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
+Format = Annotated[Form, typer.Option("--format", help="Form of what goes to standard output.")]
+OutputFile = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file; .md or .json sets the form.")
+]
+Deep = Annotated[
+    bool, typer.Option("--deep", help="Also run one tiny forward and aggregate per combination of plugins.")
+]
+ShowConfig = Annotated[
+    bool, typer.Option("--show-config", help="Print every value of the resolved suite with its origin.")
+]
+Kind = Annotated[str | None, typer.Option("--kind", help="One kind of plugin, e.g. aggregators.")]
+Tolerance = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tolerance", metavar="METRIC=VALUE", help="Largest difference that is no conflict, e.g. faa/*=1e-6."
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", callback=_quiet, help="Errors and results only.", show_default=False)
+]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", callback=_verbose, help="More detail; tracebacks.", show_default=False)
+]

@@ -1,0 +1,174 @@
+"""`fcilbench plan`: what a run would do and cost; writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fcilbench.cli import console, options
+from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fcilbench.cli.prepare import Prepared
+
+EXAMPLE = "fcilbench plan suites/quickstart.yaml --only aggregator:sum"
+
+
+def plan(
+    suite: options.SuiteFile,
+    *,
+    out: options.Out = Path("results"),
+    set_: options.Set = None,
+    only: options.Only = None,
+    rerun: options.RerunPolicy = options.Rerun.STALE,
+    gpus: options.Gpus = "auto",
+    jobs: options.Jobs = 1,
+    data: options.Data = None,
+    show_config: options.ShowConfig = False,
+    form: options.Format = options.Form.TABLE,
+    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+) -> None:
+    """Show which cells are new, done, stale (and why) or failed, and what a run would cost. Writes nothing.
+
+    Exit codes: 0; 4 if no cell is selected; 5 if something that the suite needs is missing here.
+    """
+    from fcilbench.cli.prepare import prepare, use_data_root
+    from fcilbench.execution.devices import choose_devices
+
+    use_data_root(data)
+    devices = choose_devices(gpus)
+    prepared = prepare(suite, set_, out, only, rerun, devices)
+    if show_config:
+        _print_config(prepared, form)
+    elif form is options.Form.JSON:
+        console.show_json(_as_json(prepared))
+    else:
+        print_plan(prepared, slots=len(devices) * jobs, to=console.out(), groups=True)
+    if prepared.plan.expansion.prerequisites:
+        raise typer.Exit(PREREQUISITE)
+    if not prepared.plan.items:
+        raise typer.Exit(NOTHING_SELECTED)
+
+
+def print_plan(prepared: Prepared, *, slots: int, to: Console, groups: bool = False) -> None:
+    """Prints a plan.
+
+    Args:
+        prepared: The plan.
+        slots: Cells that would run at a time.
+        to: Where to.
+        groups: Also print a line for each point of the grid.
+    """
+    from rich.table import Table
+
+    plan, expansion = prepared.plan, prepared.plan.expansion
+    product = " x ".join(f"{size} {axis}" for axis, size in expansion.axes.items())
+    total = len(expansion.cells)
+    to.print(f"{expansion.name}: {product} -> {total} cells, {len(expansion.excluded)} excluded", markup=False)
+    states = Counter(item.state for item in plan.items)
+    counted = "   ".join(f"{state} {states[state]}" for state in ("done", "new", "stale", "failed", "running"))
+    to.print(f"  {counted}   (store {prepared.store.root})", markup=False)
+    if groups:
+        table = Table(box=None, pad_edge=False)
+        for name in ("dataset", "backbone", "partition", "aggregator", "stress", "state", "why"):
+            table.add_column(name, overflow="fold")
+        for group in plan.groups:
+            counts = ", ".join(f"{state} {number}" for state, number in group.counts.items())
+            table.add_row(*_axes(group.coords), counts, "; ".join(group.why))
+        to.print(table)
+    else:
+        for why, number in Counter(item.why for item in plan.items if item.run and item.why).items():
+            to.print(f"  {number} x {why}", markup=False)
+    for line in expansion.prerequisites:
+        to.print(f"  missing: {line}", style="yellow", markup=False)
+    to.print(f"  {_cost(prepared, slots)}", markup=False)
+
+
+def _axes(coords: dict[str, str]) -> list[str]:
+    return [str(coords.get(axis, "")) for axis in ("dataset", "backbone", "partition", "aggregator", "stress")]
+
+
+def _cost(prepared: Prepared, slots: int) -> str:
+    from fcilbench.cli.prepare import duration
+
+    todo = prepared.plan.todo
+    if not todo:
+        return "nothing to run"
+    seconds = sum(item.seconds for item in todo)
+    guessed = sum(item.basis == "guess" for item in todo)
+    basis = "measured on this hardware" if not guessed else f"guess for {guessed} of them"
+    return (
+        f"to run: {len(todo)} cells, {duration(seconds)} ({basis}), {slots} slots -> about {duration(seconds / slots)}"
+    )
+
+
+def _print_config(prepared: Prepared, form: options.Form) -> None:
+    from rich.table import Table
+
+    values = flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
+    origins = prepared.loaded.origins
+    if form is options.Form.JSON:
+        rows = [{"path": path, "value": value, "origin": _origin(path, origins)} for path, value in values.items()]
+        console.show_json({"schema": 1, "values": rows})
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("path", "value", "origin"):
+        table.add_column(name, overflow="fold")
+    for path, value in values.items():
+        table.add_row(path, str(value), _origin(path, origins))
+    console.show_table(table)
+
+
+def _origin(path: str, origins: dict[str, str]) -> str:
+    """Returns where a value comes from: its own position, else that of the entry it was expanded from."""
+    while path:
+        if path in origins:
+            return origins[path]
+        path = path.rpartition(".")[0]
+    return "default"
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested maps and lists by dotted path; an empty map or list is a leaf."""
+    if isinstance(value, dict) and value:
+        items = [(str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list) and value:
+        items = [(str(index), inner) for index, inner in enumerate(value)]
+    else:
+        return {path: value}
+    leaves: dict[str, Any] = {}
+    for key, inner in items:
+        leaves |= flatten(inner, f"{path}.{key}" if path else key)
+    return leaves
+
+
+def _as_json(prepared: Prepared) -> dict[str, Any]:
+    plan, expansion = prepared.plan, prepared.plan.expansion
+    return {
+        "schema": 1,
+        "suite": expansion.name,
+        "store": str(prepared.store.root),
+        "counts": Counter(item.state for item in plan.items),
+        "seconds": sum(item.seconds for item in plan.todo),
+        "cells": [
+            {
+                "cell_id": item.cell_id,
+                "coords": item.cell.coords,
+                "state": item.state,
+                "why": item.why,
+                "run": item.run,
+                "status": item.status,
+                "seconds": item.seconds,
+                "basis": item.basis,
+            }
+            for item in plan.items
+        ],
+        "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
+        "prerequisites": expansion.prerequisites,
+        "blocked": expansion.blocked,
+    }

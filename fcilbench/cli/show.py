@@ -1,0 +1,113 @@
+"""`fcilbench show`: the rows of a results folder, or one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcilbench.cli import console, options
+from fcilbench.errors import NothingSelectedError, UsageError
+
+if TYPE_CHECKING:
+    from fcilbench.results.schema import Row
+    from fcilbench.results.store import Store
+
+EXAMPLE = "fcilbench show 9f2c --out results"
+
+
+def show(
+    cell: Annotated[str | None, typer.Argument(help="First digits of a cell's id.", metavar="[CELL]")] = None,
+    out: options.Out = Path("results"),
+    only: options.Only = None,
+    form: options.Format = options.Form.TABLE,
+    verbose: options.Verbose = False,
+) -> None:
+    """List the rows of a results folder, or print one cell: parameters, metrics, cost, failure, files."""
+    from fcilbench.results.store import Store
+
+    store = Store(out)
+    if cell is None:
+        rows = select_rows(store, only)
+        if not rows:
+            raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+        if form is options.Form.JSON:
+            console.show_json({"schema": 1, "rows": [_plain(row) for row in rows]})
+        else:
+            _print_rows(rows)
+        return
+    row = _find(store, cell)
+    if form is options.Form.JSON:
+        console.show_json({"schema": 1, "rows": [_plain(row)]})
+    else:
+        _print_cell(store, row, verbose)
+
+
+def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
+    """Returns the last row of each cell that `--only` selects, in the order of the file."""
+    from fcilbench.suite.select import parse_selectors
+
+    chosen = parse_selectors(only or ())
+    return [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
+
+
+def _find(store: Store, prefix: str) -> Row:
+    rows = store.latest()
+    found = [row for cell_id, row in rows.items() if cell_id.startswith(prefix.lower())]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"no cell {prefix} in {store.root}", hint="`fcilbench show` lists the cells")
+    raise UsageError(f"{len(found)} cells begin with {prefix}", hint="give more digits of the id")
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return row.model_dump(mode="json", by_alias=True)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    from rich.table import Table
+
+    from fcilbench.cli.prepare import duration
+
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.startswith("faa/")))
+    table = Table(box=None, pad_edge=False)
+    for name in ("cell", "suite", "dataset", "backbone", "partition", "aggregator", "stress", "seed", "status"):
+        table.add_column(name, no_wrap=name == "cell", overflow="fold")
+    for name in [*metrics, "wall"]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        figures = [row.metrics[name].value if name in row.metrics else None for name in metrics]
+        coords = [str(value) for value in row.coords.values()]
+        cells = ["" if value is None else f"{value:.4f}" for value in figures]
+        table.add_row(row.cell_id[:12], row.suite, *coords, row.status, *cells, duration(row.cost.wall_s))
+    console.show_table(table)
+
+
+def _print_cell(store: Store, row: Row, verbose: bool) -> None:
+    from rich.table import Table
+
+    from fcilbench.cli.plan import flatten
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
+    for path, value in flatten(_plain(row)).items():
+        if path.partition(".")[0] not in hidden and value not in (None, [], {}):
+            table.add_row(path, str(value))
+    for name, metric in row.metrics.items():
+        table.add_row(name, "undefined" if metric.value is None else f"{metric.value:.6g} {metric.unit}")
+    for identity, matrix in row.accuracy.items():
+        for number, line in enumerate(matrix):
+            figures = " ".join("  -  " if value is None else f"{value:.3f}" for value in line)
+            table.add_row(f"accuracy/{identity} after task {number + 1}", figures)
+    folder = store.cell_dir(row.cell_id)
+    for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
+        table.add_row("file", str(folder / name))
+    console.show_table(table)
+    trace = folder / "traceback.txt"
+    if verbose and trace.is_file():
+        console.show(trace.read_text(encoding="utf-8", errors="replace"))
