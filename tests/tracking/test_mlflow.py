@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fcilbench.results.store import Store
+from fcilbench.tracking.mlflow import MLflowTracker
+from fcilbench.tracking.sync import sync
+
+mlflow = pytest.importorskip("mlflow")
+
+CURVE = [
+    {"event": "round", "task": 0, "round": 0, "loss": 2.0, "seconds": {"training": 1.5}, "bytes_up": 80},
+    {"event": "round", "task": 0, "round": 1, "loss": 1.0, "seconds": {"training": 1.25}, "bytes_up": 80},
+    {"event": "task", "task": 0, "accuracy": {"none": [0.9, 0.7]}},
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_server_from_outside(monkeypatch):
+    for name in ("FCILBENCH_TRACKING_URI", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def store(tmp_path, make_cell, make_row) -> Store:
+    store = Store(tmp_path / "results")
+    env = store.save_environment({"python": "3.12"})
+    ok = make_row(make_cell("sum", lambda_s=0.4), {"faa/none": 0.625, "forgetting/none": None})
+    folder = store.make_cell_dir(ok.cell_id)
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in CURVE))
+    store.append(ok.model_copy(update={"env": env}))
+    store.append(make_row(make_cell("fedavg"), "failed"))
+    return store
+
+
+def _runs(store: Store, uri: str | None = None):
+    client = mlflow.MlflowClient(tracking_uri=uri or f"sqlite:///{store.root}/mlflow.db")
+    experiment = client.get_experiment_by_name("fcilbench")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    return client, parents, {run.data.tags["fcilbench.cell_id"]: run for run in runs if run not in parents}
+
+
+def _track(store: Store, warnings: list[str], uri: str | None = None, **options) -> MLflowTracker:
+    tracker = MLflowTracker(store, uri=uri, warn=warnings.append, **options)
+    tracker.suite_started("demo's suite", {"planned": 2, "protocol": {"rounds": 2}})
+    for row in store.latest().values():
+        tracker.cell_finished(row)
+    tracker.suite_finished()
+    return tracker
+
+
+def test_a_suite_is_a_parent_run_and_a_cell_a_child(store):
+    warnings: list[str] = []
+    tracker = _track(store, warnings)
+    assert warnings == []
+    assert (tracker.report.logged, tracker.report.present, tracker.report.lost) == (2, 0, 0)
+    client, (parent,), children = _runs(store)
+    assert parent.info.run_name == "demo's suite"
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params == {"suite.planned": "2", "suite.protocol.rounds": "2"}
+    assert {key: parent.data.tags[key] for key in ("cells.ok", "cells.failed")} == {
+        "cells.ok": "1",
+        "cells.failed": "1",
+    }
+    assert {child.data.tags["mlflow.parentRunId"] for child in children.values()} == {parent.info.run_id}
+
+    ok = next(row for row in store.latest().values() if row.status == "ok")
+    run = children[ok.cell_id]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["aggregator"] == "sum"
+    assert run.data.params["aggregator.lambda_s"] == "0.4"
+    assert run.data.params["protocol.rounds"] == "2"
+    assert run.data.params["partition.value"] == "0.5"
+    assert run.data.params["seeds.train"] == "13"
+    assert run.data.metrics["faa/none"] == 0.625
+    assert "forgetting/none" not in run.data.metrics  # undefined is absent, not 0
+    assert run.data.metrics["cost/bytes_down"] == 160
+    losses = client.get_metric_history(run.info.run_id, "round/loss")
+    assert [(point.step, point.value) for point in losses] == [(1, 2.0), (2, 1.0)]
+    assert run.data.metrics["round/seconds/training"] == 1.25
+    assert run.data.metrics["task/accuracy/none"] == pytest.approx(0.8)
+    files = sorted(file.path for file in client.list_artifacts(run.info.run_id))
+    assert files == ["environment.json", "rounds.jsonl", "row.json"]
+    assert (store.root / "mlartifacts").is_dir()
+
+    failed = next(row for row in store.latest().values() if row.status == "failed")
+    assert children[failed.cell_id].info.status == "FAILED"
+    assert children[failed.cell_id].data.tags["fcilbench.reason"] == "ValueError: bad shape"
+
+
+def test_tracking_and_syncing_again_changes_nothing(store):
+    _track(store, [])
+    _, _, before = _runs(store)
+    again = _track(store, [])
+    assert (again.report.logged, again.report.present) == (0, 2)
+    _, parents, after = _runs(store)
+    assert len(parents) == 1
+    assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
+
+
+def test_sync_back_fills_and_is_idempotent(store):
+    first = sync(store, MLflowTracker(store))
+    assert (first.logged, first.present, first.lost, first.warning) == (2, 0, 0, None)
+    second = sync(store, MLflowTracker(store))
+    assert (second.logged, second.present) == (0, 2)
+    _, (parent,), children = _runs(store)
+    assert parent.info.run_name == "demo"
+    assert set(children) == set(store.latest())
+
+
+def test_a_newer_row_replaces_the_run_of_its_cell(store, make_cell, make_row):
+    sync(store, MLflowTracker(store))
+    store.append(make_row(make_cell("fedavg"), {"faa/none": 0.5}))
+    report = sync(store, MLflowTracker(store))
+    assert (report.logged, report.present) == (1, 1)
+    _, (parent,), children = _runs(store)
+    assert {run.data.tags["fcilbench.status"] for run in children.values()} == {"ok"}
+    assert parent.data.tags["cells.ok"] == "2"
+
+
+def test_a_half_logged_run_is_replaced(store, monkeypatch):
+    from fcilbench.tracking.mlflow_session import MLflowSession
+
+    warnings: list[str] = []
+    with monkeypatch.context() as patch:
+
+        def disk_full(*_arguments: object) -> None:
+            raise OSError("disk full")
+
+        patch.setattr(MLflowSession, "_log_files", disk_full)
+        tracker = _track(store, warnings)
+    assert (tracker.report.logged, tracker.report.lost) == (0, 2)
+    assert len(warnings) == 1
+    assert "OSError: disk full" in warnings[0]
+    tracker = _track(store, warnings)
+    assert (tracker.report.logged, tracker.report.present, len(warnings)) == (2, 0, 1)
+    assert len(_runs(store)[2]) == 2
+
+
+def test_two_folders_in_one_mlflow_keep_their_own_runs(store, tmp_path):
+    other = Store(tmp_path / "other")
+    for row in store.latest().values():
+        other.append(row)
+    uri = f"sqlite:///{tmp_path}/shared.db"
+    for folder in (store, other, store):
+        sync(folder, MLflowTracker(folder, uri=uri))
+    _, parents, _ = _runs(store, uri)
+    assert len(parents) == 2
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_closed_port_costs_one_warning_quickly(store):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    warnings: list[str] = []
+    start = time.monotonic()
+    tracker = _track(store, warnings, f"http://ann:secret@127.0.0.1:{port}")
+    assert time.monotonic() - start < 5
+    assert len(warnings) == 1
+    assert f"MLflow at http://127.0.0.1:{port}: " in warnings[0]
+    assert "fcilbench results sync mlflow" in warnings[0]
+    assert "secret" not in warnings[0]
+    assert (tracker.report.logged, tracker.report.lost) == (0, 2)
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up(store):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        warnings: list[str] = []
+        start = time.monotonic()
+        tracker = _track(store, warnings, f"http://127.0.0.1:{silent.getsockname()[1]}", patience=1.0)
+        assert time.monotonic() - start < 5
+    assert len(warnings) == 1
+    assert "no progress for 1 s" in warnings[0]
+    assert tracker.report.lost >= 1
+
+
+def test_an_unusable_uri_is_a_warning(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    warnings: list[str] = []
+    _track(store, warnings, f"sqlite:///{tmp_path}/file/mlflow.db")
+    assert len(warnings) == 1
+
+
+def test_a_suite_without_finished_cells_starts_nothing(store):
+    tracker = MLflowTracker(store)
+    before = threading.active_count()
+    tracker.suite_started("demo", {})
+    tracker.suite_finished()
+    assert threading.active_count() == before
+    assert not (store.root / "mlflow.db").exists()
+
+
+def test_mlflow_stays_silent_on_stdout_and_stderr(store):
+    code = (
+        "import sys; from fcilbench.results.store import Store; from fcilbench.tracking.mlflow import MLflowTracker; "
+        "from fcilbench.tracking.sync import sync; store = Store(sys.argv[1]); "
+        "assert 'mlflow' not in sys.modules; assert sync(store, MLflowTracker(store)).logged == 2"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(store.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
