@@ -40,7 +40,7 @@ def board(
     if suite is None:
         planned, rows = None, select_rows(Store(out), only)
     else:
-        prepared = prepare(suite, set_, out, only)
+        prepared = prepare(suite, set_, out, only=only)
         planned = {item.cell_id: item.cell for item in prepared.plan.items}
         rows = list(prepared.store.latest().values())
     if not rows:

@@ -40,10 +40,8 @@ def software() -> list[Finding]:
     """Looks at Python and the versions of the packages that compute, without importing them."""
     findings = [Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")]
     for name in ("torch", "torchvision", "timm", "transformers", "mlflow"):
-        try:
-            findings.append(Finding("ok", name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            findings.append(Finding("fail", name, "not installed"))
+        version = _version(name)
+        findings.append(Finding("ok", name, version) if version else Finding("fail", name, "not installed"))
     return findings
 
 
@@ -64,14 +62,11 @@ def devices(option: str) -> list[Finding]:
     except PrerequisiteError as error:
         return [*findings, Finding("fail", "--gpus", str(error))]
     if chosen == [""]:
-        build = metadata.version("torch") if _installed("torch") else ""
-        findings.append(Finding("ok", "device", f"the CPU, {os.cpu_count()} cores"))
-    else:
-        build = metadata.version("torch") if _installed("torch") else ""
-        if build.endswith("+cpu"):
-            findings.append(
-                Finding("fail", "torch", f"{build} is built without CUDA; use --gpus none or another build")
-            )
+        return [*findings, Finding("ok", "device", f"the CPU, {os.cpu_count()} cores")]
+    build = _version("torch")
+    if build is not None and build.endswith("+cpu"):
+        detail = f"{build} is built without CUDA; use --gpus none or another build"
+        findings.append(Finding("fail", "torch", detail))
     return findings
 
 
@@ -176,9 +171,8 @@ def _datasets(uses: list[tuple[str, dict[str, Any]]], root: Path, missing: Liter
     ]
 
 
-def _installed(name: str) -> bool:
+def _version(name: str) -> str | None:
     try:
-        metadata.version(name)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None

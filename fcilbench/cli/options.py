@@ -68,14 +68,18 @@ Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs
 Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Cells at a time on each device.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="ROOT", help="Data root [env: FCILBENCH_DATA; else the user cache].")
+    Path | None,
+    typer.Option(
+        "--data", metavar="ROOT", help="Data root; default: FCILBENCH_DATA of the environment, else the user cache."
+    ),
 ]
 Tracking = Annotated[
     str | None,
     typer.Option(
         "--tracking",
         metavar="URI|none",
-        help="MLflow store [env: FCILBENCH_TRACKING_URI, MLFLOW_TRACKING_URI; else mlflow.db in the results folder].",
+        help="MLflow store; default: FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the environment, else mlflow.db "
+        "in the results folder.",
     ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network while cells run.")]

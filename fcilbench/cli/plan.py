@@ -42,7 +42,7 @@ def plan(
 
     use_data_root(data)
     devices = choose_devices(gpus)
-    prepared = prepare(suite, set_, out, only, rerun, devices)
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     if show_config:
         _print_config(prepared, form)
     elif form is options.Form.JSON:

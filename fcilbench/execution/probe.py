@@ -56,7 +56,9 @@ def _ask(question: str, items: list[dict[str, Any]], data_root: Path | None) -> 
         request = {"question": question, "items": items[len(answers) :], "root": str(data_root) if data_root else None}
         command = [sys.executable, "-m", "fcilbench.execution.probe"]
         try:
-            done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=_SECONDS)
+            done = subprocess.run(
+                command, input=json.dumps(request), capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
             lines, end = done.stdout.splitlines(), f"the process died with code {done.returncode}"
         except subprocess.TimeoutExpired as error:
             lines, end = _text(error.stdout).splitlines(), f"no answer within {_SECONDS:g} s"
