@@ -68,7 +68,10 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
         problems += schema_problems(error, tree)
     problems += condition_problems(tree)
     if problems:
-        raise InvalidSuiteError(in_order(problems))
+        # The registry is asked too, so that a misspelt plugin or parameter comes with the misspelt keys.
+        from fcilbench.suite.entries import salvage
+
+        raise InvalidSuiteError(in_order([*problems, *salvage(tree)]))
     return LoadedSuite(suite, path, tree)
 
 

@@ -1,0 +1,224 @@
+"""Puts cells together: collects what each needs, resolves every distinct need once, then builds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from fcilbench.api.protocol import Protocol, Seeds
+from fcilbench.registry import catalog
+from fcilbench.registry.records import Resolved, Unresolved
+from fcilbench.registry.validation import explain, validate
+from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.suite.entries import Entries, Entry, option_problems, use_of
+from fcilbench.suite.keys import Setting, route
+from fcilbench.suite.load import LoadedSuite
+from fcilbench.suite.parse import locate
+from fcilbench.suite.problems import Problem
+from fcilbench.suite.rules import Point, Rule
+from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
+from fcilbench.suite.split import split_classes
+
+Settings = Mapping[str, Setting]
+
+
+@dataclass
+class _Draft:
+    """A cell to be: its place, and the keys of what it needs."""
+
+    point: Point
+    seed: int
+    needs: dict[PluginAxis, str]
+    protocol: str
+
+
+@dataclass
+class Assembly:
+    """Cells in the making.
+
+    Attributes:
+        loaded: The suite.
+        entries: Its plugin entries.
+        rules: Its `tuned` rules.
+        problems: What is wrong with the suite.
+        prerequisites: What is missing on this machine.
+        blocked: Number of cells that cannot be built for want of it.
+        facts: What the plugins in use declare, by `<axis>:<full name>`.
+        unused: Rules that match no cell.
+    """
+
+    loaded: LoadedSuite
+    entries: Entries
+    rules: Sequence[Rule]
+    problems: list[Problem] = field(default_factory=list)
+    prerequisites: list[str] = field(default_factory=list)
+    blocked: int = 0
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unused: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._drafts: list[_Draft] = []
+        self._uses: dict[str, tuple[Entry, Settings]] = {}
+        self._answers: dict[str, Resolved | Unresolved] = {}
+        self._protocol_settings: dict[str, Settings] = {}
+        self._protocols: dict[str, Protocol] = {}
+        self._tasks: dict[int, tuple[int, ...]] = {}
+
+    def add(self, point: Point, seed: int) -> None:
+        """Adds one cell of the grid."""
+        plugins: dict[PluginAxis, dict[str, Setting]] = {axis: {} for axis in PLUGIN_KINDS}
+        protocol: dict[str, Setting] = {}
+        for rule, written in zip(self.rules, self.loaded.suite.tuned, strict=True):
+            if rule.matches(point, self.loaded.suite.protocol, seed):
+                rule.used += 1
+                self._apply(rule, written.set, point, plugins, protocol)
+        needs = {axis: self._need(entry, plugins[axis]) for axis, entry in point.entries.items()}
+        merged = {**point.entries["aggregator"].protocol, **protocol}
+        key = json.dumps({name: setting.value for name, setting in merged.items()}, sort_keys=True, default=str)
+        self._protocol_settings.setdefault(key, merged)
+        self._drafts.append(_Draft(point, seed, needs, key))
+
+    def resolve(self) -> None:
+        """Resolves plugins, protocols and splits; fills `problems` and `prerequisites`."""
+        self._add_unused_entries()
+        sound = [key for key, (entry, _) in self._uses.items() if entry.broken is None]
+        found = catalog.resolve([use_of(*self._uses[key]) for key in sound])
+        self._answers = dict(zip(sound, found, strict=True))
+        for key, (entry, settings) in self._uses.items():
+            self._judge(entry, settings, self._answers.get(key))
+        base = self.loaded.suite.protocol.model_dump(mode="json")
+        for key, settings in self._protocol_settings.items():
+            values = {name: setting.value for name, setting in settings.items()}
+            try:
+                self._protocols[key] = validate(Protocol, {**base, **values}) if values else self.loaded.suite.protocol
+            except ValidationError as error:
+                for problem in explain(error, Protocol.model_fields):
+                    where = locate(self.loaded.tree, settings[str(problem.loc[0])].path)
+                    self.problems.append(Problem(f"protocol.{problem.message}", where, check="params"))
+
+    def cells(self) -> tuple[list[Cell], list[Point]]:
+        """Builds the cells of a suite without problems.
+
+        Returns:
+            The cells that can be identified on this machine, and the point of the grid of each.
+        """
+        suite = self.loaded.suite
+        cells, points = [], []
+        limits = suite.limits.limits()
+        plugin_uses = {key: self._plugin_use(key) for key in self._uses}
+        for draft in self._drafts:
+            chosen = {axis: plugin_uses[key] for axis, key in draft.needs.items()}
+            if None in chosen.values():
+                self.blocked += 1
+                continue
+            dataset = draft.point.entries["dataset"]
+            cells.append(
+                Cell(
+                    suite=suite.name,
+                    protocol=self._protocols[draft.protocol],
+                    tasks=self._tasks[dataset.index],
+                    data_fingerprint=str(self.facts[f"dataset:{dataset.ref.name}"].get("fingerprint", "")),
+                    partition=draft.point.partition,
+                    seeds=Seeds(base=suite.seeds.base, index=draft.seed, vary=tuple(suite.seeds.vary)),
+                    evaluate=suite.evaluate,
+                    runtime=suite.runtime,
+                    limits=limits,
+                    **{axis: use for axis, use in chosen.items() if use is not None},
+                )
+            )
+            points.append(draft.point)
+        return cells, points
+
+    def _apply(
+        self,
+        rule: Rule,
+        values: Mapping[str, Any],
+        point: Point,
+        plugins: dict[PluginAxis, dict[str, Setting]],
+        protocol: dict[str, Setting],
+    ) -> None:
+        aggregator = point.entries["aggregator"]
+        if aggregator.broken is not None:
+            return
+        for key, value in values.items():
+            setting = Setting(value, (*rule.path, "set", key))
+            try:
+                target, name = route(key, aggregator.fields)
+            except ValueError as error:
+                self._report(f"{error} (rule applies to aggregator {aggregator.label!r})", setting)
+                continue
+            entry = aggregator if target == "protocol" else point.entries[target]
+            written = (entry.protocol if target == "protocol" else entry.options).get(name)
+            if written is not None:
+                place = locate(self.loaded.tree, written.path)
+                self._report(f"{key!r} would override what {entry.label!r} is given at {place}", setting)
+                continue
+            (protocol if target == "protocol" else plugins[target])[name] = setting
+
+    def _report(self, message: str, setting: Setting) -> None:
+        where = locate(self.loaded.tree, setting.path, key=True)
+        problem = Problem(message, where, "narrow the rule's `where`, or correct the key", check="rules")
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _need(self, entry: Entry, tuned: Settings) -> str:
+        values = {name: setting.value for name, setting in tuned.items()}
+        key = f"{entry.axis}.{entry.index}:{json.dumps(values, sort_keys=True, default=str)}"
+        if key not in self._uses:
+            self._uses[key] = (entry, {**entry.options, **tuned})
+        return key
+
+    def _add_unused_entries(self) -> None:
+        """An entry whose cells are all excluded is still checked."""
+        used = {id(entry) for entry, _ in self._uses.values()}
+        for entry in (entry for axis in self.entries.values() for entry in axis if id(entry) not in used):
+            self._need(entry, {})
+
+    def _judge(self, entry: Entry, settings: Settings, answer: Resolved | Unresolved | None) -> None:
+        tree = self.loaded.tree
+        if answer is None:
+            self._miss(f"{locate(tree, entry.path)}: plugin {entry.ref.name} is broken: {entry.broken}")
+        elif isinstance(answer, Resolved):
+            self.facts[f"{entry.axis}:{entry.ref.name}"] = answer.facts
+            if entry.axis == "dataset" and entry.index not in self._tasks:
+                self._split(entry, answer)
+        elif answer.prerequisite:
+            for problem in answer.problems:
+                hint = f" ({problem.hint})" if problem.hint else ""
+                self._miss(f"{locate(tree, entry.path)}: {problem.message}{hint}")
+        else:
+            self.problems += option_problems(answer, entry, settings, tree)
+
+    def _miss(self, line: str) -> None:
+        if line not in self.prerequisites:
+            self.prerequisites.append(line)
+
+    def _split(self, entry: Entry, answer: Resolved) -> None:
+        try:
+            self._tasks[entry.index] = split_classes(
+                entry.tasks, int(answer.facts["classes"]), answer.facts["default_tasks"]
+            )
+        except ValueError as error:
+            where = locate(self.loaded.tree, (*entry.path, "tasks"))
+            self.problems.append(Problem(f"dataset {entry.label!r}: {error}", where, check="tasks"))
+        except KeyError as error:
+            self._miss(f"{locate(self.loaded.tree, entry.path)}: {entry.ref.name} does not declare the fact {error}")
+
+    def _plugin_use(self, key: str) -> PluginUse | None:
+        """Returns what a cell carries of a plugin, `None` if it is not usable on this machine."""
+        entry, _ = self._uses[key]
+        answer = self._answers.get(key)
+        if not isinstance(answer, Resolved) or (entry.axis == "dataset" and entry.index not in self._tasks):
+            return None
+        return PluginUse(
+            name=entry.ref.name,
+            label=entry.label,
+            version=answer.version,
+            params=answer.params,
+            identity=answer.identity,
+            code_digest=answer.code_digest,
+        )

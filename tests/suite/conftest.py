@@ -1,0 +1,153 @@
+"""A laboratory of tiny plugins, installed for real, and suites written to files."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location(
+    "fcilbench_registry_fixtures", Path(__file__).parents[1] / "registry" / "conftest.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+_fixtures = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_fixtures)
+install = _fixtures.install
+_own_cache = _fixtures._own_cache
+
+LAB = '''
+from pathlib import Path
+from fcilbench.api.params import Field, Params
+from fcilbench.api.plugin import Plugin
+from fcilbench.errors import PrerequisiteError
+
+
+class Mean(Plugin):
+    """Average."""
+
+
+class Ring(Plugin):
+    """Ring."""
+    version = "3"
+
+    class Params(Params):
+        lambda_s: float = Field(0.5, ge=0.0, le=1.0)
+        k_pct: float = Field(0.1, gt=0.0)
+        mode: str = "fast"
+
+
+class Needy(Plugin):
+    """Has a required parameter, and one that the protocol has too."""
+
+    class Params(Params):
+        must: int
+        batch_size: int = 3
+
+
+class Ten(Plugin):
+    """Ten classes."""
+
+    class Params(Params):
+        train_per_class: int | None = None
+
+    @classmethod
+    def facts(cls):
+        return {"classes": 10, "default_tasks": 5, "fingerprint": "sha256:ten", "train": 1000, "modality": "vision"}
+
+
+class Cars(Ten):
+    """196 classes."""
+
+    @classmethod
+    def facts(cls):
+        return {"classes": 196, "default_tasks": [20] * 9 + [16], "fingerprint": "", "train": 8144}
+
+
+class Net(Plugin):
+    """A backbone."""
+
+    class Params(Params):
+        width: int = 8
+        weights: Path | None = None
+
+    def files(self):
+        return [self.params.weights] if self.params.weights else []
+
+    def identity(self):
+        values = super().identity()
+        if self.params.weights:
+            if not self.params.weights.exists():
+                raise PrerequisiteError(f"weights {self.params.weights} are missing", hint="fetch them")
+            values["weights"] = self.params.weights.read_text()
+        return values
+
+
+class Clean(Plugin):
+    """Nothing."""
+
+
+class Shift(Plugin):
+    """Shift."""
+
+    class Params(Params):
+        clients: int = 1
+'''
+
+POINTS = {
+    "aggregators": {"mean": "Mean", "ring": "Ring", "needy": "Needy"},
+    "datasets": {"ten": "Ten", "cars": "Cars"},
+    "backbones": {"net": "Net"},
+    "stressors": {"clean": "Clean", "shift": "Shift"},
+}
+
+BASE = """\
+fcilbench: 1
+name: test
+protocol: {clients: 4, rounds: 2}
+grid:
+  dataset: [ten]
+  backbone: [net]
+  partition: [{dirichlet: 0.5}]
+  aggregator: [mean, ring]
+  stress: [clean]
+"""
+
+_serial = itertools.count()
+
+
+@pytest.fixture
+def lab(install: Callable[..., Path]) -> Path:
+    """Installs the laboratory under a fresh module name; returns the module's file."""
+    module = f"lab_{next(_serial)}"
+    points = {
+        kind: {name: f"{module}:{attribute}" for name, attribute in names.items()} for kind, names in POINTS.items()
+    }
+    site = install("lab", {f"{module}.py": LAB}, points)
+    return site / f"{module}.py"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Returns `write(text, name)`: a suite file in the current folder, by its relative path."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def make(text: str, name: str = "s.yaml") -> Path:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def base() -> str:
+    """The text of a valid suite of two cells."""
+    return BASE

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from fcilbench.errors import USAGE
+from fcilbench.suite.expand import expand
+from fcilbench.suite.identity import cell_id
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.problems import InvalidSuiteError
+
+
+@pytest.fixture
+def cells(lab, write):
+    def make(text: str, *overrides: str):
+        return expand(load_suite(write(text), overrides)).cells
+
+    return make
+
+
+@pytest.fixture
+def problems(lab, write):
+    def make(text: str, *overrides: str) -> list[str]:
+        with pytest.raises(InvalidSuiteError) as hit:
+            expand(load_suite(write(text), overrides))
+        assert hit.value.exit_code == USAGE
+        return [str(problem) for problem in hit.value.problems]
+
+    return make
+
+
+def test_order_is_the_product_with_seeds_innermost(cells, base):
+    found = cells(base, "seeds=2", "grid.dataset=[ten, cars]", "grid.partition=[iid, {dirichlet: 1}]")
+    coords = [tuple(cell.coords.values()) for cell in found]
+    assert coords == [
+        (data, "net", part, agg, "clean", seed)
+        for data in ("ten", "cars")
+        for part in ("iid", "dirichlet-1")
+        for agg in ("mean", "ring")
+        for seed in (0, 1)
+    ]
+
+
+def test_a_cell_is_resolved_completely(cells, base):
+    mean, ring = cells(base, "seeds={count: 1, base: 7, vary: [train]}", "limits={wall: 1h30m, retries: 2}")
+    assert (mean.suite, mean.tasks, mean.data_fingerprint) == ("test", (2, 2, 2, 2, 2), "sha256:ten")
+    assert (mean.protocol.clients, mean.protocol.rounds, mean.protocol.batch_size) == (4, 2, 16)
+    assert (mean.seeds.base, mean.seeds.index, mean.seeds.vary) == (7, 0, ("train",))
+    assert (mean.limits.wall_seconds, mean.limits.retries) == (5400.0, 2)
+    assert ring.aggregator.name == "lab/ring"
+    assert ring.aggregator.version == "3"
+    assert ring.aggregator.params == {"lambda_s": 0.5, "k_pct": 0.1, "mode": "fast"} == ring.aggregator.identity
+    assert len(ring.aggregator.code_digest) == 64
+
+
+def test_plugins_are_not_imported(cells, base, lab):
+    cells(base)
+    assert lab.stem not in sys.modules
+
+
+def test_equal_splits_have_equal_identity(cells, base):
+    ways = ["grid.dataset.0.tasks=5", "grid.dataset.0.tasks=[2, 2, 2, 2, 2]", "name=other"]
+    ids = {cell_id(cells(base, way)[0]) for way in ways}
+    assert ids == {cell_id(cells(base)[0])}
+    assert cell_id(cells(base, "grid.dataset.0.tasks=2")[0]) not in ids
+    assert cell_id(cells(base, "grid.dataset.0.tasks=[1, 9]")[0]) not in ids
+
+
+@pytest.mark.parametrize("way", ["protocol.lr=1e-4", "grid.backbone.0.width=9", "seeds={count: 1, base: 1}"])
+def test_other_values_are_another_cell(cells, base, way):
+    assert cell_id(cells(base, way)[0]) != cell_id(cells(base)[0])
+
+
+def test_default_split_may_be_uneven(cells, base):
+    assert cells(base, "grid.dataset=[cars]")[0].tasks == (*[20] * 9, 16)
+
+
+def test_uneven_count_proposes_a_list(problems, base):
+    (found,) = problems(base, "grid.dataset=[{use: cars, tasks: 10}]")
+    assert "196 classes do not split into 10 equal tasks; list them: tasks: [20, 20, 20, 20, 20, 20, 19, 19" in found
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [("[3, 3]", "tasks [3, 3] hold 6 classes, the data set has 10"), ("11", "11 tasks are more than")],
+)
+def test_splits_that_do_not_fit(problems, base, tasks, message):
+    (found,) = problems(base.replace("[ten]", f"[{{use: ten, tasks: {tasks}}}]"))
+    assert found.startswith("s.yaml:5:32: dataset 'ten': ")
+    assert message in found
+
+
+def test_labels(cells, base):
+    found = cells(
+        base.replace(
+            "[mean, ring]", "[mean, ring, {use: ring, lambda_s: 0.2, mode: /a/b.x}, {use: ring, label: best, k_pct: 1}]"
+        )
+    )
+    labels = [cell.aggregator.label for cell in found]
+    assert labels == ["mean", "ring", "ring[lambda_s=0.2,mode=b.x]", "best"]
+
+
+def test_label_shows_only_what_differs(cells, base):
+    found = cells(base.replace("[mean, ring]", "[{use: lab/ring, k_pct: 1, lambda_s: 0}, {use: lab/ring, k_pct: 1}]"))
+    assert [cell.aggregator.label for cell in found] == ["lab/ring[lambda_s=0]", "lab/ring"]
+
+
+def test_split_is_part_of_a_label(cells, base):
+    found = cells(base.replace("[ten]", "[{use: ten, tasks: 2}, {use: ten, tasks: [1, 9]}]"))
+    assert [cell.dataset.label for cell in found][::2] == ["ten[tasks=2]", "ten[tasks=[1,9]]"]
+
+
+def test_aggregator_entry_may_set_protocol_fields(cells, base):
+    mean, ring = cells(base.replace("[mean, ring]", "[mean, {use: ring, lr: 0.01, lambda_s: 0.2, protocol.rounds: 9}]"))
+    assert (mean.protocol.lr, mean.protocol.rounds) == (1e-5, 2)
+    assert (ring.protocol.lr, ring.protocol.rounds) == (0.01, 9)
+    assert ring.aggregator.params["lambda_s"] == 0.2
+
+
+def test_zip_advances_axes_together(cells, base):
+    text = base.replace("[ten]", "[ten, cars]").replace(
+        "[net]", "[{use: net, label: a}, {use: net, label: b, width: 1}]"
+    )
+    found = cells(text.replace("stress: [clean]", "zip: [backbone, dataset]\n  stress: [clean]"))
+    pairs = [(cell.dataset.label, cell.backbone.label, cell.aggregator.label) for cell in found]
+    assert pairs == [("ten", "a", "mean"), ("ten", "a", "ring"), ("cars", "b", "mean"), ("cars", "b", "ring")]
+
+
+def test_zip_of_unequal_axes(problems, base):
+    (found,) = problems(base, "grid.zip=[dataset, aggregator]")
+    assert found.endswith("zipped axes must have equally many entries: dataset 1, aggregator 2")
+    (found,) = problems(base, "grid.zip=[dataset]")
+    assert "two or more different axes" in found
+
+
+TUNED = """\
+tuned:
+  - {where: {aggregator: ring}, set: {lambda_s: 0.1, k_pct: 0.2, lr: 0.001}}
+  - {where: {aggregator: lab/ring, partition.dirichlet: 0.05}, set: {lambda_s: 0.3}}
+  - {where: {aggregator: ring, seed: 1}, set: {aggregator.lambda_s: 0.4, protocol.rounds: 7, backbone.width: 5}}
+"""
+
+
+def test_last_matching_rule_wins_per_key(cells, base):
+    text = base.replace("[{dirichlet: 0.5}]", "[{dirichlet: 0.5}, {dirichlet: 0.05}]") + "seeds: 2\n" + TUNED
+    found = [cell for cell in cells(text) if cell.aggregator.label == "ring"]
+    values = [
+        (
+            cell.partition.label,
+            cell.seeds.index,
+            *cell.aggregator.params.values(),
+            cell.protocol.lr,
+            cell.protocol.rounds,
+        )
+        for cell in found
+    ]
+    assert values == [
+        ("dirichlet-0.5", 0, 0.1, 0.2, "fast", 0.001, 2),
+        ("dirichlet-0.5", 1, 0.4, 0.2, "fast", 0.001, 7),
+        ("dirichlet-0.05", 0, 0.3, 0.2, "fast", 0.001, 2),
+        ("dirichlet-0.05", 1, 0.4, 0.2, "fast", 0.001, 7),
+    ]
+    assert [cell.backbone.params["width"] for cell in found] == [8, 5, 8, 5]
+    means = [cell for cell in cells(text) if cell.aggregator.label == "mean"]
+    assert {cell.protocol.lr for cell in means} == {1e-5}
+
+
+def test_where_on_parameters_and_lists(cells, base):
+    text = base.replace("ring]", "{use: ring, lambda_s: 0.4}, {use: ring, label: other}]") + (
+        "tuned:\n"
+        "  - {where: {aggregator.lambda_s: 0.4}, set: {k_pct: 0.9}}\n"
+        "  - {where: {aggregator: [mean, other]}, set: {lr: 0.5}}\n"
+        "  - {where: {backbone.width: 8.0, protocol.clients: 4, partition: dirichlet}, set: {weight_decay: 0.25}}\n"
+    )
+    mean, first, second = cells(text)
+    assert (first.aggregator.params["k_pct"], second.aggregator.params["k_pct"]) == (0.9, 0.1)
+    assert (mean.protocol.lr, first.protocol.lr, second.protocol.lr) == (0.5, 1e-5, 0.5)
+    assert {cell.protocol.weight_decay for cell in (mean, first, second)} == {0.25}
+
+
+def test_required_parameter_may_come_from_a_rule(cells, problems, base):
+    text = base.replace("[mean, ring]", "[needy]")
+    assert problems(text) == ["s.yaml:8:16: aggregator 'needy': missing key 'must'"]
+    (cell,) = cells(text + "tuned: [{where: {aggregator: needy}, set: {must: 4}}]\n")
+    assert cell.aggregator.params == {"must": 4, "batch_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            "{where: {dataset: ten}, set: {lambda_s: 0.2}}",
+            "s.yaml:10:38: unknown key 'lambda_s' (one of:",
+        ),
+        ("{where: {aggregator: ring}, set: {lambda_S: 0.2}}", "unknown key 'lambda_S' (did you mean 'lambda_s'?)"),
+        (
+            "{where: {aggregator: ring}, set: {protocol.ruonds: 2}}",
+            "unknown key 'ruonds' of the protocol (did you mean",
+        ),
+        (
+            "{where: {aggregator: ring}, set: {agregator.mode: x}}",
+            "unknown key 'agregator.mode' (did you mean 'aggregator'",
+        ),
+        (
+            "{where: {aggregator: ring}, set: {backbone.widht: 2}}",
+            "backbone 'net': unknown key 'widht' (did you mean 'width'",
+        ),
+        (
+            "{where: {aggregator: ring}, set: {lambda_s: 2}}",
+            "aggregator 'ring': lambda_s: 2 is not less than or equal to 1",
+        ),
+        ("{where: {aggregator: ring}, set: {lr: -1}}", "protocol.lr: -1 is not greater than 0"),
+        (
+            "{where: {aggregator.lambda_S: 1}, set: {lr: 1}}",
+            "unknown key 'aggregator.lambda_S' (did you mean 'lambda_s'",
+        ),
+    ],
+)
+def test_wrong_rules(problems, base, rule, message):
+    (found,) = problems(base + f"tuned: [{rule}]\n")
+    assert found.startswith("s.yaml:10:")
+    assert message in found
+
+
+def test_ambiguous_bare_key_wants_the_dotted_form(problems, cells, base):
+    text = base.replace("[mean, ring]", "[{use: needy, must: 1}]")
+    (found,) = problems(text + "tuned: [{where: {aggregator: needy}, set: {batch_size: 2}}]\n")
+    assert "key 'batch_size' is ambiguous: write 'aggregator.batch_size' or 'protocol.batch_size'" in found
+    (cell,) = cells(text + "tuned: [{where: {aggregator: needy}, set: {protocol.batch_size: 2}}]\n")
+    assert (cell.protocol.batch_size, cell.aggregator.params["batch_size"]) == (2, 3)
+
+
+def test_a_rule_does_not_override_what_an_entry_says(problems, base):
+    text = base.replace("ring]", "{use: ring, lambda_s: 0.2}]")
+    (found,) = problems(text + "tuned: [{where: {aggregator: ring}, set: {lambda_s: 0.3}}]\n")
+    assert found == "s.yaml:10:43: 'lambda_s' would override what 'ring' is given at s.yaml:8:45"
+
+
+def test_exclude_keeps_the_reason(lab, write, base):
+    text = (
+        base + "seeds: 2\nexclude: [{aggregator: ring, seed: 1, because: not run}, {stress: shift, because: never}]\n"
+    )
+    found = expand(load_suite(write(text)))
+    assert len(found.cells) == 3
+    assert found.excluded == [
+        (
+            {
+                "dataset": "ten",
+                "backbone": "net",
+                "partition": "dirichlet-0.5",
+                "aggregator": "ring",
+                "stress": "clean",
+                "seed": 1,
+            },
+            "not run",
+        )
+    ]
+    assert found.axes == {"dataset": 1, "backbone": 1, "partition": 1, "aggregator": 2, "stress": 1, "seed": 2}
+    (unused,) = found.unused
+    assert str(unused).startswith("s.yaml:11:58: exclude.1 matches no cell: the grid has no stress 'shift'")
+    assert unused.check == "rules"
+
+
+def test_a_rule_shadowed_by_exclude_matches_no_cell(lab, write, base):
+    text = base + (
+        "exclude: [{aggregator: ring, because: not run}]\ntuned: [{where: {aggregator: rnig}, set: {lr: 1}},"
+        " {where: {aggregator: ring}, set: {lr: 1}}]\n"
+    )
+    found = expand(load_suite(write(text))).unused
+    assert [problem.message for problem in found] == [
+        "tuned.0 matches no cell: the grid has no aggregator 'rnig' (did you mean 'ring'?)",
+        "tuned.1 matches no cell",
+    ]
+
+
+def test_missing_weights_block_their_cells_only(lab, write, base, tmp_path):
+    text = base.replace("[net]", f"[net, {{use: net, weights: {tmp_path}/w}}]")
+    found = expand(load_suite(write(text)))
+    assert (len(found.cells), found.blocked) == (2, 2)
+    assert found.prerequisites == [f"s.yaml:6:19: weights {tmp_path}/w are missing (fetch them)"]
+    (tmp_path / "w").write_text("content")
+    found = expand(load_suite("s.yaml"))
+    assert (len(found.cells), found.blocked) == (4, 0)
+    assert found.cells[2].backbone.identity["weights"] == "content"
+    assert found.cells[2].backbone.params["weights"] == f"{tmp_path}/w"
+
+
+def test_broken_plugin_blocks_its_cells_only(lab, install, write, base):
+    install("bad", {"bad_plugin.py": "import no_such_thing"}, {"aggregators": {"bad": "bad_plugin:Bad"}})
+    found = expand(load_suite(write(base.replace("ring]", "{use: bad, lambda: 1}]"))))
+    assert [cell.aggregator.label for cell in found.cells] == ["mean"]
+    assert found.blocked == 1
+    assert found.prerequisites == [
+        "s.yaml:8:22: plugin bad/bad is broken: ModuleNotFoundError: No module named 'no_such_thing'"
+    ]
+
+
+def test_all_semantic_problems_at_once(problems, base):
+    text = base.replace("[ten]", "[tenn]").replace("[net]", "[{use: net, widht: 3}]")
+    text = text.replace("[mean, ring]", "[maen, {use: ring, lambda_S: x}]") + "boards: [acuracy]\n"
+    assert problems(text) == [
+        "s.yaml:5:13: unknown dataset 'tenn' (did you mean 'ten'?)",
+        "s.yaml:6:25: backbone 'net': unknown key 'widht' (did you mean 'width'?)",
+        "s.yaml:8:16: unknown aggregator 'maen' (did you mean 'mean'?)",
+        "s.yaml:8:34: aggregator 'ring': unknown key 'lambda_S' (did you mean 'lambda_s'?)",
+        "s.yaml:10:10: unknown board 'acuracy' (did you mean 'accuracy'?)",
+    ]
+
+
+def test_structure_and_plugins_are_reported_together(problems, base):
+    text = base.replace("[ten]", "[tenn]").replace("ring]", "{use: ring, lambda_S: x}]").replace("stress:", "stres:")
+    assert problems(text + "name: again\n") == [
+        "s.yaml:5:13: unknown dataset 'tenn' (did you mean 'ten'?)",
+        "s.yaml:8:34: aggregator 'ring': unknown key 'lambda_S' (did you mean 'lambda_s'?)",
+        "s.yaml:9:3: unknown key 'stres' (did you mean 'stress'?) in grid",
+        "s.yaml:10:1: duplicate key 'name', first at s.yaml:2:1",
+    ]
+
+
+def test_wrong_type_of_a_parameter(problems, base):
+    assert problems(base.replace("ring]", "{use: ring, lambda_s: x}]")) == [
+        "s.yaml:8:44: aggregator 'ring': lambda_s: \"x\" is not a valid number"
+    ]
+
+
+def test_ambiguous_plugin_names_both_owners(problems, install, base):
+    install("other", {}, {"aggregators": {"ring": "other:Ring"}})
+    (found,) = problems(base)
+    assert found.startswith("s.yaml:8:22: aggregator 'ring' is ambiguous: lab/ring (")
+    assert "other/ring (other:Ring)" in found
+
+
+def test_one_experiment_twice_is_refused(problems, base):
+    (found,) = problems(base.replace("ring]", "ring, {use: ring, lambda_s: 0.5}]"))
+    assert found == "s.yaml:8:28: aggregator 'ring[lambda_s=0.5]' is the same experiment as aggregator 'ring'"
+    (found,) = problems(base.replace("ring]", "mean]"))
+    assert found == "s.yaml:8:22: grid.aggregator.1 and grid.aggregator.0 are both 'mean'"
+    (found,) = problems(base.replace("[{dirichlet: 0.5}]", "[iid, {kind: iid}]"))
+    assert found == "s.yaml:7:20: grid.partition.1 and grid.partition.0 are both 'iid'"
+
+
+def test_hints_and_checks_travel(lab, write, base):
+    with pytest.raises(InvalidSuiteError) as hit:
+        expand(load_suite(write(base.replace("[ten]", "[ring]"))))
+    assert hit.value.problems[0].check == "plugins"
+    assert hit.value.hint == "'ring' is one of the aggregators"
+    assert hit.value.where == "s.yaml:5:13"
