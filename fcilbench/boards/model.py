@@ -99,6 +99,12 @@ class Block(Closed):
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def heading(self) -> str:
+        """The scenario's labels in one line, e.g. `digits / vit / dirichlet-0.5 / stress none`."""
+        labels = [value for axis, value in self.scenario.items() if axis != "stress" and value]
+        return " / ".join([*labels, f"stress {self.scenario.get('stress') or 'none'}"])
+
 
 class Board(Closed):
     """A board. Its JSON form is `model_dump_json(by_alias=True)`: stable and versioned.

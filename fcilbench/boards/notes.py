@@ -44,7 +44,7 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]]) -> tuple[str,
         )
     same_labels: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for block, facts in blocks:
-        same_labels[" / ".join(block.scenario.values())].append(facts)
+        same_labels[block.heading].append(facts)
     for label, found in same_labels.items():
         if len(found) > 1:
             notes.append(f"{label} stands in {len(found)} blocks, which differ in {_differences(found)}")

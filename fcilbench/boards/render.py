@@ -50,7 +50,7 @@ def print_board(board: Board, console: Console) -> None:
     console.print(Text(board.title, style="bold"))
     for block in board.blocks:
         console.print()
-        console.print(Text(_heading(block), style="bold cyan"))
+        console.print(Text(block.heading, style="bold cyan"))
         console.print(Text(_facts(block), style="dim"))
         whole = _table(block, block.groups)
         # Measured on a wide canvas: within the console's own width rich would wrap the table to fit.
@@ -95,11 +95,6 @@ def _number(value: float, column: Column) -> str:
 def _title(column: Column) -> str:
     unit = " %" if column.unit == "ratio" else f" [{column.unit}]" if column.unit else ""
     return f"{column.title}{unit}{_ARROWS[column.better]}"
-
-
-def _heading(block: Block) -> str:
-    labels = [value for axis, value in block.scenario.items() if axis != "stress" and value]
-    return " / ".join([*labels, f"stress {block.scenario.get('stress') or 'none'}"])
 
 
 def _facts(block: Block) -> str:
@@ -169,7 +164,7 @@ def _markdown(board: Board) -> str:
     lines = [f"# {board.title}", ""]
     for block in board.blocks:
         heads = [f"{group}: {title}" if group else title for group, title in _headers(block, block.groups)]
-        lines += [f"## {_plain(_heading(block))}", "", _plain(_facts(block)), "", _md_row(heads)]
+        lines += [f"## {_plain(block.heading)}", "", _plain(_facts(block)), "", _md_row(heads)]
         lines.append(_md_row(["---" if index in (0, 2) else "---:" for index in range(len(heads))]))
         lines += [_md_row(_cells(block, entry, block.groups)) for entry in block.entries]
         lines += ["", *(f"- {_plain(note)}" for note in _block_notes(block)), ""]

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fcilbench.boards.accuracy import AccuracyBoard
+from fcilbench.boards.model import Rank
+
+
+def _entries(block):
+    return {entry.aggregator: entry for entry in block.entries}
+
+
+def test_means_intervals_and_failures_in_view(golden_rows):
+    two, five = AccuracyBoard().build(golden_rows).blocks
+    assert [two.facts["protocol.rounds"], five.facts["protocol.rounds"]] == ["2", "5"]
+    assert list(_entries(two)) == ["fedavg", "sum"]
+    assert list(_entries(five)) == ["joint"]
+
+    fedavg = _entries(two)["fedavg"]
+    assert (fedavg.ok, fedavg.planned, fedavg.failures) == (3, 3, {})
+    faa, forgetting = fedavg.estimates["none"]["faa"], fedavg.estimates["none"]["forgetting"]
+    assert (faa.mean, faa.half_width) == (pytest.approx(0.6), pytest.approx(0.248414, abs=5e-7))
+    assert (forgetting.mean, forgetting.half_width) == (pytest.approx(0.2), pytest.approx(0.430265, abs=5e-7))
+    assert fedavg.estimates["oracle"]["faa"].half_width == pytest.approx(0.124207, abs=5e-7)
+    assert fedavg.estimates["oracle"]["forgetting"].mean is None
+
+    summed = _entries(two)["sum"]
+    assert (summed.ok, summed.planned, summed.failures) == (1, 3, {"failed": 1, "oom": 1})
+    assert summed.reasons == ("failed: ValueError: bad shape", "oom: ValueError: bad shape")
+    assert (summed.estimates["none"]["faa"].mean, summed.estimates["none"]["faa"].half_width) == (0.75, None)
+
+
+def test_the_board_says_what_a_reader_must_know(golden_rows):
+    board = AccuracyBoard().build(golden_rows)
+    assert board.blocks[0].notes == (
+        "n < 5: no rank (fedavg n=3, sum n=1)",
+        "sum: figures cover 1 of 3 planned seeds",
+        "methods have results on different seeds: compare their means with care",
+        "oracle: Forgetting is undefined (–), not 0: fedavg in 3 of 3 cells",
+        "lr is set per method: fedavg 1e-05, sum 0.0001",
+    )
+    assert board.notes[0].startswith("2 scenarios in blocks of their own: data or protocol differ")
+    assert (
+        board.notes[1]
+        == "digits / vit / dirichlet-0.5 / stress none stands in 2 blocks, which differ in protocol.rounds (2 | 5)"
+    )
+    assert "never ranked together" in board.notes[2]
+
+
+def test_task_identities_are_column_groups(golden_rows):
+    for block in AccuracyBoard().build(golden_rows).blocks:
+        assert [group.identity for group in block.groups] == ["none", "oracle"]
+        assert [[column.metric for column in group.columns] for group in block.groups] == [
+            ["faa", "aia", "forgetting"]
+        ] * 2
+        assert [column.better for column in block.groups[0].columns] == ["higher", "higher", "lower"]
+
+
+def test_the_order_of_rows_does_not_matter(golden_rows):
+    board = AccuracyBoard().build(golden_rows)
+    shuffled = list(golden_rows)
+    random.Random(0).shuffle(shuffled)
+    assert AccuracyBoard().build(shuffled).blocks == board.blocks
+
+
+def test_the_last_row_of_a_cell_counts(make_cell, make_row):
+    cell = make_cell()
+    (block,) = AccuracyBoard().build([make_row(cell, "failed"), make_row(cell, {"faa/none": 0.5})]).blocks
+    assert (block.entries[0].ok, block.entries[0].planned) == (1, 1)
+
+
+def test_data_that_differs_is_never_mixed(make_cell, make_row):
+    """Equal declarations (none), different data loaded; the cell that loaded nothing stands apart."""
+    cells = [make_cell(name, data="") for name in ("a", "b", "c")]
+    rows = [
+        make_row(cells[0], {"faa/none": 0.5}, fingerprint="sha256:one"),
+        make_row(cells[1], {"faa/none": 0.6}, fingerprint="sha256:two"),
+        make_row(cells[2], "failed"),
+    ]
+    board = AccuracyBoard().build(rows)
+    assert [[entry.aggregator for entry in block.entries] for block in board.blocks] == [["a"], ["b"], ["c"]]
+    assert any("differ in data.loaded (" in note for note in board.notes)
+
+
+def test_a_failed_cell_stays_with_the_only_data_there_is(make_cell, make_row):
+    rows = [make_row(make_cell("a", data=""), {"faa/none": 0.5}), make_row(make_cell("b", data=""), "failed")]
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert {name: entry.ok for name, entry in _entries(block).items()} == {"a": 1, "b": 0}
+
+
+@pytest.mark.parametrize("change", [{"base": 1}, {"evaluate": ("none",)}, {"protocol": {"precision": "bf16"}}])
+def test_other_seeds_evaluation_or_arithmetic_are_other_scenarios(make_cell, make_row, change):
+    rows = [make_row(make_cell("a"), {"faa/none": 0.5}), make_row(make_cell("b", **change), {"faa/none": 0.6})]
+    assert len(AccuracyBoard().build(rows).blocks) == 2
+
+
+def test_methods_that_share_a_label_are_told_apart(make_cell, make_row):
+    rows = [
+        make_row(make_cell("sum", lambda_s=0.2), {"faa/none": 0.5}),
+        make_row(make_cell("sum", lambda_s=0.4), {"faa/none": 0.6}),
+        make_row(make_cell("fedavg"), {"faa/none": 0.6}),
+    ]
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert list(_entries(block)) == ["fedavg", "sum (lambda_s=0.2)", "sum (lambda_s=0.4)"]
+
+
+def test_planned_cells_without_a_row_are_missing_and_foreign_rows_left_out(make_cell, make_row, cell_id_of):
+    planned = {cell_id_of(cell): cell for cell in (make_cell("a", 0), make_cell("a", 1))}
+    rows = [make_row(make_cell("a", 0), {"faa/none": 0.5}), make_row(make_cell("other"), {"faa/none": 0.9})]
+    (block,) = AccuracyBoard().build(rows, planned).blocks
+    assert list(_entries(block)) == ["a"]
+    assert (block.entries[0].ok, block.entries[0].planned, block.entries[0].failures) == (1, 2, {"missing": 1})
+
+
+def test_rows_of_different_source_are_named(make_cell, make_row):
+    rows = [make_row(make_cell("a", 0), {"faa/none": 0.5}), make_row(make_cell("a", 1, code="k2"), {"faa/none": 0.6})]
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert "a: its rows come from 2 versions of the plugins' source" in block.notes
+
+
+def test_an_undefined_value_in_one_seed_is_not_a_zero(make_cell, make_row):
+    rows = [make_row(make_cell("a", seed), {"faa/none": value}) for seed, value in enumerate((0.5, None, 0.7))]
+    (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
+    found = block.entries[0].estimates["none"]["faa"]
+    assert (found.mean, found.n, block.entries[0].ok) == (pytest.approx(0.6), 2, 3)
+    assert "none: FAA is undefined (–), not 0: a in 1 of 3 cells" in block.notes
+
+
+def test_five_seeds_are_ranked_within_their_identity_only(make_cell, make_row):
+    """b beats a by 0.05 and 0.06 by turns with `none`; with `oracle` they are equal."""
+    rows = []
+    for seed in range(5):
+        rows.append(make_row(make_cell("a", seed), {"faa/none": 0.5, "faa/oracle": 0.9}))
+        rows.append(make_row(make_cell("b", seed), {"faa/none": 0.55 + 0.01 * (seed % 2), "faa/oracle": 0.9}))
+    rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
+    (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
+    assert {name: entry.ranks for name, entry in _entries(block).items()} == {
+        "a": {"none": Rank(rank=2, of=2), "oracle": Rank(rank=1, of=2)},
+        "b": {"none": Rank(rank=1, of=2), "oracle": Rank(rank=1, of=2)},
+        "few": {},
+    }
+    assert "n < 5: no rank (few n=1)" in block.notes
+
+
+def test_no_rows_make_an_empty_board_that_says_so():
+    board = AccuracyBoard().build([])
+    assert (board.blocks, board.notes) == ((), ("no rows to show",))
