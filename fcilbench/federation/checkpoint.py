@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def restore(path: Path, federation: Federation) -> Progress | None:
     server = federation.server
     try:
         record = torch.load(path, map_location=server.theta.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
         server.warn(f"an unreadable checkpoint was ignored ({type(error).__name__})")
         return None
     if record.get("format") != FORMAT or record["theta"].shape != server.theta.shape:

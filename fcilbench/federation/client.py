@@ -54,5 +54,5 @@ class ClientSession:
             yield Batch(data.plain(rows), data.labels[rows], mask, self.task)
 
     def random(self, purpose: str) -> np.random.Generator:
-        """Returns the stream keyed by (train seed, purpose, phase, round, client)."""
+        """Returns the stream keyed by (train seed, purpose, task, round, client)."""
         return stream(self._federation.experiment.seeds.of("train"), purpose, *self._turn.key, self.id)

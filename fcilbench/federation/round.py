@@ -40,7 +40,7 @@ class Upload:
 def sample_clients(federation: Federation, turn: Turn) -> list[int]:
     """Returns the ids of the clients with data that take part in a round, in ascending order.
 
-    `round(participation * N)` clients (at least one) are drawn by (train seed, phase, round); those without samples
+    `round(participation * N)` clients (at least one) are drawn by (train seed, task, round); those without samples
     of the task neither train nor send anything.
     """
     registered = len(turn.phase.clients)

@@ -89,11 +89,11 @@ class _Run:
                 self._server.reset(self._federation.initial)
             self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
             for round_ in range(self._progress.round, phase.rounds):
-                self._round(Turn(phase, index, round_))
+                self._round(Turn(phase, round_))
                 if round_ + 1 < phase.rounds:
                     self._progress.round = round_ + 1
                     self._keep("round")
-            self._end(Turn(phase, index, phase.rounds))
+            self._end(Turn(phase, phase.rounds))
             self._progress.phase, self._progress.round = index + 1, 0
             self._keep("task")
 

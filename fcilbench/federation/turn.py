@@ -13,15 +13,13 @@ class Turn:
 
     Attributes:
         phase: The phase that is trained.
-        index: Its position in the schedule.
         round: Round within it, from 0; `phase.rounds` at the task's end.
     """
 
     phase: Phase
-    index: int
     round: int
 
     @property
     def key(self) -> tuple[int, int]:
-        """Coordinates of random streams: (phase index, round)."""
-        return (self.index, self.round)
+        """Coordinates of random streams: (last task seen, round)."""
+        return (self.phase.after, self.round)

@@ -1,0 +1,64 @@
+"""A small real federation: scikit-learn's digits and a two-layer network, seconds on a CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+from fcilbench.api.protocol import Partition, Protocol, Seeds
+from fcilbench.federation.experiment import Experiment
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.datasets.digits import Digits
+from fcilbench.plugins.stressors.none import NoStress
+
+
+class Mlp(Backbone):
+    """Flatten, one hidden layer."""
+
+    def build(self) -> FeatureExtractor:
+        return FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16)
+
+    def image_input(self) -> ImageInput:
+        return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+class NormNet(Mlp):
+    """A convolution with BatchNorm, to have buffers and a counter."""
+
+    def build(self) -> FeatureExtractor:
+        body = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU())
+        return FeatureExtractor(nn.Sequential(*body), 16)
+
+
+@pytest.fixture
+def make_experiment(tmp_path):
+    """Returns a function that declares a small experiment; keywords override the protocol's or the experiment's."""
+
+    def make(aggregator=None, **changes):
+        protocol = {"clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+        protocol |= {k: changes.pop(k) for k in list(changes) if k in Protocol.model_fields}
+        settings = {
+            "dataset": Digits(Digits.Params(train_per_class=20, test_per_class=10)),
+            "backbone": Mlp(),
+            "stressor": NoStress(),
+            "data_root": Path(tmp_path),
+            "partition": Partition(kind="dirichlet", value=0.5),
+            "tasks": 5,
+            "seeds": Seeds(),
+        }
+        settings |= changes
+        return Experiment(aggregator=aggregator or FedAvg(), protocol=Protocol(**protocol), **settings)
+
+    return make
+
+
+@pytest.fixture
+def norm_backbone():
+    return NormNet()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)

@@ -1,0 +1,213 @@
+"""Faults S03, S05 to S07 and S14 in real rounds, and bytes counted from the messages."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.federation import round as round_module
+from fcilbench.federation.experiment import build
+from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.turn import Turn
+from fcilbench.plugins.stressors.none import NoStress
+
+
+def with_clients(federation, sizes):
+    """Returns a turn of the first phase whose clients hold `sizes` samples of the task."""
+    phase = federation.schedule.phases[0]
+    pool = np.sort(np.concatenate(phase.clients))
+    bounds = np.cumsum([0, *sizes])
+    held = tuple(pool[a:b] for a, b in itertools.pairwise(bounds))
+    changed = type(phase)(phase.task, held, phase.rounds, phase.epochs, phase.batch_size, after=phase.after)
+    return Turn(changed, 0)
+
+
+def play(federation, turn, rows=None):
+    traffic = Traffic()
+    rows = torch.empty(len(turn.phase.clients), len(federation.server.theta)) if rows is None else rows
+    loss = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")), traffic)
+    return loss, traffic, rows
+
+
+class Counting(Aggregator):
+    """Counts steps and their batch sizes through the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def loss(self, net, batch, context):
+        self.batches.append(len(batch.labels))
+        return super().loss(net, batch, context)
+
+
+def test_s03_steps_are_ceil_n_over_batch_and_nothing_is_dropped(make_experiment):
+    counting = Counting()
+    federation = build(make_experiment(counting))
+    play(federation, with_clients(federation, [5, 17]))
+    assert counting.batches == [5, 16, 1]
+
+
+def test_s05_all_clients_empty_keeps_the_model_and_warns(make_experiment):
+    federation = build(make_experiment())
+    before = federation.server.theta.clone()
+    loss, traffic, _ = play(federation, with_clients(federation, [0, 0, 0]))
+    assert loss is None
+    assert torch.equal(federation.server.theta, before)
+    assert (traffic.up, traffic.down) == (0, 0)
+    assert "no client with samples" in federation.server.warnings[0]
+
+
+def test_s05_a_client_without_samples_does_not_move_the_model(make_experiment):
+    """(3 (1, 2) + 1 (5, 6)) / 4 = (2, 3), with a client of n = 0 in between."""
+    seen = {}
+
+    class Fixed(Aggregator):
+        def aggregate(self, updates, server):
+            seen.update(clients=updates.clients, samples=updates.samples)
+            updates.delta[:, :2] = torch.tensor([[1.0, 2.0], [5.0, 6.0]])
+            seen.update(mean=updates.mean()[:2])
+
+    federation = build(make_experiment(Fixed()))
+    play(federation, with_clients(federation, [3, 0, 1]))
+    assert seen["clients"] == (0, 2)
+    assert seen["samples"] == (3, 1)
+    assert seen["mean"].tolist() == [2.0, 3.0]
+
+
+class Poison(NoStress):
+    """Client 1 sends NaN."""
+
+    def affected(self, clients, random):
+        return (1,)
+
+    def upload(self, delta, random):
+        return torch.full_like(delta, float("nan"))
+
+
+def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
+    federation = build(make_experiment(stressor=Poison()))
+    _, _, rows = play(federation, with_clients(federation, [8, 8, 8]))
+    expected = federation.initial + 0.5 * rows[0] + 0.5 * rows[2]
+    assert torch.isfinite(federation.server.theta).all()
+    assert torch.allclose(federation.server.theta, expected, atol=1e-7)
+    assert any("not finite" in warning for warning in federation.server.warnings)
+    assert federation.server.logs["clients/not_finite"] == 1.0
+
+
+def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):
+    server = build(make_experiment()).server
+    before = server.theta.clone()
+    with pytest.raises(ValueError, match="not finite"):
+        server.step(torch.full_like(server.theta, float("inf")))
+    with pytest.raises(ValueError, match="does not fit"):
+        server.step(torch.zeros(3))
+    assert torch.equal(server.theta, before)
+
+
+def test_s06_running_statistics_are_averaged_by_sample_weight(make_experiment, norm_backbone):
+    federation = build(make_experiment(backbone=norm_backbone))
+    parts = federation.server.parts
+    assert parts.buffers.stop - parts.buffers.start == 8  # running mean and variance of 4 channels
+    _, _, rows = play(federation, with_clients(federation, [24, 8]))
+    buffers = federation.initial[parts.buffers]
+    expected = buffers + 0.75 * rows[0, parts.buffers] + 0.25 * rows[1, parts.buffers]
+    assert torch.allclose(federation.server.theta[parts.buffers], expected, atol=1e-6)
+    assert not torch.allclose(federation.server.theta[parts.buffers], buffers + rows[0, parts.buffers], atol=1e-4)
+    assert federation.server.counters.tolist() == [2]  # the first client's: 24 samples, 2 steps
+
+
+def test_s06_by_hand_on_the_mean():
+    """n = 3, 1 and running means 0, 4 give (3 * 0 + 1 * 4) / 4 = 1 (policy: variances are averaged too)."""
+    from fcilbench.api.server import Parts, Updates
+
+    parts = Parts(slice(0, 0), slice(0, 0), slice(0, 2), 1, 0)
+    delta = torch.tensor([[0.0, 1.0], [4.0, 1.0]])
+    assert Updates(delta, (3, 1), (0, 1), ({}, {}), parts).mean().tolist() == [1.0, 1.0]
+
+
+def test_s06_a_layernorm_backbone_has_no_buffers(make_experiment):
+    from fcilbench.plugins.backbones.timm import Timm
+
+    small = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    vit = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=small))
+    parts = build(make_experiment(backbone=vit)).server.parts
+    assert parts.buffers.start == parts.buffers.stop
+
+
+def test_s07_every_client_starts_from_the_broadcast_model(make_experiment):
+    starts = []
+
+    class Watch(Aggregator):
+        def loss(self, net, batch, context):
+            starts.append(net.theta.detach().clone())
+            return super().loss(net, batch, context)
+
+    federation = build(make_experiment(Watch()))
+    play(federation, with_clients(federation, [10, 10, 10]))  # one step each
+    assert len(starts) == 3
+    trainable = federation.server.parts.trainable
+    for start in starts:
+        assert torch.equal(start, federation.initial[trainable])
+
+
+def test_s07_by_hand():
+    """Global 1, clients add 1, 2, -1: the average is 5/3, not the leaky 3."""
+    from fcilbench.vectors.sums import weighted_sum
+
+    local = torch.tensor([[2.0], [3.0], [0.0]])
+    merged = 1.0 + weighted_sum(torch.full((3,), 1 / 3), local - 1.0)
+    assert merged.item() == pytest.approx(5 / 3)
+
+
+def test_s14_the_order_of_execution_changes_no_bit(make_experiment, monkeypatch):
+    results = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        monkeypatch.setattr(round_module, "execution_order", lambda clients, order=order: order)
+        federation = build(make_experiment())
+        play(federation, with_clients(federation, [20, 12, 8]))
+        results.append(federation.server.theta)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], federation.initial)
+
+
+def test_head_rows_of_other_tasks_do_not_move(make_experiment):
+    for decay in (0.0, 0.5):
+        federation = build(make_experiment(weight_decay=decay))
+        _, _, rows = play(federation, with_clients(federation, [20, 12]))
+        head = rows[:, federation.server.parts.head]
+        weight = head[:, : 10 * 16].view(2, 10, 16)
+        assert (weight[:, 2:] == 0).all()
+        assert (weight[:, :2] != 0).any()
+        assert (head[:, 160 + 2 :] == 0).all()
+
+
+def test_weight_decay_follows_adamw_on_the_task_rows(make_experiment):
+    """One step from zero moments moves each coordinate by -lr sign(g) after multiplying it by 1 - lr wd."""
+    federation = build(make_experiment(weight_decay=0.5, lr=1e-2))
+    _, _, rows = play(federation, with_clients(federation, [10]))
+    theta = federation.initial[:10].clone()
+    moved = theta + rows[0, :10]
+    decayed = theta * (1 - 1e-2 * 0.5)
+    steps = (moved - decayed).abs()
+    assert torch.allclose(steps[steps > 1e-4], torch.tensor(1e-2), atol=1e-4)
+
+
+def test_bytes_are_those_of_the_tensors(make_experiment):
+    federation = build(make_experiment())
+    size = 64 * 16 + 16 + 10 * 16 + 10
+    _, traffic, _ = play(federation, with_clients(federation, [5, 0, 9]))
+    assert traffic.down == 2 * size * 4
+    assert traffic.up == 2 * size * 4
+
+
+def test_participation_samples_by_coordinates(make_experiment):
+    federation = build(make_experiment(clients=10, participation=0.5))
+    phase = federation.schedule.phases[0]
+    drawn = [tuple(round_module.sample_clients(federation, Turn(phase, r))) for r in range(6)]
+    assert all(len(clients) == 5 and list(clients) == sorted(clients) for clients in drawn)
+    assert len(set(drawn)) > 1
+    assert drawn == [tuple(round_module.sample_clients(federation, Turn(phase, r))) for r in range(6)]

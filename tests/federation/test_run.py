@@ -1,0 +1,211 @@
+"""Whole experiments: seeds (S13), memory (S15), resume, labels of uneven tasks, checkpoints."""
+
+import gc
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fcilbench.api.aggregator import Aggregator, No
+from fcilbench.api.protocol import Seeds
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.federation import checkpoint
+from fcilbench.federation.experiment import Unsupported, build
+from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.run import run_experiment
+from fcilbench.federation.turn import Turn
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.joint import Joint
+from fcilbench.plugins.aggregators.sum import Sum
+
+
+def run(experiment, folder, name="work"):
+    workdir = folder / name
+    workdir.mkdir(exist_ok=True)
+    return run_experiment(experiment, workdir)
+
+
+def comparable(outcome):
+    """Everything of an outcome but times and memory."""
+    record = outcome.model_dump()
+    for name in ("wall_s", "training_s", "aggregation_s", "task_end_s", "evaluation_s", "device_s", "peak_mem"):
+        del record["cost"][name]
+    return record
+
+
+def test_an_outcome_is_complete(make_experiment, tmp_path):
+    outcome = run(make_experiment(Sum()), tmp_path)
+    assert set(outcome.accuracy) == {"none", "inferred", "oracle"}
+    assert [len(row) for row in outcome.accuracy["none"]] == [1, 2, 3, 4, 5]
+    assert outcome.test_sizes == [20] * 5
+    assert sorted(name for task in outcome.classes for name in task) == list("0123456789")
+    assert outcome.metrics["faa/none"].value == pytest.approx(sum(outcome.accuracy["none"][-1]) / 5)
+    assert outcome.cost.bytes_up > outcome.cost.bytes_down > 0  # SUM sends Grams on top of the model
+    curve = [json.loads(line) for line in (tmp_path / "work" / "rounds.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in curve] == ["round", "round", "task"] * 5
+    assert "sum/coefficient_min" in curve[0]["logs"]
+    assert not (tmp_path / "work" / "checkpoint.pt").exists()
+
+
+def test_s13_train_seed_alone_keeps_tasks_and_partition(make_experiment):
+    def facts(**seeds):
+        federation = build(make_experiment(seeds=Seeds(**seeds)))
+        clients = [own.tolist() for phase in federation.schedule.phases for own in phase.clients]
+        return federation.stream.order, clients, federation.initial
+
+    runs = [facts(index=index, vary=("train",)) for index in (0, 1, 2)]
+    assert runs[0][:2] == runs[1][:2] == runs[2][:2]
+    assert not torch.equal(runs[0][2], runs[1][2])
+    assert not torch.equal(runs[1][2], runs[2][2])
+    other = facts(index=1, vary=("order", "train"))
+    assert other[0] != runs[0][0]
+
+
+def test_s13_all_three_seeds_are_in_the_outcome(make_experiment, tmp_path):
+    outcome = run(make_experiment(rounds=1, tasks=2), tmp_path)
+    seeds = Seeds()
+    assert outcome.seeds == {role: seeds.of(role) for role in ("order", "partition", "train")}
+    assert len(set(outcome.seeds.values())) == 3
+
+
+def test_methods_share_order_partition_and_initial_model(make_experiment):
+    one, two = build(make_experiment(FedAvg())), build(make_experiment(Sum()))
+    assert one.stream == two.stream
+    assert torch.equal(one.initial, two.initial)
+    for a, b in zip(one.schedule.phases, two.schedule.phases, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a.clients, b.clients, strict=True))
+
+
+class CrashError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", [FedAvg, Sum])
+@pytest.mark.parametrize("stop", [1, 2, 3, 7])
+def test_resume_ends_bit_equal(make_experiment, norm_backbone, tmp_path, method, stop):
+    """Stopped in the middle of a task, at its end and later, the run ends like an uninterrupted one."""
+    experiment = make_experiment(method(), backbone=norm_backbone, tasks=(3, 1, 4, 2), rounds=2)
+    whole = run(experiment, tmp_path, "whole")
+    count = 0
+
+    def listen(event):
+        nonlocal count
+        count += event["event"] == "round"
+        if count == stop:
+            raise CrashError
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    with pytest.raises(CrashError):
+        run_experiment(experiment, broken, listen)
+    assert comparable(run(experiment, tmp_path, "broken")) == comparable(whole)
+    kept = (tmp_path / "broken" / "rounds.jsonl").read_text().splitlines()
+    assert len(kept) == len((tmp_path / "whole" / "rounds.jsonl").read_text().splitlines()) == 12
+
+
+def test_an_unreadable_checkpoint_is_ignored_with_a_warning(make_experiment, tmp_path):
+    experiment = make_experiment(rounds=1, tasks=2)
+    whole = run(experiment, tmp_path, "whole")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "checkpoint.pt").write_bytes(b"PK not a checkpoint")
+    again = run(experiment, tmp_path)
+    assert again.model_digest == whole.model_digest
+    assert "unreadable checkpoint" in again.warnings[0]
+
+
+def test_a_checkpoint_replaces_the_last_one_atomically(make_experiment, tmp_path):
+    federation = build(make_experiment())
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, federation, checkpoint.Progress(phase=2, round=1))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.pt"]
+    restored = checkpoint.restore(path, build(make_experiment()))
+    assert (restored.phase, restored.round) == (2, 1)
+
+
+def test_s15_memory_is_constant_from_the_second_round(make_experiment):
+    """Bytes of live tensors after each of 8 rounds with 5 of 20 clients: no client leaves anything behind."""
+    federation = build(make_experiment(clients=20, participation=0.25, tasks=1))
+    rows = torch.empty(5, len(federation.server.theta))
+    readings = []
+    for index in range(8):
+        turn = Turn(federation.schedule.phases[0], index)
+        run_round(federation, turn, rows, Stopwatch(torch.device("cpu")), Traffic())
+        gc.collect()
+        tensors = {id(o): o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)}
+        readings.append(sum(t.untyped_storage().nbytes() for t in tensors.values()))
+    assert len(set(readings[1:])) == 1
+
+
+def test_uneven_tasks_train_and_evaluate_every_class(make_experiment, tmp_path):
+    outcome = run(make_experiment(tasks=(3, 1, 4, 2), rounds=1), tmp_path)
+    assert [len(names) for names in outcome.classes] == [3, 1, 4, 2]
+    assert outcome.accuracy["oracle"][3][1] == 1.0  # one class, known task
+
+
+def test_joint_on_one_client_and_one_task_is_fedavg(make_experiment, tmp_path):
+    """specs/methods-b.md, 1 (8d): N = 1, T = 1, R = 1, same batch size, data order and seed."""
+    common = {"clients": 1, "tasks": 1, "rounds": 1, "local_epochs": 3}
+    federated = run(make_experiment(FedAvg(), **common), tmp_path, "a")
+    joint = run(make_experiment(Joint(Joint.Params(batch_size=16)), **common), tmp_path, "b")
+    assert joint.metrics["faa/none"].value == federated.metrics["faa/none"].value
+    assert joint.cost.bytes_up == joint.cost.bytes_down == 0
+
+
+def test_joint_pools_every_sample_once(make_experiment):
+    federated, joint = build(make_experiment(FedAvg())), build(make_experiment(Joint()))
+    union = np.sort(np.concatenate([own for phase in federated.schedule.phases for own in phase.clients]))
+    (phase,) = joint.schedule.phases
+    assert phase.clients[0].tolist() == union.tolist() == list(range(200))
+    assert (phase.rounds, phase.epochs, phase.task.size) == (1, 2, 10)
+
+
+def test_joint_measures_its_last_row_and_cumulative_all(make_experiment, tmp_path):
+    final = run(make_experiment(Joint()), tmp_path, "a")
+    assert final.accuracy["none"][0] == [None]
+    assert final.metrics["faa/none"].value is not None
+    assert final.metrics["forgetting/none"].value is None
+    cumulative = run(make_experiment(Joint(Joint.Params(mode="cumulative"))), tmp_path, "b")
+    assert all(value is not None for row in cumulative.accuracy["none"] for value in row)
+    assert cumulative.accuracy["none"][-1] == final.accuracy["none"][-1]
+
+
+def test_a_method_may_decline_a_cell(make_experiment, tmp_path):
+    class Picky(Aggregator):
+        def supports(self, request):
+            return No(f"not for {request.classes} classes")
+
+    with pytest.raises(Unsupported, match="not for 10 classes"):
+        run(make_experiment(Picky()), tmp_path)
+
+
+def test_task_end_statistics_are_collected_at_the_global_model(make_experiment, tmp_path):
+    got = []
+
+    class Means(Aggregator):
+        task_end_statistics = True
+
+        def task_statistics(self, client):
+            total = sum(client.net.features(batch.inputs).sum(0) for batch in client.batches())
+            return {"sum": total, "count": torch.tensor([client.samples])}
+
+        def end_task(self, server, statistics):
+            got.append(sum(int(message["count"]) for message in statistics.values()))
+            server.state["mean"] = sum(message["sum"] for message in statistics.values()) / got[-1]
+
+    plain = run(make_experiment(FedAvg()), tmp_path, "a")
+    outcome = run(make_experiment(Means()), tmp_path, "b")
+    assert got == [40] * 5
+    assert outcome.model_digest == plain.model_digest
+    assert outcome.cost.server_state == 16 * 4
+    # 16 floats and one int64 a client and task; a client that holds the final model gets it only once.
+    clients = (outcome.cost.bytes_up - plain.cost.bytes_up) // (16 * 4 + 8)
+    assert (outcome.cost.bytes_up - plain.cost.bytes_up) % (16 * 4 + 8) == 0
+    model = (64 * 16 + 16 + 10 * 16 + 10) * 4
+    assert outcome.cost.bytes_down - plain.cost.bytes_down <= clients * model
+
+
+def test_garbage_is_not_kept_alive(make_experiment, tmp_path):
+    run(make_experiment(rounds=1, tasks=2), tmp_path)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.grad_fn is not None]

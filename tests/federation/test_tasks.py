@@ -1,0 +1,41 @@
+"""Fault S12 and uneven splits."""
+
+import numpy as np
+import pytest
+import torch
+
+from fcilbench.errors import UsageError
+from fcilbench.federation.tasks import TaskStream, equal_tasks
+
+
+def test_s12_class_order_and_relabelling():
+    stream = TaskStream((5, 4, 3, 2, 1, 0, 6, 7, 8, 9), (5, 5))
+    original = np.arange(10)
+    assert stream.internal(np.array([5, 0])).tolist() == [0, 5]
+    assert stream.names("abcdefghij")[0] == list("fedcb")
+    assert stream.original(stream.internal(original)).tolist() == original.tolist()
+    assert stream.internal(stream.original(original)).tolist() == original.tolist()
+
+
+def test_cars_split_has_offsets_from_cumulative_sizes():
+    sizes = [19] * 9 + [25]
+    last = TaskStream.draw(196, sizes, seed=1).tasks[9]
+    assert (last.offset, last.size, last.seen) == (171, 25, 196)
+    assert last.local(torch.arange(171, 196)).tolist() == list(range(25))
+
+
+def test_small_uneven_split():
+    tasks = TaskStream(tuple(range(6)), (3, 1, 2)).tasks
+    assert [(t.offset, t.seen) for t in tasks] == [(0, 3), (3, 4), (4, 6)]
+    assert [t.classes for t in tasks] == [slice(0, 3), slice(3, 4), slice(4, 6)]
+
+
+def test_bad_orders_and_sizes_are_refused():
+    with pytest.raises(UsageError, match="permutation"):
+        TaskStream((0, 0, 1), (3,))
+    with pytest.raises(UsageError, match="sum to 5"):
+        TaskStream((0, 1, 2), (3, 2))
+    with pytest.raises(UsageError, match="cannot be cut"):
+        equal_tasks(196, 10)
+    assert equal_tasks(100, 10) == (10,) * 10
+    assert equal_tasks(6, [3, 1, 2]) == (3, 1, 2)

@@ -1,0 +1,123 @@
+"""Values of specs/sum.md, section 6, and the printed formula as a second, plain implementation."""
+
+import pytest
+import torch
+
+from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, surgery_matrix
+from fcilbench.vectors.trim import trim
+
+
+def printed_formula(rows, target="both"):
+    """Refined vectors by N (N - 1) projections, as the paper prints them."""
+    refined = []
+    for i, row in enumerate(rows):
+        out = row.clone()
+        for j, other in enumerate(rows):
+            inner = float(row @ other)
+            wanted = {"both": True, "positive": inner > 0, "negative": inner < 0, "none": False}[target]
+            if j != i and wanted and float(other @ other) > 0:
+                out -= inner / float(other @ other) * other
+        refined.append(out)
+    return torch.stack(refined)
+
+
+def test_worked_example():
+    rows = torch.tensor([[3.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    products = gram(rows)
+    assert products.tolist() == [[9.0, 3.0], [3.0, 2.0]]
+    matrix = surgery_matrix(products)
+    assert torch.allclose(matrix @ rows, torch.tensor([[1.5, -1.5], [0.0, 1.0]], dtype=torch.float64))
+    weights = coefficients(matrix)
+    assert torch.allclose(weights, torch.tensor([2 / 3, -1 / 2], dtype=torch.float64))
+    assert torch.allclose(weights @ rows, torch.tensor([1.5, -0.5], dtype=torch.float64))
+    assert torch.allclose(printed_formula(rows).sum(0), torch.tensor([1.5, -0.5], dtype=torch.float64))
+
+
+def test_orthogonal_vectors_are_unchanged():
+    rows = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(surgery_matrix(gram(rows)), torch.eye(3, dtype=torch.float64))
+
+
+def test_opposite_vectors_cancel():
+    rows = torch.tensor([[1.0, 2.0], [-1.0, -2.0]])
+    assert torch.equal(surgery_matrix(gram(rows)) @ rows.double(), torch.zeros(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_n_identical_vectors_have_coefficient_2_minus_n(n):
+    rows = torch.tensor([[1.0, -2.0, 0.5]]).repeat(n, 1)
+    assert coefficients(surgery_matrix(gram(rows))).tolist() == [2.0 - n] * n
+
+
+def test_equal_pairwise_cosine_gives_1_minus_n_minus_1_times_c():
+    c, n = 0.25, 5
+    products = torch.full((n, n), c, dtype=torch.float64).fill_diagonal_(1.0)
+    assert torch.allclose(coefficients(surgery_matrix(products)), torch.full((n,), 1 - (n - 1) * c).double())
+    assert mean_pairwise_cosine(products) == pytest.approx(c)
+
+
+@pytest.mark.parametrize("target", ["both", "positive", "negative", "none"])
+def test_closed_form_equals_printed_formula(target):
+    rows = torch.randn(6, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = surgery_matrix(gram(rows), target)
+    expected = printed_formula(rows, target)
+    assert torch.allclose(matrix @ rows, expected, atol=1e-12)
+    assert torch.allclose(weighted_sum(coefficients(matrix), rows), expected.sum(0), atol=1e-12)
+    assert torch.allclose(matrix @ gram(rows) @ matrix.T, expected @ expected.T, atol=1e-10)
+
+
+def test_zero_vector_projects_nothing():
+    rows = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    matrix = surgery_matrix(gram(rows))
+    assert torch.isfinite(matrix).all()
+    assert torch.equal(matrix @ rows.double(), rows.double())
+
+
+def test_client_order_changes_nothing():
+    rows = torch.randn(7, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    order = torch.tensor([3, 1, 6, 0, 2, 5, 4])
+    one = weighted_sum(coefficients(surgery_matrix(gram(rows))), rows)
+    two = weighted_sum(coefficients(surgery_matrix(gram(rows[order]))), rows[order])
+    assert torch.allclose(one, two, rtol=1e-6)
+
+
+def test_trim_worked_example():
+    row = torch.zeros(1, 100)
+    row[0, 99] = 100.0  # mean 1, population sigma 9.9499, z = 9.9499
+    assert trim(row, 4.5).abs().sum() == 0
+    assert torch.equal(trim(row, 9.95), row)
+    assert torch.equal(trim(row, None), row)
+
+
+def test_trim_never_touches_fewer_than_22_entries_at_4_5():
+    # The largest possible z of m entries is sqrt(m - 1): 4.4721 for 21 entries, 4.5826 for 22.
+    for count, trimmed in ((21, False), (22, True)):
+        row = torch.zeros(1, count, dtype=torch.float64)
+        row[0, 0] = 7.0
+        assert (trim(row, 4.5)[0, 0].item() == 0.0) is trimmed
+
+
+def test_trim_without_spread_and_without_mutation():
+    row = torch.full((1, 50), 3.0)
+    assert torch.equal(trim(row, 4.5), row)
+    spike = torch.zeros(1, 100)
+    spike[0, 0] = 1.0
+    before = spike.clone()
+    trim(spike, 4.5)
+    assert torch.equal(spike, before)
+    with pytest.raises(ValueError, match="z_thr"):
+        trim(spike, 0.0)
+
+
+def test_weighted_sum_adds_in_row_order_in_float32():
+    rows = torch.tensor([[1e8], [1.0], [-1e8]])
+    assert weighted_sum(torch.ones(3), rows).item() == 0.0  # (1e8 + 1) - 1e8 in float32
+    assert weighted_sum(torch.ones(3), rows[[0, 2, 1]]).item() == 1.0
+
+
+def test_weighted_sum_rejects_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match="do not fit"):
+        weighted_sum(torch.ones(2), torch.ones(3, 4))
+    with pytest.raises(ValueError, match="do not fit"):
+        weighted_sum(torch.ones(0), torch.ones(0, 4))
