@@ -81,8 +81,8 @@ class MostConfident:
     """Picks the task whose slice, under its own module, has the largest softmax probability; then its argmax.
 
     The probabilities are taken inside each slice, so a sample's answer depends on that sample alone. Ties go to the
-    earlier task. A task of a single class would always have probability 1; its sigmoid margin is not comparable
-    either, so one-class tasks compete with probability `1 / seen` (chance) and win only if nothing is more certain.
+    earlier task. A task of a single class would always have probability 1, so it competes with chance, one over the
+    number of classes seen.
     """
 
     module: str = "global"
@@ -97,7 +97,7 @@ class MostConfident:
         for task in tasks:
             slice_ = logits[self.module.format(task.index)][:, task.classes].float()
             best, position = slice_.softmax(dim=1).max(dim=1)
-            confidence.append(best if task.size > 1 else torch.full_like(best, 1.0 / task.seen))
+            confidence.append(best if task.size > 1 else torch.full_like(best, 1.0 / tasks[-1].seen))
             label.append(position + task.offset)
         winner = torch.stack(confidence).argmax(dim=0)
         return torch.stack(label).gather(0, winner[None])[0]

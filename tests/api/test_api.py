@@ -1,0 +1,72 @@
+"""The public names, messages and torch-free imports."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fcilbench import api
+from fcilbench.api.message import nbytes, pack_symmetric, unpack_symmetric
+from fcilbench.api.params import search_space
+from fcilbench.api.protocol import Partition, Protocol, Seeds
+from fcilbench.plugins.aggregators.sum import Sum
+
+
+def test_every_public_name_resolves():
+    for name in api.__all__:
+        assert getattr(api, name) is not None
+    assert set(api.__all__) == set(api._MODULE_OF)
+    with pytest.raises(AttributeError, match="no attribute 'Agregator'"):
+        api.Agregator  # noqa: B018
+
+
+def test_the_declarative_half_does_not_import_torch():
+    code = (
+        "import sys, fcilbench.api.protocol, fcilbench.api.params, fcilbench.suite.cell; print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_s08_bytes_of_lora_factors_and_of_the_dense_matrix():
+    factors = {"A": torch.zeros(4, 768), "B": torch.zeros(768, 4)}
+    assert nbytes(factors) == 24_576
+    assert nbytes({"dense": torch.zeros(768, 768)}) == 2_359_296
+
+
+def test_triangle_round_trip():
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]])
+    assert pack_symmetric(matrix).tolist() == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(unpack_symmetric(pack_symmetric(matrix), 3), matrix)
+
+
+def test_partition_shorthands_and_refusals():
+    assert Partition.model_validate({"dirichlet": 0.5}).label == "dirichlet-0.5"
+    assert Partition.model_validate("iid").label == "iid"
+    assert Partition.model_validate({"quantity": 1, "min_samples": 0}).min_samples == 0
+    for wrong in ({"kind": "iid", "value": 1.0}, {"kind": "dirichlet"}, {"dirichlet": 0.0}, {"dirichlet": 1, "x": 1}):
+        with pytest.raises(ValidationError):
+            Partition.model_validate(wrong)
+
+
+def test_seeds_are_coordinates():
+    one, two = Seeds(index=0), Seeds(index=1)
+    assert len({one.of("order"), one.of("partition"), one.of("train"), two.of("train")}) == 4
+    assert Seeds(index=1, vary=("train",)).of("order") == one.of("order")
+    assert Seeds(base=1).of("order") != one.of("order")
+    assert all(0 <= Seeds(index=i).of("train") < 2**63 for i in range(50))
+
+
+def test_protocol_is_closed_and_bounded():
+    with pytest.raises(ValueError, match="lrr"):
+        Protocol(lrr=1)
+    with pytest.raises(ValueError, match="participation"):
+        Protocol(participation=0.0)
+
+
+def test_params_carry_spaces_and_reject_illegal_values():
+    assert set(search_space(Sum.Params)) == {"lambda_s", "k_pct"}
+    for wrong in ({"z_thr": 0}, {"k_pct": 0}, {"k_pct": 1.1}, {"lambda_s": 0}, {"lambda_S": 0.4}, {"gamma_head": 2}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Sum.Params(**wrong)

@@ -1,0 +1,49 @@
+"""Answers under the three task identities, by hand."""
+
+import pytest
+import torch
+
+from fcilbench.api.predict import AllClasses, MostConfident, TrueTask
+from fcilbench.api.task import Task
+
+TASKS = (Task(0, 0, 2), Task(1, 2, 3))
+#                          task 0     |  task 1
+ROWS = torch.tensor([[2.0, 0.0, 5.0, 4.9, 4.8], [1.0, 0.9, -3.0, 4.0, 0.0]])
+
+
+def test_all_classes_compete():
+    assert AllClasses()({"global": ROWS}, TASKS, None).tolist() == [2, 3]
+
+
+def test_true_task_restricts_to_its_slice():
+    assert TrueTask()({"global": ROWS}, TASKS, TASKS[0]).tolist() == [0, 0]
+    assert TrueTask()({"global": ROWS}, TASKS, TASKS[1]).tolist() == [2, 3]
+    with pytest.raises(ValueError, match="oracle"):
+        TrueTask()({"global": ROWS}, TASKS, None)
+
+
+def test_most_confident_slice_wins():
+    # Row 0: softmax(2, 0) peaks at .881; softmax(5, 4.9, 4.8) at .367: task 0 although its logits are smaller.
+    # Row 1: softmax(1, .9) peaks at .525; softmax(-3, 4, 0) at .981: task 1.
+    assert MostConfident()({"global": ROWS}, TASKS, None).tolist() == [0, 3]
+
+
+def test_most_confident_does_not_depend_on_the_batch():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 5, generator=generator)
+    whole = MostConfident()({"global": rows}, TASKS, None)
+    single = torch.cat([MostConfident()({"global": row[None]}, TASKS, None) for row in rows])
+    assert torch.equal(whole, single)
+
+
+def test_each_task_answers_with_its_own_module():
+    answer = MostConfident("task-{}")
+    assert tuple(answer.modules(TASKS, None)) == ("task-0", "task-1")
+    logits = {"task-0": torch.tensor([[0.0, 9.0, 0, 0, 0]]), "task-1": torch.tensor([[0.0, 0, 1, 2, 1]])}
+    assert answer(logits, TASKS, None).tolist() == [1]
+    assert TrueTask("task-{}").modules(TASKS, TASKS[1]) == ("task-1",)
+
+
+def test_a_one_class_task_does_not_win_by_having_no_rival():
+    tasks = (Task(0, 0, 1), Task(1, 1, 2))
+    assert MostConfident()({"global": torch.tensor([[9.0, 2.0, 0.0]])}, tasks, None).tolist() == [1]

@@ -1,0 +1,69 @@
+"""Device images against a plain per-image implementation with NumPy and Pillow."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.engine.images import DeviceImages, Draws
+
+CPU = torch.device("cpu")
+
+
+def images(channels=3, size=8, count=6, low=0, high=256):
+    pixels = np.random.default_rng(0).integers(low, high, (count, size, size, channels), dtype=np.uint8)
+    return Samples(pixels, np.arange(count))
+
+
+def test_augmentation_equals_pad_crop_flip_one_by_one():
+    samples = images()
+    data = DeviceImages(samples, ImageInput(8, mean=(0.0,) * 3, std=(1.0,) * 3), Augmentation(2, flip=True), CPU)
+    draws = data.draw(6, np.random.default_rng(1))
+    got = data.augmented(torch.arange(6), draws)
+    for i, image in enumerate(samples.inputs):
+        padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
+        top, left = int(draws.top[i]), int(draws.left[i])
+        crop = padded[top : top + 8, left : left + 8]
+        expected = crop[:, ::-1] if bool(draws.flip[i]) else crop
+        assert np.array_equal((got[i].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8), expected)
+    assert {bool(f) for f in draws.flip} == {True, False}
+
+
+def test_no_augmentation_is_the_test_transform():
+    data = DeviceImages(images(), ImageInput(8), Augmentation(), CPU)
+    index = torch.arange(6)
+    assert torch.equal(data.augmented(index, data.draw(6, np.random.default_rng(0))), data.plain(index))
+
+
+def test_resize_agrees_with_pillow_bicubic_on_eight_bits():
+    # Mid-grey noise: no overshoot, which Pillow clamps once more between its two passes.
+    samples = images(size=32, count=2, low=90, high=166)
+    data = DeviceImages(samples, ImageInput(64, mean=(0.0,) * 3, std=(1.0,) * 3), Augmentation(), CPU)
+    got = data.plain(torch.arange(2)) * 255
+    for i, image in enumerate(samples.inputs):
+        expected = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BICUBIC), dtype=np.float32)
+        assert np.abs(got[i].permute(1, 2, 0).numpy() - expected).max() <= 1.0  # Pillow rounds twice
+
+
+def test_normalisation_and_grey_to_three_channels():
+    grey = Samples(np.full((1, 4, 4, 1), 255, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+    data = DeviceImages(grey, ImageInput(4, mean=(0.5, 0.0, 1.0), std=(0.5, 1.0, 2.0)), Augmentation(), CPU)
+    assert data.plain(torch.tensor([0]))[0, :, 0, 0].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_draws_cover_every_offset_and_both_sides():
+    data = DeviceImages(images(), ImageInput(8), Augmentation(1, flip=True), CPU)
+    draws = data.draw(2000, np.random.default_rng(0))
+    assert sorted(set(draws.top.tolist())) == sorted(set(draws.left.tolist())) == [0, 1, 2]
+    assert float(draws.flip.float().mean()) == pytest.approx(0.5, abs=0.05)
+    assert isinstance(draws[:5], Draws)
+    assert len(draws[:5].flip) == 5
+
+
+def test_wrong_images_are_refused():
+    with pytest.raises(ValueError, match="uint8"):
+        DeviceImages(Samples(np.zeros((1, 4, 4, 3)), np.zeros(1, dtype=np.int64)), ImageInput(4), Augmentation(), CPU)
+    with pytest.raises(ValueError, match="2 channels"):
+        DeviceImages(images(channels=2), ImageInput(8), Augmentation(), CPU)

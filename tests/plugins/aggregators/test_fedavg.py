@@ -1,0 +1,34 @@
+"""FedAvg: identities of specs/methods-b.md, 1 (8)."""
+
+import torch
+
+from fcilbench.api.server import Parts, Updates
+from fcilbench.api.task import Task
+from fcilbench.federation.server import FederationServer
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+
+PARTS = Parts(slice(0, 2), slice(2, 2), slice(2, 2), 1, 0)
+
+
+def merge(theta, clients, samples, average="weighted"):
+    host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
+    delta = torch.tensor(clients) - host.theta
+    ids = tuple(range(len(samples)))
+    message = tuple({} for _ in ids)
+    FedAvg(FedAvg.Params(average=average)).aggregate(Updates(delta, samples, ids, message, PARTS), host)
+    return host.theta.tolist()
+
+
+def test_weighted_mean_by_hand():
+    assert merge([0.0, 0.0], [[1.0, 3.0], [5.0, -1.0]], (1, 3)) == [4.0, 0.0]
+
+
+def test_one_client_is_returned():
+    assert merge([1.0, 1.0], [[3.0, -2.0]], (7,)) == [3.0, -2.0]
+
+
+def test_uniform_ignores_counts_and_equals_weighted_at_equal_counts():
+    assert merge([0.0, 0.0], [[1.0, 3.0], [5.0, -1.0]], (1, 3), "uniform") == [3.0, 1.0]
+    assert merge([0.5, 0.0], [[1.0, 3.0], [5.0, -1.0]], (2, 2)) == merge(
+        [0.5, 0.0], [[1.0, 3.0], [5.0, -1.0]], (2, 2), "uniform"
+    )
