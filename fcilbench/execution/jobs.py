@@ -9,6 +9,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -113,7 +114,8 @@ def _experiment(cell: Cell, job: Job, roots: set[str]) -> Experiment:
 
 def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
     text = "".join(traceback.format_exception(error))
-    print(text, flush=True)  # standard output is the cell's log
+    with suppress(OSError, ValueError):  # a plugin may have closed it
+        print(text, flush=True)  # standard output is the cell's log
     path = workdir / "traceback.txt"
     path.write_text(text)
     event = {"type": type(error).__name__, "message": str(error) or repr(error), "traceback_path": path.name}

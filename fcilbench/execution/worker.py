@@ -82,13 +82,16 @@ def _die_with_parent() -> None:
 
 def _redirect_output(log: Path, cell_id: str) -> None:
     """Sends file descriptors 1 and 2, and so all that Python and C code print, to the end of a cell's log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the plugin before may have closed it
+            stream.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.close(descriptor)
-    print(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} cell {cell_id} process {os.getpid()}", flush=True)
+    if descriptor > 2:
+        os.close(descriptor)
+    with suppress(OSError, ValueError):
+        print(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} cell {cell_id} process {os.getpid()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""The real worker, with a real small experiment: what it says, where prints go, and how each end is named."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcilbench.api.protocol import Partition, Protocol, Seeds
+from fcilbench.execution.child import Child
+from fcilbench.execution.local import WORKER
+from fcilbench.execution.messages import TERMINAL, Event, Job
+from fcilbench.results.outcome import Outcome
+from fcilbench.suite.cell import Cell, PluginUse
+
+VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
+pytestmark = pytest.mark.slow
+
+
+def make_cell(do: str = "", **dataset: Any) -> Cell:
+    def use(name: str, **params: Any) -> PluginUse:
+        return PluginUse(name=name, label=name, version="1", params=params)
+
+    return Cell(
+        protocol=Protocol(clients=2, rounds=1, local_epochs=1, augment=False),
+        dataset=use("fcilbench/digits", train_per_class=4, test_per_class=2) if not dataset else use(**dataset),
+        tasks=(5, 5),
+        backbone=use("fcilbench/timm", **VIT),
+        partition=Partition(kind="iid"),
+        aggregator=use("acme/acme", do=do) if do else use("fcilbench/fedavg"),
+        stress=use("fcilbench/none"),
+        seeds=Seeds(),
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a worker that has the third party's package installed."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).with_name("acme.py"), site)
+    info = site / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = acme:Acme\n")
+    return {**os.environ, "PYTHONPATH": str(site), "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Worker:
+    """A worker process and what it has said."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self.child = Child(WORKER, environment)
+        self.folder = folder
+        self.events: list[Event] = []
+
+    def wait(self, until: Callable[[Event], bool], seconds: float = 120.0) -> Event:
+        deadline = time.monotonic() + seconds
+        seen = 0
+        while True:
+            self.events += self.child.read()
+            for event in self.events[seen:]:
+                if until(event):
+                    return event
+            seen = len(self.events)
+            died = self.child.death()
+            if died is not None:
+                return died
+            assert time.monotonic() < deadline, f"the worker said only {self.events}"
+            time.sleep(0.02)
+
+    def run(self, name: str, cell: Cell, **options: Any) -> tuple[Event, Path]:
+        self.events = []
+        workdir = self.folder / name
+        workdir.mkdir()
+        self.child.send(Job(cell.model_dump(mode="json"), name, str(workdir), **options))
+        return self.wait(lambda event: event["event"] in TERMINAL), workdir
+
+
+@pytest.fixture(scope="module")
+def worker(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    worker = Worker(environment, tmp_path_factory.mktemp("cells"))
+    yield worker
+    worker.child.close()
+
+
+def test_one_process_runs_cell_after_cell(worker: Worker) -> None:
+    ready = worker.wait(lambda event: event["event"] == "ready")
+    assert set(ready["environment"]) >= {"torch", "cuda", "gpu"}
+    finished, workdir = worker.run("first", make_cell())
+    assert finished["event"] == "finished", finished
+    first = Outcome.model_validate(finished["outcome"])
+    assert first.test_sizes == [10, 10]
+    kinds = [event["event"] for event in worker.events]
+    assert kinds[0] == "started"
+    assert kinds.count("round") == 2
+    assert (workdir / "log.txt").read_text().startswith("--- ")
+    assert (workdir / "rounds.jsonl").is_file()
+    again, _ = worker.run("again", make_cell())
+    second = Outcome.model_validate(again["outcome"])
+    assert second.model_digest == first.model_digest
+    assert second.accuracy == first.accuracy
+
+
+def test_what_plugins_print_goes_to_the_log_of_the_cell(worker: Worker) -> None:
+    finished, workdir = worker.run("print", make_cell("print"))
+    assert finished["event"] == "finished"
+    assert "outcome" in finished
+    log = (workdir / "log.txt").read_text()
+    for text in ("from python\n", '{"event": "finished"}\n', "from a child\n", "to standard error\n"):
+        assert text in log
+    assert "from python" not in (worker.folder / "first" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("do", "event"),
+    [
+        ("raise", {"event": "failed", "kind": "plugin", "type": "ValueError", "message": "no\ngood"}),
+        ("exit", {"event": "failed", "kind": "plugin", "type": "SystemExit", "message": "0"}),
+        ("memory", {"event": "oom", "kind": "oom", "type": "RuntimeError"}),
+        ("refuse", {"event": "skipped", "reason": "needs text"}),
+    ],
+)
+def test_every_end_has_its_name(worker: Worker, do: str, event: Event) -> None:
+    said, workdir = worker.run(do, make_cell(do))
+    assert event.items() <= said.items()
+    assert (workdir / "traceback.txt").exists() == (do != "refuse")
+    if do == "raise":
+        assert "ValueError: no" in (workdir / "traceback.txt").read_text()
+        assert "ValueError: no" in (workdir / "log.txt").read_text()
+
+
+def test_missing_data_is_a_prerequisite(worker: Worker, tmp_path: Path) -> None:
+    said, _ = worker.run("missing", make_cell(name="fcilbench/cifar100"), data_root=str(tmp_path))
+    assert (said["event"], said["kind"]) == ("failed", "prerequisite")
+
+
+def test_a_job_that_makes_no_sense_is_an_internal_failure(worker: Worker) -> None:
+    worker.events = []
+    workdir = worker.folder / "nonsense"
+    workdir.mkdir()
+    worker.child.send(Job({"dataset": 3}, "nonsense", str(workdir)))
+    said = worker.wait(lambda event: event["event"] in TERMINAL)
+    assert (said["event"], said["kind"], said["type"]) == ("failed", "internal", "ValidationError")
+
+
+def test_a_fresh_job_forgets_the_checkpoint(worker: Worker) -> None:
+    workdir = worker.folder / "fresh"
+    workdir.mkdir()
+    (workdir / "checkpoint.pt").write_text("no checkpoint at all")
+    worker.events = []
+    worker.child.send(Job(make_cell().model_dump(mode="json"), "fresh", str(workdir), fresh=True))
+    assert worker.wait(lambda event: event["event"] in TERMINAL)["event"] == "finished"
+
+
+def test_a_closed_standard_output_breaks_nothing(worker: Worker) -> None:
+    assert worker.run("close", make_cell("close"))[0]["type"] == "OSError"
+    assert worker.run("after", make_cell("print"))[0]["event"] == "finished"
+
+
+def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str, str], tmp_path: Path) -> None:
+    worker = Worker(environment, tmp_path)
+    said, workdir = worker.run("crash", make_cell("crash"))
+    worker.child.close()
+    assert (said["event"], said["signal"]) == ("died", 11)
+    assert "Fatal Python error: Segmentation fault" in (workdir / "log.txt").read_text()
+
+
+def test_an_orphan_ends_by_itself(environment: dict[str, str]) -> None:
+    worker = Worker(environment, Path())
+    worker.wait(lambda event: event["event"] == "ready")
+    os.close(worker.child._jobs)
+    deadline = time.monotonic() + 10
+    while worker.child.death() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    worker.child._jobs = os.open(os.devnull, os.O_WRONLY)
+    worker.child.close()
