@@ -41,7 +41,13 @@ class LoadedSuite:
 
         A path that is missing has its default.
         """
-        return {".".join(map(str, path)): node.origin for path, node in self.tree.leaves()}
+        found = {}
+        for path, node in self.tree.leaves():
+            found[".".join(map(str, path))] = node.origin
+            if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
+                # The short form of a partition stands for both fields of the long one.
+                found |= {f"grid.partition.{path[2]}.{name}": node.origin for name in ("kind", "value")}
+        return found
 
 
 def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:

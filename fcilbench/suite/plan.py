@@ -1,15 +1,18 @@
-"""What a run would do, and what it would cost. Writes nothing."""
+"""What a run would do, and what it would cost. Executes nothing, writes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
+from fcilbench.results.schema import Row
 from fcilbench.suite.cell import Cell
+from fcilbench.suite.cost import Basis, CostModel
 from fcilbench.suite.expand import Expansion
-
-State = Literal["new", "done", "stale", "failed", "running"]
+from fcilbench.suite.identity import cell_id
+from fcilbench.suite.select import parse_selectors
+from fcilbench.suite.states import FAILURES, State, judge, parse_rerun, to_run
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class StoreView:
         hardware: Digest of this machine's hardware; only rows with the same digest count as measured costs.
     """
 
-    rows: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, Row] = field(default_factory=dict)
     running: Mapping[str, str] = field(default_factory=dict)
     hardware: str | None = None
 
@@ -35,11 +38,11 @@ class PlanItem:
         cell: The cell.
         cell_id: Its identity.
         state: What the store knows of it.
-        why: Reason of the state, "" for new and done cells.
+        why: Reason of the state, "" where the state says it all.
         run: Whether a run would train it.
         status: Status of its latest row, `None` without one.
-        seconds: Estimated wall-clock seconds.
-        basis: `measured` on this hardware or `guess`.
+        seconds: Estimated wall-clock seconds of training it.
+        basis: Whether they are `measured` on this hardware or a `guess`.
     """
 
     cell: Cell
@@ -49,7 +52,7 @@ class PlanItem:
     run: bool = True
     status: str | None = None
     seconds: float = 0.0
-    basis: Literal["measured", "guess"] = "guess"
+    basis: Basis = "guess"
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,13 @@ class PlanGroup:
         coords: Axes without the seed.
         counts: Number of cells in each state that occurs.
         why: Distinct reasons.
+        seconds: Estimated seconds of the cells that a run would train.
     """
 
     coords: dict[str, str]
     counts: dict[State, int]
     why: list[str]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Plan:
     Attributes:
         expansion: Where the cells come from.
         items: One per selected cell, in the order of the grid.
-        groups: The same by grid point.
+        groups: The same by point of the grid.
     """
 
     expansion: Expansion
@@ -86,9 +91,76 @@ class Plan:
         """The items that a run would train."""
         return [item for item in self.items if item.run]
 
+    @property
+    def counts(self) -> dict[State, int]:
+        """Number of cells in each state that occurs."""
+        return dict(Counter(item.state for item in self.items))
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds of one slot for all cells that a run would train."""
+        return sum(item.seconds for item in self.todo)
+
+    @property
+    def download_bytes(self) -> int | None:
+        """What the plugins in use declare as the fact `download_bytes`; `None` if none of them declares it."""
+        declared = [facts["download_bytes"] for facts in self.expansion.facts.values() if "download_bytes" in facts]
+        return sum(declared) if declared else None
+
 
 def make_plan(
     expansion: Expansion, view: StoreView | None = None, rerun: str = "stale", only: Sequence[str] = ()
 ) -> Plan:
-    """Plans a run."""
-    raise NotImplementedError
+    """Plans a run.
+
+    Args:
+        expansion: From `expand`.
+        view: What earlier runs left; `None` is an empty store.
+        rerun: Policy of `--rerun`, see `fcilbench.suite.states.POLICIES`.
+        only: Values of `--only`, see `fcilbench.suite.select`. A term that asks for failed or stale cells by their
+            status also runs them again.
+
+    Raises:
+        UsageError: If the policy or an expression is wrong.
+    """
+    view = view or StoreView()
+    selector = parse_selectors(only)
+    again = parse_rerun(rerun) | _asked_for(selector.statuses)
+    costs = CostModel(view.rows.values(), view.hardware, expansion.facts)
+    items = []
+    for cell in expansion.cells:
+        identity = cell_id(cell)
+        row = view.rows.get(identity)
+        state, why = judge(cell, row, view.running.get(identity))
+        status = row.status if row else None
+        if selector.matches(cell.coords, status, state):
+            run = to_run(state, row, again, rerun == "never")
+            items.append(PlanItem(cell, identity, state, why, run, status, *costs.estimate(cell)))
+    return Plan(expansion, items, _groups(items))
+
+
+def _asked_for(statuses: Iterable[str]) -> frozenset[State]:
+    """Returns the states that `status:` terms ask to run again; a finished cell is never asked for by its status."""
+    states: set[State] = set()
+    for word in statuses:
+        if word == "stale":
+            states.add("stale")
+        elif word in FAILURES:
+            states.add("failed")
+    return frozenset(states)
+
+
+def _groups(items: Iterable[PlanItem]) -> list[PlanGroup]:
+    found: dict[tuple[str, ...], list[PlanItem]] = {}
+    for item in items:
+        coords = {axis: str(value) for axis, value in item.cell.coords.items() if axis != "seed"}
+        found.setdefault(tuple(coords.values()), []).append(item)
+    return [
+        PlanGroup(
+            coords={axis: str(value) for axis, value in members[0].cell.coords.items() if axis != "seed"},
+            counts=dict(Counter(item.state for item in members)),
+            why=list(dict.fromkeys(item.why for item in members if item.why)),
+            seconds=sum(item.seconds for item in members if item.run),
+        )
+        for members in found.values()
+    ]

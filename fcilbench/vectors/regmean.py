@@ -1,8 +1,8 @@
 """RegMean (Jin et al. 2022): merge a linear layer by least squares on the clients' own inputs.
 
-W = W_bar + (sum_k (W_k - W_bar) G_k) (sum_k G_k)^+ with W_bar = sum_k p_k W_k (residual form, specs/methods-a.md, 4.2).
-It equals the closed form where the sum is invertible, keeps FedAvg in its null directions, and leaves rows that are equal
-on all clients exactly equal.
+W = W_bar + (sum_k (W_k - W_bar) G_k) (sum_k G_k)^+ with W_bar = sum_k p_k W_k (residual form, specs/methods-a.md 4.2).
+It equals the closed form where the sum is invertible, keeps FedAvg in its null directions, and leaves rows that no
+client moved exactly where they are.
 """
 
 from __future__ import annotations
@@ -37,8 +37,5 @@ def regmean(deltas: torch.Tensor, grams: Sequence[torch.Tensor], weights: torch.
         decayed = decay_off_diagonal(gram.to(torch.float64), gamma)
         total += decayed
         weighted += (delta - mean) @ decayed
-    merged = mean + weighted @ torch.linalg.pinv(total, hermitian=True)
-    # A row that no client moved stays where it is, bit for bit, whatever the solve rounds.
-    untouched = (wide == 0).all(dim=0).all(dim=1)
-    merged[untouched] = 0.0
-    return merged.to(deltas.dtype)
+    inverse: torch.Tensor = torch.linalg.pinv(total, hermitian=True)
+    return (mean + weighted @ inverse).to(deltas.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 
@@ -16,7 +17,8 @@ def top_k(vector: torch.Tensor, fraction: float) -> torch.Tensor:
         vector: `[D]`; left unchanged.
         fraction: k_pct in (0, 1].
     """
-    count = max(1, int(fraction * vector.numel()))
+    # As decimals: in binary 0.29 * 100 is below 29.
+    count = max(1, int(Fraction(repr(fraction)) * vector.numel()))
     if count >= vector.numel():
         return vector.clone()
     magnitude = vector.abs()

@@ -87,7 +87,7 @@ def test_uneven_count_proposes_a_list(problems, base):
 )
 def test_splits_that_do_not_fit(problems, base, tasks, message):
     (found,) = problems(base.replace("[ten]", f"[{{use: ten, tasks: {tasks}}}]"))
-    assert found.startswith("s.yaml:5:32: dataset 'ten': ")
+    assert found.startswith("s.yaml:5:31: dataset 'ten': ")
     assert message in found
 
 
@@ -191,7 +191,7 @@ def test_required_parameter_may_come_from_a_rule(cells, problems, base):
     [
         (
             "{where: {dataset: ten}, set: {lambda_s: 0.2}}",
-            "s.yaml:10:38: unknown key 'lambda_s' (one of:",
+            "s.yaml:10:39: unknown key 'lambda_s' (one of:",
         ),
         ("{where: {aggregator: ring}, set: {lambda_S: 0.2}}", "unknown key 'lambda_S' (did you mean 'lambda_s'?)"),
         (
@@ -234,7 +234,7 @@ def test_ambiguous_bare_key_wants_the_dotted_form(problems, cells, base):
 def test_a_rule_does_not_override_what_an_entry_says(problems, base):
     text = base.replace("ring]", "{use: ring, lambda_s: 0.2}]")
     (found,) = problems(text + "tuned: [{where: {aggregator: ring}, set: {lambda_s: 0.3}}]\n")
-    assert found == "s.yaml:10:43: 'lambda_s' would override what 'ring' is given at s.yaml:8:45"
+    assert found == "s.yaml:10:43: 'lambda_s' would override what 'ring' is given at s.yaml:8:44"
 
 
 def test_exclude_keeps_the_reason(lab, write, base):

@@ -52,13 +52,8 @@ class Sum(Aggregator):
         """Sends the Gram matrix of the head's inputs, upper triangle `[F (F + 1) / 2]`, summed in float64."""
         if self.params.head != "regmean":
             return {}
-        size = client.feature_dim
-        total: torch.Tensor | None = None
-        for batch in client.batches():
-            features = client.net.features(batch.inputs).double()
-            product = features.T @ features
-            total = product if total is None else total + product
-        assert total is not None and total.shape == (size, size)
+        features = (client.net.features(batch.inputs).double() for batch in client.batches())
+        total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
         return {"gram_head": pack_symmetric(total.float())}
 
     # ---------------------------------------------------------------- server, each round
@@ -85,7 +80,8 @@ class Sum(Aggregator):
         server.log("sum/cosine_after", mean_pairwise_cosine(surgery @ products @ surgery.T))
         if bool((weights < 0).any()):
             server.warn(
-                "sum: some client coefficients are negative (clients more alike than cosine 1/(n-1)); see sum/coefficient_min"
+                "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
+                "see sum/coefficient_min in the curve"
             )
         return weighted_sum(self.params.lambda_s * weights, vectors)
 
@@ -100,26 +96,20 @@ class Sum(Aggregator):
     # ---------------------------------------------------------------- server, end of a task
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:  # noqa: ARG002
-        """Adds the task's vector to the basis and rebuilds tau_uni, masks and scales of all tasks so far."""
+        """Adds the task's vector to the basis and elects tau_uni anew; masks and scales follow from both."""
         state = server.state
         task_vector = server.theta[server.parts.backbone] - state["pre"]
         refined, kept = project_out(task_vector, state["basis"])
         state["basis"].append(refined)
         state["coefficients"].append(kept)
         state["unified"] = elect([top_k(vector, self.params.k_pct) for vector in state["basis"]])
-        state["masks"], state["scales"] = [], []
-        for k in range(len(state["basis"])):
-            accumulated = rebuild(k, state["basis"], state["coefficients"])
-            mask, scale = mask_and_scale(accumulated, state["unified"])
-            state["masks"].append(mask)
-            state["scales"].append(scale)
 
     # ---------------------------------------------------------------- inference
 
     def predictors(self, server: Server) -> Predictors:
         """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`."""
         modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.theta}
-        for k in range(len(server.state["masks"])):
+        for k in range(len(server.state["basis"])):
             modules[f"task-{k}"] = lambda k=k: self._module(server, k)  # type: ignore[misc]
         return Predictors(
             modules=modules,
@@ -130,8 +120,8 @@ class Sum(Aggregator):
     def _module(server: Server, task: int) -> torch.Tensor:
         """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni on the backbone, the current head and buffers."""
         state = server.state
+        accumulated = rebuild(task, state["basis"], state["coefficients"])
+        mask, scale = mask_and_scale(accumulated, state["unified"])
         deployed = server.theta.clone()
-        deployed[server.parts.backbone] = state["pre"] + restore(
-            state["unified"], state["masks"][task], state["scales"][task]
-        )
+        deployed[server.parts.backbone] = state["pre"] + restore(state["unified"], mask, scale)
         return deployed
