@@ -1,0 +1,86 @@
+"""`--only`: which cells a command works on.
+
+One expression is a comma-separated list of `axis:value` terms that all hold; several expressions are alternatives.
+Values may hold `*`, `?` and `[...]`, and are compared with labels as boards show them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fcilbench.errors import UsageError, nearest
+from fcilbench.results.schema import STATUSES
+from fcilbench.suite.schema import AXES
+from fcilbench.suite.states import STATES, state_of_status
+
+_KEYS = (*AXES, "seed", "status")
+_EXAMPLE = "for example --only aggregator:sum,dataset:cifar100 or --only status:failed"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Alternatives of terms, each `(key, value)`; no alternative at all selects everything."""
+
+    alternatives: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+    def matches(self, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None) -> bool:
+        """Says whether a cell is selected.
+
+        Args:
+            coords: Its place on the grid (`Cell.coords` or `Row.coords`).
+            status: Status of its row, `None` without one.
+            state: Its state in a plan; by default the one that follows from the status.
+        """
+        known = {status, state or state_of_status(status)} - {None}
+
+        def holds(key: str, value: str) -> bool:
+            having = known if key == "status" else {coords.get(key)}
+            return any(_equal(str(each), value) for each in having)
+
+        return not self.alternatives or any(all(holds(*term) for term in terms) for terms in self.alternatives)
+
+    @property
+    def statuses(self) -> frozenset[str]:
+        """Values of all `status:` terms."""
+        return frozenset(value for terms in self.alternatives for key, value in terms if key == "status")
+
+
+def parse_selectors(expressions: Sequence[str]) -> Selector:
+    """Parses the values of `--only`.
+
+    Args:
+        expressions: One per use of the option.
+
+    Raises:
+        UsageError: If one is not of the form `axis:value,...`, or names an unknown axis or status.
+
+    Example:
+        >>> parse_selectors(["aggregator:s*,seed:0"]).matches({"aggregator": "sum", "seed": 0})
+        True
+    """
+    return Selector(tuple(_terms(expression) for expression in expressions))
+
+
+def _terms(expression: str) -> tuple[tuple[str, str], ...]:
+    terms = []
+    # A label such as sum[k=1,lambda=2] holds commas itself.
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[]|\[)+", expression):
+        key, colon, value = (each.strip() for each in part.partition(":"))
+        if not colon or not value:
+            raise UsageError(f"--only {expression!r}: {part.strip()!r} is not axis:value", hint=_EXAMPLE)
+        if key not in _KEYS:
+            raise UsageError(f"--only {expression!r}: unknown axis {key!r}{nearest(key, _KEYS)}", hint=_EXAMPLE)
+        legal = {*STATUSES, *STATES}
+        if key == "status" and not any(_equal(each, value) for each in legal):
+            raise UsageError(f"--only {expression!r}: unknown status {value!r}{nearest(value, legal)}", hint=_EXAMPLE)
+        terms.append((key, value))
+    if not terms:
+        raise UsageError("--only needs a term axis:value", hint=_EXAMPLE)
+    return tuple(terms)
+
+
+def _equal(text: str, pattern: str) -> bool:
+    return text == pattern or fnmatch.fnmatchcase(text, pattern)
