@@ -26,25 +26,21 @@ class CheckSpec:
     Attributes:
         id: Its name; `Problem.check` refers to it.
         promise: What it proves when it finds nothing.
-        stage: `load` needs the file alone, `expand` also the plugins, `probe` runs them (`--deep`).
     """
 
     id: str
     promise: str
-    stage: str
 
 
 CHECKS = (
-    CheckSpec("parse", "YAML 1.2 without duplicate keys; every file that it extends is there", "load"),
-    CheckSpec("schema", "known keys only, each with a value of the right type and range", "load"),
-    CheckSpec("plugins", "every plugin and board exists under one unambiguous name", "expand"),
-    CheckSpec("params", "every parameter exists and its value is valid for the plugin or the protocol", "expand"),
-    CheckSpec("tasks", "every split into tasks uses each class of its data set exactly once", "expand"),
-    CheckSpec(
-        "rules", "conditions and values of tuned and exclude rules exist, and every rule matches a cell", "expand"
-    ),
-    CheckSpec("cells", "labels are unique and no two cells are the same experiment", "expand"),
-    CheckSpec("deep", "one tiny forward and aggregate works for each combination of plugins", "probe"),
+    CheckSpec("parse", "YAML 1.2 without duplicate keys; every file that it extends is there"),
+    CheckSpec("schema", "known keys only, each with a value of the right type and range"),
+    CheckSpec("plugins", "every plugin and board exists under one unambiguous name"),
+    CheckSpec("params", "every parameter exists and its value is valid for the plugin or the protocol"),
+    CheckSpec("tasks", "every split into tasks uses each class of its data set exactly once"),
+    CheckSpec("rules", "conditions and values of tuned and exclude rules exist, and every rule matches a cell"),
+    CheckSpec("cells", "labels are unique and no two cells are the same experiment"),
+    CheckSpec("deep", "one tiny forward and aggregate works for each combination of plugins"),
 )
 
 
@@ -89,7 +85,7 @@ def check_help() -> str:
     """Returns one line per check for the help of `fcilbench check`."""
     width = max(len(each.id) for each in CHECKS)
     return "\n".join(
-        f"{each.id:<{width}}  {each.promise}{' (with --deep)' if each.stage == 'probe' else ''}" for each in CHECKS
+        f"{each.id:<{width}}  {each.promise}{' (with --deep)' if each.id == 'deep' else ''}" for each in CHECKS
     )
 
 
@@ -104,40 +100,29 @@ def run_checks(path: Path | str, overrides: Sequence[str] = (), deep: Probe | No
     Raises:
         UsageError: If an override is not of the form `path=value`. What is wrong with the suite is in the report.
     """
-    finished: set[str] = set()
+    ran: set[str] = set()
     problems: list[Problem] = []
     expansion: Expansion | None = None
     try:
         loaded = load_suite(path, overrides)
-        finished.add("load")
         expansion = expand(loaded)
-        finished.add("expand")
+        ran |= {each.id for each in CHECKS if each.id != "deep"}
         problems += expansion.unused
     except InvalidSuiteError as error:
+        ran |= error.ran
         problems += error.problems
     except SuiteError as error:
         problems.append(Problem(error.message, error.where or str(path), error.hint, check="parse"))
     if deep is not None and expansion is not None:
         problems += _probe(expansion, deep, loaded)
-        finished.add("probe")
-    failed = {problem.check for problem in problems}
-    wanted = [each for each in CHECKS if each.stage != "probe" or deep is not None]
-    results = [
-        CheckResult(
-            each.id,
-            each.promise,
-            each.stage in finished or each.id in failed or _before_the_first_failure(each, failed),
-            tuple(problem for problem in problems if problem.check == each.id),
-        )
-        for each in wanted
-    ]
+        ran.add("deep")
+    results = []
+    for each in CHECKS:
+        found = tuple(problem for problem in problems if problem.check == each.id)
+        if each.id != "deep" or deep is not None:
+            results.append(CheckResult(each.id, each.promise, each.id in ran or bool(found), found))
     cells = len(expansion.cells) + expansion.blocked if expansion else 0
     return Report(results, expansion.prerequisites if expansion else [], cells)
-
-
-def _before_the_first_failure(check: CheckSpec, failed: set[str]) -> bool:
-    """A file that fails its schema has been parsed: `parse` ran, though its stage did not end."""
-    return check.id == "parse" and bool(failed) and "parse" not in failed
 
 
 def _probe(expansion: Expansion, deep: Probe, loaded: LoadedSuite) -> list[Problem]:

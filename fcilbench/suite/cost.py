@@ -12,8 +12,8 @@ from fcilbench.results.schema import Row
 from fcilbench.suite.cell import Cell
 
 PRIOR_SECONDS_PER_SAMPLE = 2e-3
-"""Prior: wall-clock seconds per training sample and visit. A ViT-B/16 takes about 0.4 ms on an H100, a tiny model some ms
-on two CPU cores; it only stands in until the first cell of its kind has been measured."""
+"""Prior: wall-clock seconds per training sample and visit. A ViT-B/16 takes about 0.4 ms on an H100, a tiny model some
+ms on two CPU cores; it only stands in until the first cell of its kind has been measured."""
 
 _UNKNOWN_TRAIN = 10_000
 

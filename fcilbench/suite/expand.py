@@ -65,17 +65,18 @@ def expand(loaded: LoadedSuite) -> Expansion:
         if problems:
             # Parameters of the sound entries are still checked, so that all that is wrong comes at once.
             problems += check_alone(entries, loaded.tree)
-            raise InvalidSuiteError(in_order(problems))
+            raise InvalidSuiteError(in_order(problems), ran=("parse", "schema", "plugins"))
         assembly = Assembly(loaded, entries, _tuned_rules(loaded))
         excluded = _lay_out(loaded, entries, assembly, problems)
         assembly.resolve()
     problems += assembly.problems
+    ran = ("parse", "schema", "plugins", "params", "tasks")
     if problems:
-        raise InvalidSuiteError(in_order(problems))
+        raise InvalidSuiteError(in_order(problems), ran)
     cells, points = assembly.cells()
     problems = _duplicates(cells, points, loaded)
     if problems:
-        raise InvalidSuiteError(in_order(problems))
+        raise InvalidSuiteError(in_order(problems), ran)
     return Expansion(
         name=suite.name,
         cells=cells,

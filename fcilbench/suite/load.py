@@ -77,7 +77,7 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
         # The registry is asked too, so that a misspelt plugin or parameter comes with the misspelt keys.
         from fcilbench.suite.entries import salvage
 
-        raise InvalidSuiteError(in_order([*problems, *salvage(tree)]))
+        raise InvalidSuiteError(in_order([*problems, *salvage(tree)]), ran=("parse", "schema"))
     return LoadedSuite(suite, path, tree)
 
 

@@ -71,7 +71,8 @@ def locate(root: Node, path: Sequence[str | int], *, key: bool = False) -> str:
     for step in path:
         child = node.child(step)
         if child is None:
-            return node.key_origin or node.origin
+            holds = isinstance(node.value, dict | list)
+            return (node.key_origin if holds else None) or node.origin
         node = child
     return node.key_origin or node.origin if key else node.origin
 

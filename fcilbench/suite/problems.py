@@ -33,10 +33,12 @@ class InvalidSuiteError(SuiteError):
 
     Args:
         problems: At least one, in the order of their positions.
+        ran: Ids of the checks that ran to their end.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], ran: Iterable[str] = ()) -> None:
         self.problems = tuple(problems)
+        self.ran = frozenset(ran)
         hints = list(dict.fromkeys(problem.hint for problem in self.problems if problem.hint))
         if len(self.problems) == 1:
             super().__init__(self.problems[0].message, where=self.problems[0].where, hint=hints[0] if hints else None)

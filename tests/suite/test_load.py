@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import pytest
+
+from fcilbench.errors import USAGE, SuiteError, UsageError
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.problems import InvalidSuiteError
+
+
+@pytest.fixture
+def load(write):
+    return lambda text, *overrides, name="s.yaml": load_suite(write(text, name), overrides)
+
+
+@pytest.fixture
+def problems(lab, write):
+    def make(text: str, *overrides: str) -> list[str]:
+        with pytest.raises(InvalidSuiteError) as hit:
+            load_suite(write(text), overrides)
+        assert hit.value.exit_code == USAGE
+        return [str(problem) for problem in hit.value.problems]
+
+    return make
+
+
+def test_defaults(load, base):
+    suite = load(base.replace("  stress: [clean]\n", "")).suite
+    assert [entry.use for entry in suite.grid.stress] == ["none"]
+    assert (suite.seeds.count, suite.seeds.base, suite.seeds.vary) == (1, 0, ["order", "partition", "train"])
+    assert suite.evaluate.task_identity == ("none", "inferred", "oracle")
+    assert (suite.limits.wall, suite.limits.retries) == (None, 1)
+    assert suite.boards == ("accuracy",)
+
+
+def test_short_and_long_forms_are_the_same(load, base):
+    long = base.replace("[ten]", "[{use: ten}]").replace("[{dirichlet: 0.5}]", "[{kind: dirichlet, value: 0.5}]")
+    assert load(base + "seeds: 2\n").suite == load(long + "seeds: {count: 2}\n").suite
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("30m", 1800.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("1m1s", 61.0)],
+)
+def test_durations(load, base, text, seconds):
+    assert load(base + f"limits: {{wall: {text}}}\n").suite.limits.wall == seconds
+
+
+@pytest.mark.parametrize("text", ["2x", "h", "''", "1s1h", "-1s", "true", "0", "0s"])
+def test_durations_that_are_none(problems, base, text):
+    (found,) = problems(base + f"limits: {{wall: {text}}}\n")
+    assert found.startswith("s.yaml:10:16: limits.wall: ")
+
+
+WRONG = [
+    ("aggregator:", "agregator:", "s.yaml:8:3: unknown key 'agregator' (did you mean 'aggregator'?) in grid"),
+    ("protocol:", "protocl:", "s.yaml:3:1: unknown key 'protocl' (did you mean 'protocol'?)"),
+    ("clients:", "client:", "s.yaml:3:12: unknown key 'client' (did you mean 'clients'?) in protocol"),
+    ("clients: 4", "clients: 0", "s.yaml:3:21: protocol.clients: 0 is not greater than or equal to 1"),
+    ("clients: 4", "clients: '4'", 's.yaml:3:21: protocol.clients: "4" is not a valid integer'),
+    ("clients: 4", "clients: 4.5", "s.yaml:3:21: protocol.clients: 4.5 is not a valid integer"),
+    ("clients: 4", "clients: true", "s.yaml:3:21: protocol.clients: true is not a valid integer"),
+    ("clients: 4", "augment: yes", 's.yaml:3:21: protocol.augment: "yes" is not a valid boolean'),
+    ("clients: 4", "lr: .inf", "s.yaml:3:16: protocol.lr: Infinity is not a finite number"),
+    (
+        "clients: 4",
+        "precision: bf61",
+        "s.yaml:3:23: protocol.precision: \"bf61\" is not 'fp32' or 'bf16' (did you mean 'bf16'?)",
+    ),
+    ("fcilbench: 1", "fcilbench: 2", "s.yaml:1:12: fcilbench: 2 is not 1"),
+    ("fcilbench: 1\n", "", "s.yaml:1:1: missing key 'fcilbench'"),
+    ("  dataset: [ten]\n", "", "s.yaml:4:1: missing key 'dataset' in grid"),
+    ("[ten]", "[]", "s.yaml:5:12: grid.dataset: must not be empty"),
+    ("[ten]", "ten", 's.yaml:5:12: grid.dataset: "ten" is not a valid array'),
+    ("[ten]", "[{name: ten}]", "s.yaml:5:13: missing key 'use' in grid.dataset.0"),
+    ("[ten]", "[{use: ten, tasks: 0}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a"),
+    ("[ten]", "[{use: ten, tasks: [5, x]}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks"),
+    ("[ten]", "[{use: ten, label: 'a:b'}]", "s.yaml:5:31: grid.dataset.0.label: string should match pattern"),
+    ("{dirichlet: 0.5}", "{dirichlet: -1}", "s.yaml:7:27: grid.partition.0.value: -1 is not greater than 0"),
+    (
+        "{dirichlet: 0.5}",
+        "{dirichlt: 1}",
+        "s.yaml:7:16: unknown key 'dirichlt' (did you mean 'dirichlet'?) in grid.part",
+    ),
+    ("{dirichlet: 0.5}", "idd", "s.yaml:7:15: grid.partition.0: unknown partition 'idd' (did you mean 'iid'?)"),
+    (
+        "{dirichlet: 0.5}",
+        "dirichlet",
+        "s.yaml:7:15: grid.partition.0: dirichlet takes a concentration: {dirichlet: 0.5}",
+    ),
+    ("name: test", "name: a/b", "s.yaml:2:7: name: string should match pattern"),
+    ("name: test", "name: test\nname: again", "s.yaml:3:1: duplicate key 'name', first at s.yaml:2:1"),
+    ("name: test", "name: test\n3: x", "s.yaml:3:1: a key must be a word, not 3"),
+    ("name: test", "name: test\n<<: {a: 1}", "s.yaml:3:1: merge keys `<<` are not part of YAML 1.2"),
+    ("name: test", "name: !x test", "s.yaml:2:7: unknown tag !x"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), WRONG)
+def test_one_mistake_is_one_problem_at_its_place(problems, base, old, new, expected):
+    assert old in base
+    found = problems(base.replace(old, new, 1))
+    if "unknown tag" in expected:  # the value is lost, which the schema then sees too
+        found = found[:1]
+    (only,) = found
+    assert only.startswith(expected)
+
+
+SECTIONS = [
+    ("seeds: 0", "s.yaml:10:8: seeds.count: 0 is not greater than or equal to 1"),
+    ("seeds: {count: 2, vry: []}", "s.yaml:10:19: unknown key 'vry' (did you mean 'vary'?) in seeds"),
+    (
+        "seeds: {vary: [trian]}",
+        "s.yaml:10:16: seeds.vary.0: \"trian\" is not 'order', 'partition' or 'train' (did you mean",
+    ),
+    ("exclude: [{dataset: ten}]", "s.yaml:10:11: missing key 'because' in exclude.0"),
+    ("exclude: [{because: x}]", "s.yaml:10:11: exclude.0: no condition: it would exclude every cell"),
+    ("exclude: [{datset: ten, because: x}]", "s.yaml:10:12: unknown axis 'datset' (did you mean 'dataset'?)"),
+    ("tuned: [{where: {agg: x}, set: {lr: 1}}]", "s.yaml:10:18: unknown axis 'agg' (one of: aggregator, backbone"),
+    ("tuned: [{where: {partition.beta: 1}, set: {lr: 1}}]", "s.yaml:10:18: unknown key 'beta' of a partition"),
+    ("tuned: [{where: {}, set: {lr: 1}}]", "s.yaml:10:17: tuned.0.where: must not be empty"),
+    ("tuned: [{where: {seed: 1}}]", "s.yaml:10:9: missing key 'set' in tuned.0"),
+    ("evaluate: {task_identity: [oracel]}", "s.yaml:10:28: evaluate.task_identity.0: \"oracel\" is not 'none', 'inf"),
+    ("runtime: {threads: 0}", "s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1"),
+    ("runtime:", "s.yaml:11:1: runtime: null is not an object"),
+    ("date: 2024-01-01", "s.yaml:10:1: unknown key 'date'"),
+]
+
+
+@pytest.mark.parametrize(("section", "expected"), SECTIONS)
+def test_mistakes_of_other_sections(problems, base, section, expected):
+    (found,) = problems(base + section + "\n")
+    assert found.startswith(expected)
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file(problems, base):
+    found = problems(base.replace("clients: 4", "client: 4").replace("stress:", "stres:") + "seeds: -1\nsaeeds: 2\n")
+    assert [each.split(": ")[0] for each in found] == ["s.yaml:3:12", "s.yaml:9:3", "s.yaml:10:8", "s.yaml:11:1"]
+
+
+def test_one_error_lists_all_problems_line_by_line(lab, write, base):
+    with pytest.raises(SuiteError) as hit:
+        load_suite(write(base.replace("clients: 4", "client: 4") + "seeds: -1\n"))
+    assert str(hit.value).splitlines() == [
+        "s.yaml:3:12: unknown key 'client' (did you mean 'clients'?) in protocol",
+        "s.yaml:10:8: seeds.count: -1 is not greater than or equal to 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("a: [1", "s.yaml:1:6"), ("a: b: c", "s.yaml:1:5"), ("a: 1\n---\nb: 1\n", "s.yaml:2:1"), ("a:\n\t- 1\n", "s.yaml:2:1")],
+)
+def test_not_yaml(problems, text, where):
+    (found,) = problems(text)
+    assert found.startswith(f"{where}: not valid YAML: ")
+
+
+@pytest.mark.parametrize("text", ["", "3", "[a]", "# nothing\n"])
+def test_not_a_map(problems, text):
+    (found,) = problems(text)
+    assert found == "s.yaml:1:1: a suite is a map of keys"
+
+
+def test_an_alias_in_its_own_anchor(problems, base):
+    found = problems(base + "description: &x [*x]\n")
+    assert found[0].startswith("s.yaml:10:14: an alias cannot stand inside its own anchor")
+
+
+def test_missing_file_names_its_neighbour(write):
+    write("a: 1", "vision.yaml")
+    with pytest.raises(SuiteError, match=r"suite visoin.yaml does not exist \(did you mean 'vision.yaml'\?\)"):
+        load_suite("visoin.yaml")
+    with pytest.raises(SuiteError, match="is a folder"):
+        load_suite(".")
+
+
+def test_not_text(write):
+    write("", "s.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SuiteError, match="is not UTF-8"):
+        load_suite("s.yaml")
+
+
+class TestExtends:
+    def test_maps_merge_and_lists_replace(self, write, base):
+        write(base + "limits: {wall: 1h, retries: 3}\nboards: [accuracy]\n", "base.yaml")
+        loaded = load_suite(
+            write(
+                "extends: base.yaml\nname: child\nprotocol: {rounds: 9}\ngrid: {aggregator: [mean]}\n"
+                "limits: {retries: 0}\n",
+                "child.yaml",
+            )
+        )
+        suite = loaded.suite
+        assert (suite.name, suite.protocol.clients, suite.protocol.rounds) == ("child", 4, 9)
+        assert [entry.use for entry in suite.grid.aggregator] == ["mean"]
+        assert [entry.use for entry in suite.grid.dataset] == ["ten"]
+        assert (suite.limits.wall, suite.limits.retries) == (3600.0, 0)
+        origins = loaded.origins
+        assert origins["protocol.clients"] == "base.yaml:3:21"
+        assert origins["protocol.rounds"] == "child.yaml:3:20"
+        assert origins["grid.aggregator.0"] == "child.yaml:4:21"
+        assert "protocol.lr" not in origins
+
+    def test_relative_to_the_file_and_over_several_levels(self, write, base):
+        write(base, "deep/er/one.yaml")
+        write("extends: er/one.yaml\nprotocol: {rounds: 3}\n", "deep/two.yaml")
+        suite = load_suite(write("extends: deep/two.yaml\nprotocol: {clients: 5}\n", "three.yaml")).suite
+        assert (suite.protocol.clients, suite.protocol.rounds, suite.extends) == (5, 3, "deep/two.yaml")
+
+    def test_a_base_need_not_be_complete(self, write, base):
+        write("protocol: {rounds: 3}\n", "base.yaml")
+        assert load_suite(write("extends: base.yaml\n" + base)).suite.protocol.rounds == 2
+
+    def test_a_mistake_in_the_base_is_placed_there(self, problems, write, base):
+        write("protocol: {ruonds: 3}\n", "base.yaml")
+        assert problems("extends: base.yaml\n" + base) == [
+            "base.yaml:1:12: unknown key 'ruonds' (did you mean 'rounds'?) in protocol"
+        ]
+
+    def test_circle(self, problems, write):
+        write("extends: s.yaml\n", "other.yaml")
+        (found,) = problems("extends: other.yaml\n")
+        assert found == "other.yaml:1:10: `extends` runs in a circle: s.yaml -> other.yaml -> s.yaml"
+        (found,) = problems("extends: s.yaml\n")
+        assert found == "s.yaml:1:10: `extends` runs in a circle: s.yaml -> s.yaml"
+
+    def test_missing_base(self, write, base):
+        with pytest.raises(SuiteError, match=r"^s.yaml:1:10: suite bse.yaml does not exist"):
+            load_suite(write("extends: bse.yaml\n" + base))
+
+
+class TestOverrides:
+    def test_last_wins_and_keeps_its_origin(self, load, base):
+        loaded = load(base, "protocol.rounds=3", "protocol.rounds=4", "protocol.lr=1e-3", "name=other")
+        assert (loaded.suite.protocol.rounds, loaded.suite.protocol.lr, loaded.suite.name) == (4, 1e-3, "other")
+        assert loaded.origins["protocol.rounds"] == "-s protocol.rounds=4"
+        assert loaded.origins["protocol.clients"] == "s.yaml:3:21"
+
+    def test_values_are_yaml(self, load, base):
+        suite = load(
+            base, "grid.partition=[iid, {dirichlet: 0.1}]", "limits={wall: 2h}", "protocol.augment=false"
+        ).suite
+        assert [each.label for each in suite.grid.partition] == ["iid", "dirichlet-0.1"]
+        assert (suite.limits.wall, suite.protocol.augment) == (7200.0, False)
+
+    def test_maps_merge_and_lists_replace(self, load, base):
+        suite = load(base, "protocol={rounds: 7}", "grid.aggregator=[ring]").suite
+        assert (suite.protocol.rounds, suite.protocol.clients) == (7, 4)
+        assert [entry.use for entry in suite.grid.aggregator] == ["ring"]
+
+    def test_short_forms_open_up(self, load, base):
+        suite = load(base + "seeds: 3\n", "grid.backbone.0.weights=a=b.safetensors", "seeds.base=5").suite
+        assert (suite.grid.backbone[0].use, suite.grid.backbone[0].options) == ("net", {"weights": "a=b.safetensors"})
+        assert (suite.seeds.count, suite.seeds.base) == (3, 5)
+
+    def test_new_sections_and_entries(self, load, base):
+        suite = load(base, "runtime.threads=3", "grid.aggregator.1=mean").suite
+        assert suite.runtime.threads == 3
+        assert [entry.use for entry in suite.grid.aggregator] == ["mean", "mean"]
+
+    def test_dotted_keys_of_rules(self, load, base):
+        text = base + "tuned: [{where: {partition.dirichlet: 0.5}, set: {lr: 1}}]\n"
+        suite = load(text, "tuned.0.where.partition.dirichlet=0.1").suite
+        assert suite.tuned[0].where == {"partition.dirichlet": 0.1}
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("agregator=3", "-s agregator=3: unknown key 'agregator'"),
+            ("protocol.ruonds=3", "-s protocol.ruonds=3: unknown key 'ruonds' (did you mean 'rounds'?) in protocol"),
+            ("protocol.rounds=x", '-s protocol.rounds=x: protocol.rounds: "x" is not a valid integer'),
+            ("grid.backbone.1.x=3", "-s grid.backbone.1.x=3: grid.backbone has no entry '1' (its entries: 0 to 0)"),
+            ("grid.backbone.x=3", "-s grid.backbone.x=3: grid.backbone has no entry 'x'"),
+            ("protocol.rounds.x=3", "-s protocol.rounds.x=3: protocol.rounds is 2, it has no key 'x'"),
+        ],
+    )
+    def test_wrong_paths(self, problems, base, text, expected):
+        (found,) = problems(base, text)
+        assert found.startswith(expected)
+
+    @pytest.mark.parametrize("text", ["rounds", "=3", "a..b=3", ".a=3", "a=[1", "a={b: 1, b: 2}"])
+    def test_not_an_override(self, write, base, text):
+        with pytest.raises(UsageError) as hit:
+            load_suite(write(base), [text])
+        assert not isinstance(hit.value, SuiteError)
+
+
+def test_origin_of_a_partition_in_both_forms(load, base):
+    origins = load(base).origins
+    assert origins["grid.partition.0.kind"] == origins["grid.partition.0.value"] == "s.yaml:7:27"
