@@ -30,8 +30,8 @@ def board(
     With --suite the board holds the cells that the suite plans, those without a row counted as missing; without it,
     all rows of the folder.
     """
-    from fcilbench.boards.render import print_board, render
-    from fcilbench.cli.prepare import build_board, prepare, use_data_root
+    from fcilbench.boards.render import render
+    from fcilbench.cli.prepare import build_board, prepare, show_board, use_data_root
     from fcilbench.cli.show import select_rows
     from fcilbench.results.store import Store
 
@@ -52,7 +52,7 @@ def board(
         write_atomic(output, render(built, chosen, width=console.WIDTH))
         console.say(f"wrote {output}")
     elif chosen == "table":
-        print_board(built, console.out())
+        show_board(built)
     else:
         console.show(render(built, chosen))
 

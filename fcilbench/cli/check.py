@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE, USAGE
 
 EXAMPLE = "fcilbench check suites/quickstart.yaml --deep"
+
+
+class Command(TyperCommand):
+    """Takes its list of checks from the registry of checks, so that help promises what is checked and no more."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Completes the help text when somebody asks for it."""
+        from fcilbench.suite.check import CHECKS
+
+        checks = "\n\n".join(f"- {each.id}: {each.promise}" for each in CHECKS)
+        self.help = f"{self.help}\n\nChecks (`deep` with --deep):\n\n{checks}"
+        super().format_help(ctx, formatter)
 
 
 def check(

@@ -68,8 +68,14 @@ def show_json(body: dict[str, Any]) -> None:
 
 
 def show_table(table: Table) -> None:
-    """Prints a table on standard output."""
-    out().print(table)
+    """Prints a table on standard output, without the blanks that would fill lines where there is no terminal."""
+    console = out()
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    show("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def report(error: BaseException) -> int:

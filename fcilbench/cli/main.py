@@ -46,7 +46,8 @@ def _example(text: str) -> str:
 
 for _verb in (run, plan, check, board, show, schema, doctor):
     _name = _verb.__name__.rpartition(".")[2]
-    app.command(_name, epilog=_example(_verb.EXAMPLE))(getattr(_verb, _name))
+    _class = getattr(_verb, "Command", None)
+    app.command(_name, cls=_class, epilog=_example(_verb.EXAMPLE))(getattr(_verb, _name))
 for _group in (plugins, data, results):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 

@@ -19,15 +19,6 @@ class Form(enum.StrEnum):
     MD = "md"
 
 
-class Rerun(enum.StrEnum):
-    """Which cells that have a row are run again."""
-
-    STALE = "stale"
-    FAILED = "failed"
-    NEVER = "never"
-    ALL = "all"
-
-
 def _quiet(value: bool) -> bool:
     console.state.quiet = console.state.quiet or value
     return value
@@ -56,12 +47,13 @@ Only = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
-RerunPolicy = Annotated[
-    Rerun,
+Rerun = Annotated[
+    str,
     typer.Option(
         "--rerun",
-        help="stale: new, broken-off, prerequisite and stale cells; failed: also all that are not ok; "
-        "never: only cells without a result; all: every cell.",
+        metavar="stale|failed|never|all",
+        help="Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all; commas join. "
+        "New and broken-off cells run anyway, and those that lacked something here; never takes only new ones.",
     ),
 ]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]

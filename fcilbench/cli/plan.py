@@ -25,7 +25,7 @@ def plan(
     out: options.Out = Path("results"),
     set_: options.Set = None,
     only: options.Only = None,
-    rerun: options.RerunPolicy = options.Rerun.STALE,
+    rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
     jobs: options.Jobs = 1,
     data: options.Data = None,
@@ -70,8 +70,8 @@ def print_plan(prepared: Prepared, *, slots: int, to: Console, groups: bool = Fa
     product = " x ".join(f"{size} {axis}" for axis, size in expansion.axes.items())
     total = len(expansion.cells)
     to.print(f"{expansion.name}: {product} -> {total} cells, {len(expansion.excluded)} excluded", markup=False)
-    states = Counter(item.state for item in plan.items)
-    counted = "   ".join(f"{state} {states[state]}" for state in ("done", "new", "stale", "failed", "running"))
+    states = plan.counts
+    counted = "   ".join(f"{state} {states.get(state, 0)}" for state in ("done", "new", "stale", "failed", "running"))
     to.print(f"  {counted}   (store {prepared.store.root})", markup=False)
     if groups:
         table = Table(box=None, pad_edge=False)
@@ -80,7 +80,7 @@ def print_plan(prepared: Prepared, *, slots: int, to: Console, groups: bool = Fa
         for group in plan.groups:
             counts = ", ".join(f"{state} {number}" for state, number in group.counts.items())
             table.add_row(*_axes(group.coords), counts, "; ".join(group.why))
-        to.print(table)
+        console.show_table(table)
     else:
         for why, number in Counter(item.why for item in plan.items if item.run and item.why).items():
             to.print(f"  {number} x {why}", markup=False)
@@ -99,7 +99,7 @@ def _cost(prepared: Prepared, slots: int) -> str:
     todo = prepared.plan.todo
     if not todo:
         return "nothing to run"
-    seconds = sum(item.seconds for item in todo)
+    seconds = prepared.plan.seconds
     guessed = sum(item.basis == "guess" for item in todo)
     basis = "measured on this hardware" if not guessed else f"guess for {guessed} of them"
     return (
@@ -153,8 +153,9 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
         "schema": 1,
         "suite": expansion.name,
         "store": str(prepared.store.root),
-        "counts": Counter(item.state for item in plan.items),
-        "seconds": sum(item.seconds for item in plan.todo),
+        "counts": plan.counts,
+        "seconds": plan.seconds,
+        "download_bytes": plan.download_bytes,
         "cells": [
             {
                 "cell_id": item.cell_id,

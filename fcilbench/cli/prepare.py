@@ -89,6 +89,16 @@ def build_board(name: str, rows: Any, planned: Any = None) -> Any:
     return board().build(rows, planned)
 
 
+def show_board(board: Any) -> None:
+    """Prints a board on standard output, as wide as the terminal, or as plain text where there is none."""
+    from fcilbench.boards.render import print_board, render
+
+    if console.out().is_terminal:
+        print_board(board, console.out())
+    else:
+        console.show(render(board, width=console.WIDTH))
+
+
 def duration(seconds: float) -> str:
     """Returns a time as people read it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,7 +27,7 @@ def run(
     out: options.Out = Path("results"),
     set_: options.Set = None,
     only: options.Only = None,
-    rerun: options.RerunPolicy = options.Rerun.STALE,
+    rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
     jobs: options.Jobs = 1,
     fail_fast: options.FailFast = False,
@@ -72,7 +72,7 @@ def run(
 
 
 def _ask(prepared: Prepared, slots: int, yes: bool) -> None:
-    hours = sum(item.seconds for item in prepared.plan.todo) / slots / 3600
+    hours = prepared.plan.seconds / slots / 3600
     if hours > _ASK_ABOVE_HOURS and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm(f"About {hours:.0f} hours. Go on?", abort=True, err=True)
 
@@ -109,15 +109,13 @@ def _progress() -> Progress:
 
 
 def _print_boards(prepared: Prepared, summary: Summary) -> None:
-    from fcilbench.boards.render import print_board
-    from fcilbench.cli.prepare import build_board
+    from fcilbench.cli.prepare import build_board, show_board
 
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
     if not any(row.status == "ok" for row in summary.rows.values()):
         return
     for name in prepared.loaded.suite.boards:
-        board: Any = build_board(name, list(summary.rows.values()), planned)
-        print_board(board, console.out())
+        show_board(build_board(name, list(summary.rows.values()), planned))
 
 
 def _print_summary(prepared: Prepared, summary: Summary) -> None:

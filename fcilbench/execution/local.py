@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 from fcilbench.execution.base import Message, RunOptions
 from fcilbench.execution.child import Child
@@ -20,11 +21,13 @@ _LOOK = 0.1  # seconds between two looks at processes that may have died with a 
 
 
 class LocalExecutor:
-    """Runs jobs in child processes of this machine.
+    """Runs jobs in child processes of this machine, one a slot.
 
     Args:
         options: Devices, slots, the worker's command line, and whether the network is refused.
     """
+
+    version: ClassVar[str] = "1"
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options

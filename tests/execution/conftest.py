@@ -1,6 +1,6 @@
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,11 @@ class Kit:
 
     def diary(self, name: str) -> list[int]:
         return [int(line) for line in (self.folder(name) / "diary.txt").read_text().split()]
+
+
+@pytest.fixture(scope="session")
+def new_kit() -> Callable[[Path], Kit]:
+    return lambda folder: Kit(Store(folder))
 
 
 @pytest.fixture

@@ -1,0 +1,109 @@
+"""The promise of a resume, with real training: a killed worker's cell ends bit-equal to an uninterrupted one."""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcilbench.api.protocol import Limits, Partition, Protocol, Seeds
+from fcilbench.errors import CELLS_FAILED, OK
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.observers import Progress
+from fcilbench.execution.run import run_plan
+from fcilbench.results.schema import Row
+from fcilbench.results.store import Store
+from fcilbench.suite.cell import Cell, PluginUse
+
+VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
+pytestmark = pytest.mark.slow
+
+
+def make_cell(aggregator: str, retries: int = 1) -> Cell:
+    def use(name: str, **params: Any) -> PluginUse:
+        return PluginUse(name=f"fcilbench/{name}", label=name, version="1", params=params)
+
+    return Cell(
+        suite="resume",
+        protocol=Protocol(clients=3, rounds=3, local_epochs=1, lr=1e-3, participation=0.7),
+        dataset=use("digits", train_per_class=8, test_per_class=4),
+        tasks=(5, 5),
+        backbone=use("timm", **VIT),
+        partition=Partition(kind="dirichlet", value=0.5),
+        aggregator=use(aggregator),
+        stress=use("none"),
+        seeds=Seeds(),
+        limits=Limits(retries=retries),
+    )
+
+
+class KillAt(Progress):
+    """Kills the worker when it reports a round."""
+
+    def __init__(self, store: Store, task: int, round_: int) -> None:
+        self._store, self._at, self.kills = store, (task, round_), 0
+
+    def cell_event(self, slot: Any, cell_id: str, event: dict[str, Any]) -> None:
+        if event["event"] == "round" and (event["task"], event["round"]) == self._at and not self.kills:
+            self.kills += 1
+            log = (self._store.cell_dir(cell_id) / "log.txt").read_text()
+            os.kill(int(re.findall(r"process (\d+)$", log, flags=re.MULTILINE)[-1]), signal.SIGKILL)
+
+
+def science(row: Row) -> tuple[Any, ...]:
+    """What must not depend on how the cell was run."""
+    counted = (row.cost.bytes_up, row.cost.bytes_down, row.cost.server_state)
+    return row.status, row.model_digest, row.metrics, row.accuracy, row.seeds, row.test_sizes, row.classes, counted
+
+
+@pytest.fixture(scope="module")
+def straight(new_kit: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """The uninterrupted run."""
+    kit = new_kit(tmp_path_factory.mktemp("straight"))
+    assert run_plan(kit.plan(make_cell("sum")), kit.store).exit_code == OK
+    return science(kit.row("sum"))
+
+
+@pytest.mark.parametrize("at", [(0, 2), (1, 1)])
+def test_a_killed_worker_goes_on_and_ends_bit_equal(kit: Any, straight: tuple[Any, ...], at: tuple[int, int]) -> None:
+    killer = KillAt(kit.store, *at)
+    assert run_plan(kit.plan(make_cell("sum")), kit.store, progress=killer).exit_code == OK
+    row = kit.row("sum")
+    assert killer.kills == 1
+    assert row.attempts == 2
+    assert science(row) == straight
+    assert [each["event"] for each in kit.store.rounds(kit.id("sum"))] == [*["round"] * 3, "task"] * 2
+
+
+def test_the_next_run_resumes_what_this_one_gave_up(kit: Any, straight: tuple[Any, ...]) -> None:
+    plan = kit.plan(make_cell("sum", retries=0))
+    assert run_plan(plan, kit.store, progress=KillAt(kit.store, 1, 0)).exit_code == CELLS_FAILED
+    assert kit.row("sum").status == "killed"
+    events = Rounds()
+    assert run_plan(plan, kit.store, progress=events).exit_code == OK
+    assert (0, 0) not in events.seen  # it did not start over
+    assert science(kit.row("sum")) == straight
+
+
+def test_one_or_two_jobs_make_equal_rows(kit: Any) -> None:
+    cells = [make_cell(name) for name in ("fedavg", "sum", "joint")]
+    stores = [Store(kit.store.root / str(jobs)) for jobs in (1, 2)]
+    for jobs, store in enumerate(stores, start=1):
+        assert run_plan(kit.plan(*cells), store, options=replace(RunOptions(), jobs=jobs)).exit_code == OK
+    one, two = (store.latest() for store in stores)
+    assert {key: science(row) for key, row in one.items()} == {key: science(row) for key, row in two.items()}
+
+
+class Rounds(Progress):
+    """The rounds that were reported."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def cell_event(self, slot: Any, cell_id: str, event: dict[str, Any]) -> None:
+        if event["event"] == "round":
+            self.seen.append((event["task"], event["round"]))
