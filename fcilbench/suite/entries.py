@@ -13,10 +13,11 @@ from fcilbench.errors import UsageError
 from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import PluginRef, lookup
 from fcilbench.registry.records import Unresolved, Use
+from fcilbench.suite.forms import DatasetEntry, PluginEntry
 from fcilbench.suite.keys import Setting, route
 from fcilbench.suite.parse import Node, Path, locate
 from fcilbench.suite.problems import Problem
-from fcilbench.suite.schema import PLUGIN_KINDS, DatasetEntry, PluginAxis, PluginEntry
+from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
 
 
 @dataclass

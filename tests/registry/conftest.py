@@ -28,19 +28,30 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     def make(
         dist: str, files: Mapping[str, str], entry_points: Mapping[str, Mapping[str, str]], version: str = "1.0"
     ) -> Path:
-        for name, text in files.items():
-            path = site / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(textwrap.dedent(text))
-        info = site / f"{dist.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
-        lines = []
-        for kind, points in entry_points.items():
-            lines += [f"[fcilbench.{kind}]", *(f"{name} = {target}" for name, target in points.items())]
-        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-        importlib.invalidate_caches()
-        return site
+        return put(site, dist, files, entry_points, version)
 
     yield make
     importlib.invalidate_caches()
+
+
+def put(
+    site: Path,
+    dist: str,
+    files: Mapping[str, str],
+    entry_points: Mapping[str, Mapping[str, str]],
+    version: str = "1.0",
+) -> Path:
+    """Writes a distribution as an installer would: its modules and a `*.dist-info` folder."""
+    for name, text in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    info = site / f"{dist.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+    lines = []
+    for kind, points in entry_points.items():
+        lines += [f"[fcilbench.{kind}]", *(f"{name} = {target}" for name, target in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    importlib.invalidate_caches()
+    return site

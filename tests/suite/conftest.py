@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -117,18 +116,29 @@ grid:
   stress: [clean]
 """
 
-_serial = itertools.count()
+
+@pytest.fixture(scope="session")
+def lab_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the laboratory installed in it, and a cache that its tests share."""
+    site = tmp_path_factory.mktemp("lab")
+    points = {kind: {name: f"lab_module:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
+    _fixtures.put(site, "lab", {"lab_module.py": LAB}, points)
+    return site
 
 
 @pytest.fixture
-def lab(install: Callable[..., Path]) -> Path:
-    """Installs the laboratory under a fresh module name; returns the module's file."""
-    module = f"lab_{next(_serial)}"
-    points = {
-        kind: {name: f"{module}:{attribute}" for name, attribute in names.items()} for kind, names in POINTS.items()
-    }
-    site = install("lab", {f"{module}.py": LAB}, points)
-    return site / f"{module}.py"
+def lab(lab_site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the laboratory on the search path; returns its module's file."""
+    monkeypatch.syspath_prepend(str(lab_site))
+    monkeypatch.setenv("FCILBENCH_CACHE", str(lab_site / "cache"))
+    return lab_site / "lab_module.py"
+
+
+@pytest.fixture
+def own_lab(install: Callable[..., Path]) -> Path:
+    """Like `lab`, for tests that edit it."""
+    points = {kind: {name: f"own_lab:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
+    return install("lab", {"own_lab.py": LAB}, points) / "own_lab.py"
 
 
 @pytest.fixture

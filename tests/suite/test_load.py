@@ -148,7 +148,12 @@ def test_one_error_lists_all_problems_line_by_line(lab, write, base):
 
 @pytest.mark.parametrize(
     ("text", "where"),
-    [("a: [1", "s.yaml:1:6"), ("a: b: c", "s.yaml:1:5"), ("a: 1\n---\nb: 1\n", "s.yaml:2:1"), ("a:\n\t- 1\n", "s.yaml:2:1")],
+    [
+        ("a: [1", "s.yaml:1:6"),
+        ("a: b: c", "s.yaml:1:5"),
+        ("a: 1\n---\nb: 1\n", "s.yaml:2:1"),
+        ("a:\n\t- 1\n", "s.yaml:2:1"),
+    ],
 )
 def test_not_yaml(problems, text, where):
     (found,) = problems(text)

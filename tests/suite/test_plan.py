@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from fcilbench.errors import UsageError
+from fcilbench.results.outcome import Cost
+from fcilbench.results.provenance import Provenance
+from fcilbench.results.row import build_row
+from fcilbench.results.schema import Failure
+from fcilbench.suite.cost import PRIOR_SECONDS_PER_SAMPLE
+from fcilbench.suite.expand import expand
+from fcilbench.suite.identity import cell_id
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.plan import StoreView, make_plan
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HERE = "sha256:here"
+
+
+def row(cell, status="ok", *, failure=None, wall=10.0, hardware=HERE, code=None):
+    """A row as a run leaves it; an `ok` one is made from a skipped one, since its result does not matter here."""
+    if code is not None:
+        use = cell.aggregator.model_copy(update={"code_digest": code})
+        cell = cell.model_copy(update={"aggregator": use})
+    made = build_row(
+        cell,
+        cell_id(cell),
+        "skipped" if status == "ok" else status,
+        skipped="x" if status in ("ok", "skipped") else None,
+        failure=failure or (Failure(kind=status, type="T", message="m") if status in FAILED else None),
+        provenance=Provenance({}, "sha256:env", hardware, "sha256:host", None, None),
+        started=NOW,
+        ended=NOW,
+        cost=Cost(wall_s=wall),
+    )
+    return made.model_copy(update={"status": status})
+
+
+FAILED = ("failed", "oom", "timeout", "killed")
+
+
+@pytest.fixture
+def expansion(lab, write, base):
+    return expand(load_suite(write(base + "seeds: 2\n")))
+
+
+def view(*rows, running=None, hardware=HERE):
+    return StoreView({each.cell_id: each for each in rows}, running or {}, hardware)
+
+
+def test_an_empty_store_is_all_new(expansion):
+    plan = make_plan(expansion)
+    assert [(item.state, item.why, item.run, item.status) for item in plan.items] == [("new", "", True, None)] * 4
+    assert [item.cell_id for item in plan.items] == [cell_id(cell) for cell in expansion.cells]
+    assert plan.counts == {"new": 4}
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "why", "runs_under"),
+    [
+        ("ok", "done", "", {"all"}),
+        ("skipped", "done", "", {"all"}),
+        ("failed", "failed", "failed: T: m", {"failed", "all"}),
+        ("oom", "failed", "oom: T: m", {"failed", "all"}),
+        ("timeout", "failed", "timeout: T: m", {"failed", "all"}),
+        ("killed", "failed", "killed, taken up again", {"stale", "failed", "all"}),
+        ("interrupted", "new", "interrupted, goes on", {"stale", "failed", "never", "all"}),
+    ],
+)
+def test_states_and_policies(expansion, status, state, why, runs_under):
+    known = view(row(expansion.cells[0], status))
+    for policy in ("stale", "failed", "never", "all"):
+        item = make_plan(expansion, known, policy).items[0]
+        assert (item.state, item.why, item.status) == (state, why, status)
+        assert item.run is (policy in runs_under)
+
+
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_changed_code_is_stale_and_names_the_plugin(expansion, status):
+    known = view(row(expansion.cells[0], status, code="older"))
+    item = make_plan(expansion, known).items[0]
+    assert item.state == "stale"
+    assert item.why == "code changed: lab/mean" + ("" if status == "ok" else " (was failed)")
+    assert [make_plan(expansion, known, policy).items[0].run for policy in ("stale", "failed", "never", "all")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_missing_prerequisite_is_tried_again(expansion):
+    failure = Failure(kind="prerequisite", type="DataError", message="no data")
+    known = view(row(expansion.cells[0], "failed", failure=failure))
+    assert make_plan(expansion, known).items[0].run
+    assert not make_plan(expansion, known, "never").items[0].run
+
+
+def test_a_cell_that_another_process_runs_is_left_to_it(expansion):
+    first = cell_id(expansion.cells[0])
+    item = make_plan(expansion, view(running={first: "host a, pid 3"}), "all").items[0]
+    assert (item.state, item.why, item.run) == ("running", "running elsewhere: host a, pid 3", False)
+
+
+def test_policies_combine_and_wrong_ones_are_refused(expansion):
+    known = view(row(expansion.cells[0], "oom"), row(expansion.cells[2], code="older"))
+    assert [item.run for item in make_plan(expansion, known, "stale,failed").items] == [True] * 4
+    with pytest.raises(UsageError, match="did you mean 'stale'"):
+        make_plan(expansion, rerun="stael")
+    with pytest.raises(UsageError, match="stands alone"):
+        make_plan(expansion, rerun="never,stale")
+
+
+def test_only_selects_and_an_explicit_status_runs_again(expansion):
+    known = view(row(expansion.cells[0], "oom"), row(expansion.cells[1]), row(expansion.cells[2], code="older"))
+    failed = make_plan(expansion, known, only=["status:failed"])
+    assert [(item.cell.coords["aggregator"], item.run) for item in failed.items] == [("mean", True)]
+    assert [item.run for item in make_plan(expansion, known, only=["status:done"]).items] == [False]
+    assert [item.run for item in make_plan(expansion, known, "never", only=["status:stale"]).items] == [True]
+    assert len(make_plan(expansion, known, only=["seed:0,aggregator:ring", "seed:1,aggregator:mean"]).items) == 2
+    assert make_plan(expansion, known, only=["seed:7"]).items == []
+
+
+def test_groups_gather_the_seeds(expansion):
+    plan = make_plan(expansion, view(row(expansion.cells[0]), row(expansion.cells[3], "oom")))
+    coords = {"dataset": "ten", "backbone": "net", "partition": "dirichlet-0.5", "stress": "clean"}
+    first, second = plan.groups
+    assert first.coords == {**coords, "aggregator": "mean"}
+    assert (first.counts, first.why) == ({"done": 1, "new": 1}, [])
+    assert (second.counts, second.why) == ({"new": 1, "failed": 1}, ["oom: T: m"])
+    assert first.seconds == plan.items[1].seconds
+
+
+class TestCost:
+    # protocol of the suite: 2 rounds x 5 epochs x participation 1 = 10 visits of 1,000 samples
+
+    def test_prior(self, expansion):
+        item = make_plan(expansion).items[0]
+        assert (item.seconds, item.basis) == (1000 * 10 * PRIOR_SECONDS_PER_SAMPLE, "guess")
+
+    def test_prior_counts_the_samples_that_are_kept(self, lab, write, base):
+        text = base.replace("[ten]", "[{use: ten, train_per_class: 7}]").replace(
+            "rounds: 2", "rounds: 2, participation: 0.5"
+        )
+        item = make_plan(expand(load_suite(write(text)))).items[0]
+        assert item.seconds == pytest.approx(7 * 10 * 2 * 5 * 0.5 * PRIOR_SECONDS_PER_SAMPLE)
+
+    def test_median_of_equal_cells_on_this_hardware(self, lab, write, base):
+        expansion = expand(load_suite(write(base + "seeds: 4\n")))
+        mean = [cell for cell in expansion.cells if cell.aggregator.label == "mean"]
+        known = view(
+            row(mean[0], wall=10.0),
+            row(mean[1], wall=30.0),
+            row(mean[2], wall=20.0),
+            row(mean[3], "oom", wall=999.0),
+        )
+        items = make_plan(expansion, known).items
+        assert [(item.seconds, item.basis) for item in items[:4]] == [(20.0, "measured")] * 4
+        # rates of the same scene: 1, 2 and 3 seconds a visit, 10 visits
+        assert (items[4].seconds, items[4].basis) == (20.0, "guess")
+
+    def test_other_hardware_is_no_measurement(self, expansion):
+        for known in (
+            view(row(expansion.cells[0], hardware="sha256:there")),
+            view(row(expansion.cells[0]), hardware=None),
+        ):
+            assert make_plan(expansion, known).items[0].basis == "guess"
+            assert make_plan(expansion, known).items[0].seconds == 20.0
+
+    def test_another_protocol_is_scaled_as_a_guess(self, expansion, write):
+        other = expand(load_suite("s.yaml", ["protocol.rounds=6"]))
+        item = make_plan(other, view(row(expansion.cells[0], wall=10.0))).items[0]
+        assert (item.seconds, item.basis) == (30.0, "guess")
+
+    def test_downloads_are_what_plugins_declare(self, expansion):
+        assert make_plan(expansion).download_bytes is None
+        expansion.facts["dataset:lab/ten"]["download_bytes"] = 5
+        assert make_plan(expansion).download_bytes == 5
+
+
+def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, base):
+    path = write(base)
+    known = view(*(row(cell) for cell in expand(load_suite(path)).cells))
+    assert [item.state for item in make_plan(expand(load_suite(path)), known).items] == ["done", "done"]
+    text = own_lab.read_text()
+    own_lab.write_text("# a comment\n" + text.replace('"""Ring."""', '"""Ring, explained."""'))
+    assert [item.state for item in make_plan(expand(load_suite(path)), known).items] == ["done", "done"]
+    own_lab.write_text(text + "\nCONSTANT = 1\n")
+    items = make_plan(expand(load_suite(path)), known).items
+    assert [item.state for item in items] == ["stale", "stale"]
+    assert items[1].why.startswith("code changed: lab/ten")
+
+
+def test_planning_writes_nothing(lab, write, base):
+    path = write(base)
+    make_plan(expand(load_suite(path)))
+    assert [each.name for each in Path().iterdir()] == ["s.yaml"]
+
+
+def test_a_thousand_cells_are_planned_quickly(lab, write, base):
+    rings = ", ".join(f"{{use: ring, lambda_s: {i / 10}}}" for i in range(10))
+    text = base.replace("[mean, ring]", f"[{rings}]") + "seeds: 100\n"
+    path = write(text + "tuned: [{where: {seed: 3}, set: {lr: 0.1}}]\n")
+    rows = [row(cell) for cell in expand(load_suite(path)).cells]
+    assert len(rows) == 1000
+    start = time.perf_counter()
+    plan = make_plan(expand(load_suite(path)), view(*rows))
+    elapsed = time.perf_counter() - start
+    assert plan.counts == {"done": 1000}
+    assert elapsed < 2.0

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from fcilbench.errors import UsageError
+from fcilbench.suite.select import parse_selectors
+
+CELL = {
+    "dataset": "cifar100",
+    "backbone": "timm",
+    "partition": "dirichlet-0.1",
+    "aggregator": "sum[k=1,lambda_s=0.2]",
+    "stress": "none",
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("expressions", "selected"),
+    [
+        ([], True),
+        (["dataset:cifar100"], True),
+        (["dataset:cifar10"], False),
+        (["dataset:cifar*"], True),
+        (["dataset:cifar100,seed:3"], True),
+        (["dataset:cifar100,seed:2"], False),
+        (["seed:2", "seed:3"], True),
+        (["seed:2", "seed:4"], False),
+        (["seed:[2-4]"], True),
+        (["aggregator:sum[k=1,lambda_s=0.2]"], True),
+        (["aggregator:sum[k=1,lambda_s=0.2],seed:3"], True),
+        (["aggregator:sum*"], True),
+        (["aggregator:sum"], False),
+        (["partition:dirichlet-0.1 , stress:none"], True),
+        (["dataset:CIFAR100"], False),
+    ],
+)
+def test_terms_and_alternatives(expressions, selected):
+    assert parse_selectors(expressions).matches(CELL) is selected
+
+
+@pytest.mark.parametrize(
+    ("expression", "status", "state", "selected"),
+    [
+        ("status:failed", "oom", None, True),
+        ("status:oom", "oom", None, True),
+        ("status:oom", "timeout", None, False),
+        ("status:done", "ok", None, True),
+        ("status:ok", "skipped", None, False),
+        ("status:new", None, None, True),
+        ("status:new", "interrupted", None, True),
+        ("status:interrupted", "interrupted", None, True),
+        ("status:stale", "ok", "stale", True),
+        ("status:done", "ok", "stale", False),
+        ("status:ok", "ok", "stale", True),
+        ("status:*", "ok", None, True),
+        ("status:failed,dataset:x", "oom", None, False),
+    ],
+)
+def test_status_is_that_of_the_row_or_of_the_plan(expression, status, state, selected):
+    assert parse_selectors([expression]).matches(CELL, status, state) is selected
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("sum", "'sum' is not axis:value"),
+        ("dataset:", "'dataset:' is not axis:value"),
+        ("datset:x", "unknown axis 'datset' (did you mean 'dataset'?)"),
+        ("status:faild", "unknown status 'faild' (did you mean 'failed'?)"),
+        ("", "needs a term"),
+        ("seed:1,,", None),
+    ],
+)
+def test_wrong_expressions(expression, message):
+    if message is None:
+        assert parse_selectors([expression]).matches({"seed": 1})
+        return
+    with pytest.raises(UsageError) as hit:
+        parse_selectors([expression])
+    assert message in str(hit.value)
+
+
+def test_statuses():
+    assert parse_selectors(["status:oom,seed:1", "status:stale", "seed:2"]).statuses == {"oom", "stale"}
