@@ -15,11 +15,11 @@ from fcilbench.registry.records import Resolved, Unresolved
 from fcilbench.registry.validation import explain, validate
 from fcilbench.suite.cell import Cell, PluginUse
 from fcilbench.suite.entries import Entries, Entry, option_problems, use_of
-from fcilbench.suite.keys import Setting, route
+from fcilbench.suite.keys import Setting
 from fcilbench.suite.load import LoadedSuite
 from fcilbench.suite.parse import locate
 from fcilbench.suite.problems import Problem
-from fcilbench.suite.rules import Point, Rule
+from fcilbench.suite.rules import Point, Rule, apply_rule
 from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
 from fcilbench.suite.split import split_classes
 
@@ -75,7 +75,8 @@ class Assembly:
         for rule, written in zip(self.rules, self.loaded.suite.tuned, strict=True):
             if rule.matches(point, self.loaded.suite.protocol, seed):
                 rule.used += 1
-                self._apply(rule, written.set, point, plugins, protocol)
+                found = apply_rule(rule, written.set, point, plugins, protocol, self.loaded.tree)
+                self.problems += [problem for problem in found if problem not in self.problems]
         needs = {axis: self._need(entry, plugins[axis]) for axis, entry in point.entries.items()}
         merged = {**point.entries["aggregator"].protocol, **protocol}
         key = json.dumps({name: setting.value for name, setting in merged.items()}, sort_keys=True, default=str)
@@ -132,38 +133,6 @@ class Assembly:
             )
             points.append(draft.point)
         return cells, points
-
-    def _apply(
-        self,
-        rule: Rule,
-        values: Mapping[str, Any],
-        point: Point,
-        plugins: dict[PluginAxis, dict[str, Setting]],
-        protocol: dict[str, Setting],
-    ) -> None:
-        aggregator = point.entries["aggregator"]
-        if aggregator.broken is not None:
-            return
-        for key, value in values.items():
-            setting = Setting(value, (*rule.path, "set", key))
-            try:
-                target, name = route(key, aggregator.fields)
-            except ValueError as error:
-                self._report(f"{error} (rule applies to aggregator {aggregator.label!r})", setting)
-                continue
-            entry = aggregator if target == "protocol" else point.entries[target]
-            written = (entry.protocol if target == "protocol" else entry.options).get(name)
-            if written is not None:
-                place = locate(self.loaded.tree, written.path)
-                self._report(f"{key!r} would override what {entry.label!r} is given at {place}", setting)
-                continue
-            (protocol if target == "protocol" else plugins[target])[name] = setting
-
-    def _report(self, message: str, setting: Setting) -> None:
-        where = locate(self.loaded.tree, setting.path, key=True)
-        problem = Problem(message, where, "narrow the rule's `where`, or correct the key", check="rules")
-        if problem not in self.problems:
-            self.problems.append(problem)
 
     def _need(self, entry: Entry, tuned: Settings) -> str:
         values = {name: setting.value for name, setting in tuned.items()}

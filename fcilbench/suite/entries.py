@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +12,7 @@ from fcilbench.registry.entrypoints import PluginRef, lookup
 from fcilbench.registry.records import Unresolved, Use
 from fcilbench.suite.forms import DatasetEntry, PluginEntry
 from fcilbench.suite.keys import Setting, route
+from fcilbench.suite.labels import assign_labels
 from fcilbench.suite.parse import Node, Path, locate
 from fcilbench.suite.problems import Problem
 from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
@@ -88,7 +86,7 @@ def read_entries(
             except UsageError as error:
                 where = locate(tree, ("grid", axis, index, "use"))
                 problems.append(Problem(error.message, where, error.hint, check="plugins"))
-        problems += _label(entries[axis], tree)
+        problems += assign_labels(entries[axis], tree)
     problems += _assign_options(entries, tree)
     _resolve_alone(entries)
     return entries, problems
@@ -148,45 +146,6 @@ def check_alone(entries: Entries, tree: Node) -> list[Problem]:
 def use_of(entry: Entry, settings: Mapping[str, Setting]) -> Use:
     """Returns the question to the registry for an entry with these options."""
     return Use(entry.ref, {name: setting.value for name, setting in settings.items()})
-
-
-def _label(entries: Iterable[Entry], tree: Node) -> list[Problem]:
-    """Gives every entry of an axis its label; returns labels that are used twice."""
-    entries = list(entries)
-    for entry in entries:
-        same = [other for other in entries if other.ref == entry.ref]
-        entry.label = entry.written.label or _derived_label(entry, same)
-    counts = Counter(entry.label for entry in entries)
-    problems = []
-    seen: dict[str, Entry] = {}
-    for entry in entries:
-        first = seen.setdefault(entry.label, entry)
-        if counts[entry.label] > 1 and first is not entry:
-            message = f"{'.'.join(map(str, entry.path))} and {'.'.join(map(str, first.path))} are both {entry.label!r}"
-            hint = "remove one, or tell them apart by an option or a label"
-            problems.append(Problem(message, locate(tree, entry.path), hint, check="cells"))
-    return problems
-
-
-def _derived_label(entry: Entry, same: Sequence[Entry]) -> str:
-    """Returns the name, with the options that distinguish the entry from others of the same plugin."""
-    options = _distinguishing(entry)
-    telling = {
-        key: value for key, value in options.items() if any(_distinguishing(other).get(key) != value for other in same)
-    }
-    shown = ",".join(f"{key}={_shown(value)}" for key, value in telling.items())
-    return f"{entry.written.use}[{shown}]" if shown else entry.written.use
-
-
-def _distinguishing(entry: Entry) -> dict[str, Any]:
-    tasks = {} if entry.tasks is None else {"tasks": entry.tasks}
-    return {**tasks, **entry.written.options}
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return os.path.basename(value) or value
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _assign_options(entries: Entries, tree: Node) -> list[Problem]:

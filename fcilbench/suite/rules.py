@@ -9,6 +9,7 @@ from typing import Any
 from fcilbench.api.protocol import Partition, Protocol
 from fcilbench.errors import nearest
 from fcilbench.suite.entries import Entries, Entry
+from fcilbench.suite.keys import Setting, route
 from fcilbench.suite.parse import Node, Path, locate
 from fcilbench.suite.problems import Problem
 from fcilbench.suite.schema import PluginAxis
@@ -70,6 +71,50 @@ def _partition_values(partition: Partition, name: str) -> list[Any]:
 def _same(one: Any, other: Any) -> bool:
     """Compares values as a reader of YAML does: 1 is 1.0, but true is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def apply_rule(
+    rule: Rule,
+    values: Mapping[str, Any],
+    point: Point,
+    plugins: dict[PluginAxis, dict[str, Setting]],
+    protocol: dict[str, Setting],
+    tree: Node,
+) -> list[Problem]:
+    """Applies a `tuned` rule to one cell.
+
+    Args:
+        rule: A rule that matches the cell.
+        values: What it sets.
+        point: Where the cell is.
+        plugins: Options by axis; changed in place.
+        protocol: Protocol fields; changed in place.
+        tree: The suite with its positions.
+
+    Returns:
+        Keys that the cell does not have, or that its entry gives itself: a label that says `sum[lambda_s=0.2]` must not
+        lie.
+    """
+    aggregator = point.entries["aggregator"]
+    problems = []
+    for key, value in values.items() if aggregator.broken is None else ():
+        setting = Setting(value, (*rule.path, "set", key))
+        hint = "narrow the rule's `where`, or correct the key"
+        where = locate(tree, setting.path, key=True)
+        try:
+            target, name = route(key, aggregator.fields)
+        except ValueError as error:
+            message = f"{error} (rule applies to aggregator {aggregator.label!r})"
+            problems.append(Problem(message, where, hint, check="rules"))
+            continue
+        entry = aggregator if target == "protocol" else point.entries[target]
+        written = (entry.protocol if target == "protocol" else entry.options).get(name)
+        if written is None:
+            (protocol if target == "protocol" else plugins[target])[name] = setting
+        else:
+            message = f"{key!r} would override what {entry.label!r} is given at {locate(tree, written.path)}"
+            problems.append(Problem(message, where, hint, check="rules"))
+    return problems
 
 
 def key_problems(rule: Rule, entries: Entries, tree: Node) -> list[Problem]:
