@@ -53,23 +53,19 @@ def check(
     if form is options.Form.JSON:
         console.show_json(_as_json(report))
     else:
-        _print(report)
+        _print(report, form)
     if report.problems:
         raise typer.Exit(USAGE)
     if report.prerequisites:
         raise typer.Exit(PREREQUISITE)
 
 
-def _print(report: Any) -> None:
-    from rich.table import Table
+def _print(report: Any, form: options.Form) -> None:
+    def found(result: Any) -> str:
+        return f"{len(result.problems)} problems" if result.problems else "ok" if result.ran else "not run"
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("check", "result", "what it proves"):
-        table.add_column(name, overflow="fold")
-    for result in report.results:
-        found = f"{len(result.problems)} problems" if result.problems else "ok" if result.ran else "not run"
-        table.add_row(result.id, found, result.promise)
-    console.show_table(table)
+    rows = [(result.id, found(result), result.promise) for result in report.results]
+    console.show_rows(("check", "result", "what it proves"), rows, form)
     for problem in report.problems:
         console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
     for line in report.prerequisites:

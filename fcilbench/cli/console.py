@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from fcilbench.errors import INTERNAL, FcilbenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 @dataclass
@@ -67,8 +67,27 @@ def show_json(body: dict[str, Any]) -> None:
     show(json.dumps(body, indent=2, ensure_ascii=False, default=str))
 
 
-def show_table(table: Table) -> None:
-    """Prints a table on standard output, without the blanks that would fill lines where there is no terminal."""
+def show_rows(headers: Sequence[str], rows: Iterable[Sequence[object]], form: str = "table") -> None:
+    """Prints a table on standard output.
+
+    Args:
+        headers: Titles of the columns; none prints no header line.
+        rows: Texts of each row.
+        form: `table`, fitted to the terminal (off a terminal without the blanks that would fill its lines), or `md`.
+    """
+    if form == "md":
+        marked = [headers, ["---"] * len(headers), *rows]
+        show("\n".join(f"| {' | '.join(_md(value) for value in line)} |" for line in marked))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=bool(headers))
+    texts = [[Text(str(value)) for value in row] for row in rows]
+    for index in range(len(headers) or max(map(len, texts), default=0)):
+        table.add_column(headers[index] if headers else "", overflow="fold", no_wrap=index == 0)
+    for line in texts:
+        table.add_row(*line)
     console = out()
     if console.is_terminal:
         console.print(table)
@@ -76,6 +95,10 @@ def show_table(table: Table) -> None:
     with console.capture() as captured:
         console.print(table)
     show("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _md(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def report(error: BaseException) -> int:

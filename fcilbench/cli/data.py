@@ -22,8 +22,6 @@ def list_(
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:
     """List the data sets that plugins offer, with their sizes and terms."""
-    from rich.table import Table
-
     from fcilbench.cli.prepare import use_data_root
 
     root = use_data_root(data)
@@ -32,16 +30,13 @@ def list_(
         body = [{"name": each.ref.name, "problem": each.problem, **each.facts} for each in found]
         console.show_json({"schema": 1, "root": str(root), "datasets": body})
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("data set", "modality", "classes", "tasks", "train", "test", "licence", "homepage"):
-        table.add_column(name, overflow="fold")
-    for each in found:
-        if each.problem:
-            table.add_row(each.ref.name, f"broken: {each.problem}")
-            continue
-        keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
-        table.add_row(each.ref.name, *(str(each.facts.get(key, "")) for key in keys))
-    console.show_table(table)
+    keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
+    rows = [
+        (each.ref.name, *(each.facts.get(key, "") for key in keys), f"broken: {each.problem}" if each.problem else "")
+        for each in found
+    ]
+    titles = ("data set", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
+    console.show_rows(titles, rows, form)
     console.say(f"data root {root}; `fcilbench data verify` reads the data")
 
 

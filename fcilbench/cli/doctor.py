@@ -10,7 +10,6 @@ from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE
 
 EXAMPLE = "fcilbench doctor suites/quickstart.yaml"
-_MARKS = {"ok": "green", "warn": "yellow", "fail": "red", "info": "dim"}
 
 
 def doctor(
@@ -44,15 +43,7 @@ def doctor(
     if form is options.Form.JSON:
         console.show_json({"schema": 1, "findings": [vars(each) for each in findings]})
     else:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for each in findings:
-            table.add_row(Text(each.state, style=_MARKS[each.state]), each.what, Text(each.detail))
-        console.show_table(table)
+        rows = [(each.state, each.what, each.detail) for each in findings]
+        console.show_rows(("state", "what", "detail"), rows, form)
     if any(each.state == "fail" for each in findings):
         raise typer.Exit(PREREQUISITE)

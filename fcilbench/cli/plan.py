@@ -48,45 +48,51 @@ def plan(
     elif form is options.Form.JSON:
         console.show_json(_as_json(prepared))
     else:
-        print_plan(prepared, slots=len(devices) * jobs, to=console.out(), groups=True)
+        if form is options.Form.TABLE:
+            print_plan(prepared, slots=len(devices) * jobs, to=console.out())
+        _print_groups(prepared, form)
     if prepared.plan.expansion.prerequisites:
         raise typer.Exit(PREREQUISITE)
     if not prepared.plan.items:
         raise typer.Exit(NOTHING_SELECTED)
 
 
-def print_plan(prepared: Prepared, *, slots: int, to: Console, groups: bool = False) -> None:
-    """Prints a plan.
+def print_plan(prepared: Prepared, *, slots: int, to: Console) -> None:
+    """Prints how many cells are in which state, why they run, and what that costs.
 
     Args:
         prepared: The plan.
         slots: Cells that would run at a time.
         to: Where to.
-        groups: Also print a line for each point of the grid.
     """
-    from rich.table import Table
-
     plan, expansion = prepared.plan, prepared.plan.expansion
-    product = " x ".join(f"{size} {axis}" for axis, size in expansion.axes.items())
-    total = len(expansion.cells)
-    to.print(f"{expansion.name}: {product} -> {total} cells, {len(expansion.excluded)} excluded", markup=False)
-    states = plan.counts
-    counted = "   ".join(f"{state} {states.get(state, 0)}" for state in ("done", "new", "stale", "failed", "running"))
-    to.print(f"  {counted}   (store {prepared.store.root})", markup=False)
-    if groups:
-        table = Table(box=None, pad_edge=False)
-        for name in ("dataset", "backbone", "partition", "aggregator", "stress", "state", "why"):
-            table.add_column(name, overflow="fold")
-        for group in plan.groups:
-            counts = ", ".join(f"{state} {number}" for state, number in group.counts.items())
-            table.add_row(*_axes(group.coords), counts, "; ".join(group.why))
-        console.show_table(table)
-    else:
-        for why, number in Counter(item.why for item in plan.items if item.run and item.why).items():
-            to.print(f"  {number} x {why}", markup=False)
-    for line in expansion.prerequisites:
-        to.print(f"  missing: {line}", style="yellow", markup=False)
-    to.print(f"  {_cost(prepared, slots)}", markup=False)
+    product = " x ".join(f"{size} {axis}{_plural(axis, size)}" for axis, size in expansion.axes.items())
+    excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""
+    lines = [f"{expansion.name}: {product}{excluded} -> {len(expansion.cells)} cells"]
+    if len(plan.items) != len(expansion.cells):
+        lines[0] += f", {len(plan.items)} of them selected"
+    counted = "   ".join(f"{state} {number}" for state, number in plan.counts.items())
+    lines.append(f"  {counted or 'nothing'}   (store {prepared.store.root})")
+    reasons = Counter(item.why for item in plan.items if item.why)
+    lines += [f"  {number} x {why}" for why, number in reasons.items()]
+    lines += [f"  missing here: {line}" for line in expansion.prerequisites]
+    if expansion.blocked:
+        lines.append(f"  {expansion.blocked} cells are left out, since what they need is missing")
+    lines.append(f"  {_cost(prepared, slots)}")
+    to.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _plural(axis: str, size: int) -> str:
+    return "" if size == 1 or axis == "stress" else "s"
+
+
+def _print_groups(prepared: Prepared, form: options.Form) -> None:
+    rows = [
+        (*_axes(group.coords), ", ".join(f"{state} {number}" for state, number in group.counts.items()), *group.why[:1])
+        for group in prepared.plan.groups
+    ]
+    headers = ("dataset", "backbone", "partition", "aggregator", "stress", "cells", "why")
+    console.show_rows(headers, [(*row, "")[: len(headers)] for row in rows], form)
 
 
 def _axes(coords: dict[str, str]) -> list[str]:
@@ -108,20 +114,14 @@ def _cost(prepared: Prepared, slots: int) -> str:
 
 
 def _print_config(prepared: Prepared, form: options.Form) -> None:
-    from rich.table import Table
-
     values = flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
     origins = prepared.loaded.origins
+    rows = [(path, value, _origin(path, origins)) for path, value in values.items()]
     if form is options.Form.JSON:
-        rows = [{"path": path, "value": value, "origin": _origin(path, origins)} for path, value in values.items()]
-        console.show_json({"schema": 1, "values": rows})
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in ("path", "value", "origin"):
-        table.add_column(name, overflow="fold")
-    for path, value in values.items():
-        table.add_row(path, str(value), _origin(path, origins))
-    console.show_table(table)
+        found = [{"path": path, "value": value, "origin": origin} for path, value, origin in rows]
+        console.show_json({"schema": 1, "values": found})
+    else:
+        console.show_rows(("path", "value", "origin"), rows, form)
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:

@@ -23,8 +23,6 @@ def list_(
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:
     """List the installed plugins with version, origin and import time; a broken one with its reason."""
-    from rich.table import Table
-
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS, find
 
@@ -32,15 +30,13 @@ def list_(
     if form is options.Form.JSON:
         console.show_json({"schema": 1, "plugins": [_as_json(each) for each in found]})
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("kind", "plugin", "version", "import", "summary or reason", "origin"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for each in found:
         state = f"broken: {each.problem}" if each.problem else each.summary
         took = "" if each.problem else f"{each.import_ms:.0f} ms"
         kind_of = each.ref.kind.removesuffix("s")
-        table.add_row(kind_of, each.ref.name, each.version, took, state, each.origin or each.ref.target)
-    console.show_table(table)
+        rows.append((each.ref.name, kind_of, each.version, took, state, each.origin or each.ref.target))
+    console.show_rows(("plugin", "kind", "version", "import", "summary or reason", "origin"), rows, form)
 
 
 @app.command(epilog="Example: [bold]fcilbench plugins show sum[/bold]")
@@ -57,7 +53,7 @@ def show(
     if form is options.Form.JSON:
         console.show_json({"schema": 1, "plugins": [_as_json(found)]})
     else:
-        _print(found)
+        _print(found, form)
 
 
 def _find(name: str, kind: str | None) -> PluginRef:
@@ -78,9 +74,7 @@ def _find(name: str, kind: str | None) -> PluginRef:
     return lookup(kinds[0], name)
 
 
-def _print(found: Description) -> None:
-    from rich.table import Table
-
+def _print(found: Description, form: options.Form) -> None:
     from fcilbench.cli.plan import flatten
 
     console.show(f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})")
@@ -95,14 +89,12 @@ def _print(found: Description) -> None:
     if not found.fields:
         console.show("no hyperparameters")
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("parameter", "type", "default", "meaning", "source", "search space"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for each in found.fields:
         default = "(required)" if each.required else str(each.default)
         space = ", ".join(f"{key} {value}" for key, value in (each.space or {}).items())
-        table.add_row(each.name, each.type, default, each.description, each.source or "", space)
-    console.show_table(table)
+        rows.append((each.name, each.type, default, each.description, each.source or "", space))
+    console.show_rows(("parameter", "type", "default", "meaning", "source", "search space"), rows, form)
 
 
 def _as_json(found: Description) -> dict[str, Any]:

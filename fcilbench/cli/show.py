@@ -36,13 +36,13 @@ def show(
         if form is options.Form.JSON:
             console.show_json({"schema": 1, "rows": [_plain(row) for row in rows]})
         else:
-            _print_rows(rows)
+            _print_rows(rows, form)
         return
     row = _find(store, cell)
     if form is options.Form.JSON:
         console.show_json({"schema": 1, "rows": [_plain(row)]})
     else:
-        _print_cell(store, row, verbose)
+        _print_cell(store, row, form, verbose)
 
 
 def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
@@ -67,47 +67,39 @@ def _plain(row: Row) -> dict[str, Any]:
     return row.model_dump(mode="json", by_alias=True)
 
 
-def _print_rows(rows: Sequence[Row]) -> None:
-    from rich.table import Table
-
+def _print_rows(rows: Sequence[Row], form: options.Form) -> None:
     from fcilbench.cli.prepare import duration
 
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.startswith("faa/")))
-    table = Table(box=None, pad_edge=False)
-    for name in ("cell", "suite", "dataset", "backbone", "partition", "aggregator", "stress", "seed", "status"):
-        table.add_column(name, no_wrap=name == "cell", overflow="fold")
-    for name in [*metrics, "wall"]:
-        table.add_column(name, justify="right")
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
+    table = []
     for row in rows:
-        figures = [row.metrics[name].value if name in row.metrics else None for name in metrics]
-        coords = [str(value) for value in row.coords.values()]
-        cells = ["" if value is None else f"{value:.4f}" for value in figures]
-        table.add_row(row.cell_id[:12], row.suite, *coords, row.status, *cells, duration(row.cost.wall_s))
-    console.show_table(table)
+        values = [row.metrics[name].value if name in row.metrics else None for name in metrics]
+        figures = ["" if value is None else f"{value:.4f}" for value in values]
+        coords = [row.coords.get(axis, "") for axis in axes]
+        table.append((row.cell_id[:12], row.suite, *coords, row.status, *figures, duration(row.cost.wall_s)))
+    console.show_rows(("cell", "suite", *axes, "status", *metrics, "wall"), table, form)
 
 
-def _print_cell(store: Store, row: Row, verbose: bool) -> None:
-    from rich.table import Table
-
+def _print_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
     from fcilbench.cli.plan import flatten
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
-    for path, value in flatten(_plain(row)).items():
-        if path.partition(".")[0] not in hidden and value not in (None, [], {}):
-            table.add_row(path, str(value))
+    table: list[tuple[str, object]] = [
+        (path, value)
+        for path, value in flatten(_plain(row)).items()
+        if path.partition(".")[0] not in hidden and value not in (None, "", [], {})
+    ]
     for name, metric in row.metrics.items():
-        table.add_row(name, "undefined" if metric.value is None else f"{metric.value:.6g} {metric.unit}")
+        table.append((name, "undefined" if metric.value is None else f"{metric.value:.6g} {metric.unit}"))
     for identity, matrix in row.accuracy.items():
-        for number, line in enumerate(matrix):
+        for number, line in enumerate(matrix, start=1):
             figures = " ".join("  -  " if value is None else f"{value:.3f}" for value in line)
-            table.add_row(f"accuracy/{identity} after task {number + 1}", figures)
+            table.append((f"accuracy/{identity} after task {number}", figures))
     folder = store.cell_dir(row.cell_id)
-    for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
-        table.add_row("file", str(folder / name))
-    console.show_table(table)
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    table += [("file", folder / name) for name in names if not name.startswith((".", "lease"))]
+    console.show_rows(("what", "value") if form is options.Form.MD else (), table, form)
     trace = folder / "traceback.txt"
     if verbose and trace.is_file():
         console.show(trace.read_text(encoding="utf-8", errors="replace"))
