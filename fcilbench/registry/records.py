@@ -43,7 +43,7 @@ class Description:
         schema: JSON Schema of its `Params`.
         facts: What its class declares: counts, default tasks, licence, traits.
         origin: `file:line` of the class.
-        import_ms: Milliseconds its import took, after `fcilbench.api`.
+        import_ms: Milliseconds its import took, that of torch not counted.
         code_digest: Digest of its normalised source (see `fcilbench.registry.sources`).
         problem: Why it is broken, or `None`.
     """

@@ -19,8 +19,8 @@ from fcilbench.suite.keys import Setting
 from fcilbench.suite.load import LoadedSuite
 from fcilbench.suite.parse import locate
 from fcilbench.suite.problems import Problem
-from fcilbench.suite.rules import Point, Rule, apply_rule
-from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
+from fcilbench.suite.rules import Point, Rule, Tuned, apply_rule
+from fcilbench.suite.schema import PluginAxis
 from fcilbench.suite.split import split_classes
 
 Settings = Mapping[str, Setting]
@@ -70,15 +70,14 @@ class Assembly:
 
     def add(self, point: Point, seed: int) -> None:
         """Adds one cell of the grid."""
-        plugins: dict[PluginAxis, dict[str, Setting]] = {axis: {} for axis in PLUGIN_KINDS}
-        protocol: dict[str, Setting] = {}
+        tuned = Tuned()
         for rule, written in zip(self.rules, self.loaded.suite.tuned, strict=True):
             if rule.matches(point, self.loaded.suite.protocol, seed):
                 rule.used += 1
-                found = apply_rule(rule, written.set, point, plugins, protocol, self.loaded.tree)
+                found = apply_rule(rule, written.set, point, tuned, self.loaded.tree)
                 self.problems += [problem for problem in found if problem not in self.problems]
-        needs = {axis: self._need(entry, plugins[axis]) for axis, entry in point.entries.items()}
-        merged = {**point.entries["aggregator"].protocol, **protocol}
+        needs = {axis: self._need(entry, tuned.plugins[axis]) for axis, entry in point.entries.items()}
+        merged = {**point.entries["aggregator"].protocol, **tuned.protocol}
         key = json.dumps({name: setting.value for name, setting in merged.items()}, sort_keys=True, default=str)
         self._protocol_settings.setdefault(key, merged)
         self._drafts.append(_Draft(point, seed, needs, key))

@@ -120,7 +120,7 @@ def salvage(tree: Node) -> list[Problem]:
         for index, node in enumerate(nodes.value if nodes and isinstance(nodes.value, list) else []):
             raw = node.plain()
             raw = {"use": raw} if isinstance(raw, str) else raw
-            if isinstance(raw, dict) and isinstance(raw.get("use"), str):
+            if isinstance(raw, dict) and isinstance(raw.get("use"), str) and raw["use"]:
                 kept = {key: value for key, value in raw.items() if key not in ("label", "tasks")}
                 written.setdefault(axis, []).append((index, PluginEntry.model_validate(kept)))
     with catalog.session():

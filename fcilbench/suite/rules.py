@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fcilbench.api.protocol import Partition, Protocol
@@ -12,7 +12,7 @@ from fcilbench.suite.entries import Entries, Entry
 from fcilbench.suite.keys import Setting, route
 from fcilbench.suite.parse import Node, Path, locate
 from fcilbench.suite.problems import Problem
-from fcilbench.suite.schema import PluginAxis
+from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,22 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def apply_rule(
-    rule: Rule,
-    values: Mapping[str, Any],
-    point: Point,
-    plugins: dict[PluginAxis, dict[str, Setting]],
-    protocol: dict[str, Setting],
-    tree: Node,
-) -> list[Problem]:
+@dataclass
+class Tuned:
+    """What rules have set for one cell: plugin options by axis, and protocol fields."""
+
+    plugins: dict[PluginAxis, dict[str, Setting]] = field(default_factory=lambda: {axis: {} for axis in PLUGIN_KINDS})
+    protocol: dict[str, Setting] = field(default_factory=dict)
+
+
+def apply_rule(rule: Rule, values: Mapping[str, Any], point: Point, tuned: Tuned, tree: Node) -> list[Problem]:
     """Applies a `tuned` rule to one cell.
 
     Args:
         rule: A rule that matches the cell.
         values: What it sets.
         point: Where the cell is.
-        plugins: Options by axis; changed in place.
-        protocol: Protocol fields; changed in place.
+        tuned: What earlier rules have set; changed in place.
         tree: The suite with its positions.
 
     Returns:
@@ -110,7 +110,7 @@ def apply_rule(
         entry = aggregator if target == "protocol" else point.entries[target]
         written = (entry.protocol if target == "protocol" else entry.options).get(name)
         if written is None:
-            (protocol if target == "protocol" else plugins[target])[name] = setting
+            (tuned.protocol if target == "protocol" else tuned.plugins[target])[name] = setting
         else:
             message = f"{key!r} would override what {entry.label!r} is given at {locate(tree, written.path)}"
             problems.append(Problem(message, where, hint, check="rules"))

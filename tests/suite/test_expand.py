@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -346,3 +347,25 @@ def test_hints_and_checks_travel(lab, write, base):
     assert hit.value.problems[0].check == "plugins"
     assert hit.value.hint == "'ring' is one of the aggregators"
     assert hit.value.where == "s.yaml:5:13"
+
+
+@pytest.mark.slow
+def test_built_ins_are_planned_without_torch(write):
+    path = write(
+        """\
+        fcilbench: 1
+        name: real
+        grid:
+          dataset: [digits]
+          backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none}]
+          partition: [iid]
+          aggregator: [fedavg, sum]
+        """
+    )
+    code = (
+        "import sys; from fcilbench.suite import expand, load, plan;"
+        f"found = plan.make_plan(expand.expand(load.load_suite({str(path)!r})));"
+        "print(len(found.items), 'torch' in sys.modules, 'fcilbench.plugins' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "2 False False"
