@@ -13,10 +13,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fcilbench.errors import SuiteError, UsageError, nearest
+from fcilbench.errors import SuiteError, nearest
 from fcilbench.registry.validation import validate
 from fcilbench.suite.explain import condition_problems, schema_problems
-from fcilbench.suite.parse import Node, parse, parse_value
+from fcilbench.suite.layers import merge, override
+from fcilbench.suite.parse import Node, parse
+from fcilbench.suite.parse import Path as Steps
 from fcilbench.suite.problems import InvalidSuiteError, Problem
 from fcilbench.suite.schema import PLUGIN_KINDS, Suite
 
@@ -39,15 +41,23 @@ class LoadedSuite:
     def origins(self) -> dict[str, str]:
         """By dotted path (`protocol.rounds`, `grid.dataset.0.use`): `file:line:column` or `-s path=value`.
 
-        A path that is missing has its default.
+        Short forms count as the long form that they stand for (`seeds: 3` is `seeds.count`). A path that is missing has
+        its default.
         """
-        found = {}
-        for path, node in self.tree.leaves():
-            found[".".join(map(str, path))] = node.origin
-            if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
-                # The short form of a partition stands for both fields of the long one.
-                found |= {f"grid.partition.{path[2]}.{name}": node.origin for name in ("kind", "value")}
-        return found
+        return {".".join(map(str, full)): node.origin for path, node in self.tree.leaves() for full in _long_form(path)}
+
+
+def _long_form(path: Steps) -> list[Steps]:
+    """Returns the paths in the schema that a path in the file stands for."""
+    if path == ("seeds",):
+        return [("seeds", "count")]
+    if len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
+        return [(*path, "use")]
+    if path[:2] == ("grid", "partition") and len(path) == 3:
+        return [(*path, "kind")]
+    if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
+        return [(*path[:-1], "kind"), (*path[:-1], "value")]
+    return [path]
 
 
 def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
@@ -92,7 +102,7 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> tuple[Node, list[Pro
     if not isinstance(tree.value, dict):
         raise InvalidSuiteError([*problems, Problem("a suite is a map of keys", tree.origin, check="parse")])
     for text in overrides:
-        problems += _override(tree, text)
+        problems += override(tree, text)
     return tree, problems
 
 
@@ -104,16 +114,6 @@ def in_order(problems: Sequence[Problem]) -> list[Problem]:
         return (match[1], int(match[2]), int(match[3])) if match else (problem.where, 0, 0)
 
     return sorted(dict.fromkeys(problems), key=position)
-
-
-def merge(base: Node, top: Node) -> Node:
-    """Returns `top` over `base`: maps merge, everything else is replaced."""
-    if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
-        return top
-    merged = dict(base.value)
-    for key, child in top.value.items():
-        merged[key] = merge(merged[key], child) if key in merged else child
-    return Node(merged, top.origin, top.key_origin)
 
 
 def _read(path: Path, chain: tuple[Path, ...], origin: str | None = None) -> tuple[Node, list[Problem]]:
@@ -143,57 +143,3 @@ def _text(path: Path, origin: str | None) -> str:
         reason = "is a folder" if path.is_dir() else "cannot be read" if path.exists() else "does not exist"
         near = nearest(path.name, siblings) if reason == "does not exist" else ""
         raise SuiteError(f"suite {path} {reason}{near}", where=origin) from error
-
-
-def _override(root: Node, text: str) -> list[Problem]:
-    """Sets one value; returns what is wrong with its path."""
-    path, equals, raw = text.partition("=")
-    origin = f"-s {text}"
-    if not equals or not path or "" in path.split("."):
-        raise UsageError(f"{origin}: expected path=value", hint="for example -s protocol.rounds=1")
-    try:
-        value = _with_origin(parse_value(raw), origin)
-    except InvalidSuiteError as error:
-        raise UsageError(f"{origin}: {error.problems[0].message}") from error
-    node, steps = root, path.split(".")
-    done: list[str] = []
-    while steps:
-        step = steps.pop(0)
-        if isinstance(node.value, list):
-            if not step.isdecimal() or int(step) >= len(node.value):
-                legal = f"0 to {len(node.value) - 1}" if node.value else "none, it is empty"
-                return [Problem(f"{'.'.join(done)} has no entry {step!r} (its entries: {legal})", origin)]
-            child, index = node.value[int(step)], int(step)
-            if not steps:
-                node.value[index] = merge(child, value)
-        elif isinstance(node.value, dict):
-            whole = ".".join([step, *steps])  # the keys of rules may hold dots themselves
-            if whole in node.value:
-                step, steps = whole, []
-            child = node.value.get(step) or Node({}, origin, origin)
-            node.value[step] = child if steps else merge(child, value) if step in node.value else value
-        else:
-            return [Problem(f"{'.'.join(done)} is {node.value!r}, it has no key {step!r}", origin)]
-        done.append(step)
-        if steps:
-            _open_up(child, done)
-        node = child
-    return []
-
-
-def _open_up(node: Node, path: Sequence[str]) -> None:
-    """Turns a short form, or an empty value, into the map that it stands for, so that a path can go on below it."""
-    if node.value is None:
-        node.value = {}
-    elif isinstance(node.value, str) and len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
-        node.value = {"use": Node(node.value, node.origin)}
-    elif type(node.value) is int and list(path) == ["seeds"]:
-        node.value = {"count": Node(node.value, node.origin)}
-
-
-def _with_origin(value: object, origin: str) -> Node:
-    if isinstance(value, dict):
-        return Node({key: _with_origin(child, origin) for key, child in value.items()}, origin, origin)
-    if isinstance(value, list):
-        return Node([_with_origin(child, origin) for child in value], origin, origin)
-    return Node(value, origin, origin)

@@ -203,7 +203,7 @@ class TestExtends:
         origins = loaded.origins
         assert origins["protocol.clients"] == "base.yaml:3:21"
         assert origins["protocol.rounds"] == "child.yaml:3:20"
-        assert origins["grid.aggregator.0"] == "child.yaml:4:21"
+        assert origins["grid.aggregator.0.use"] == "child.yaml:4:21"
         assert "protocol.lr" not in origins
 
     def test_relative_to_the_file_and_over_several_levels(self, write, base):
@@ -290,6 +290,10 @@ class TestOverrides:
         assert not isinstance(hit.value, SuiteError)
 
 
-def test_origin_of_a_partition_in_both_forms(load, base):
-    origins = load(base).origins
+def test_origins_are_those_of_the_long_forms(load, base):
+    origins = load(base.replace("0.5}]", "0.5}, iid]") + "seeds: 2\n").origins
     assert origins["grid.partition.0.kind"] == origins["grid.partition.0.value"] == "s.yaml:7:27"
+    assert origins["grid.partition.1.kind"] == "s.yaml:7:33"
+    assert origins["grid.dataset.0.use"] == "s.yaml:5:13"
+    assert origins["seeds.count"] == "s.yaml:10:8"
+    assert not {"seeds", "seeds.base", "grid.dataset.0", "grid.partition.0.min_samples"} & set(origins)
