@@ -33,8 +33,10 @@ def board(
     from fcilbench.boards.render import render
     from fcilbench.cli.prepare import build_board, prepare, show_board, use_data_root
     from fcilbench.cli.show import select_rows
+    from fcilbench.registry.entrypoints import lookup
     from fcilbench.results.store import Store
 
+    lookup("boards", name)  # before anything else: a typo is not "no rows"
     use_data_root(data)
     chosen = _form(form, output)
     if suite is None:

@@ -10,7 +10,7 @@ import typer
 
 from fcilbench.cli import console
 
-EXAMPLE = "fcilbench schema suite > suite.schema.json"
+EXAMPLE = "fcilbench schema suite"
 
 
 class What(enum.StrEnum):

@@ -88,9 +88,7 @@ class Ledger:
         for tracker, guard in self._trackers:
             guard(tracker.suite_finished)
 
-    def record(
-        self, task: Task, verdict: Verdict, slot: Slot | None, worker: Mapping[str, Any], earlier_attempts: int
-    ) -> Row:
+    def record(self, task: Task, verdict: Verdict, slot: Slot | None, worker: Mapping[str, Any]) -> Row:
         """Writes the row of a task.
 
         Args:
@@ -98,7 +96,6 @@ class Ledger:
             verdict: How it ended.
             slot: Where it ran; `None` if it was never started.
             worker: What its worker reported of its environment.
-            earlier_attempts: Attempts of earlier runs that it went on from.
         """
         provenance = self._capture(worker)
         device_seconds = task.seconds if slot is not None and slot.visible else 0.0
@@ -113,7 +110,7 @@ class Ledger:
             failure=verdict.failure,
             skipped=verdict.skipped,
             cost=None if verdict.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
-            attempts=task.attempts + earlier_attempts,
+            attempts=task.attempts + task.earlier,
             identity_version=IDENTITY_VERSION,
         )
         row = self.store.append(row)

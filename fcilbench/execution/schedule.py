@@ -22,6 +22,7 @@ class Task:
         cell_id: Its identity.
         known: Its row when the run was planned.
         attempts: Attempts that this run has begun.
+        earlier: Attempts of earlier runs that the first one went on from.
         alone: Whether its next attempt gets a device for itself, after memory ran out on a shared one.
         started: When the first attempt of this run began.
         seconds: What the attempts that ended without a result took together.
@@ -31,6 +32,7 @@ class Task:
     cell_id: str
     known: Row | None = None
     attempts: int = 0
+    earlier: int = 0
     alone: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0

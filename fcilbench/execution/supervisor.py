@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from fcilbench.execution import history, lease, verdict
+from fcilbench.execution import lease, verdict
 from fcilbench.execution.base import Executor, RunOptions
+from fcilbench.execution.claim import claim, make_job
 from fcilbench.execution.devices import Slot, facts_of
 from fcilbench.execution.interrupt import Interrupts
+from fcilbench.execution.lease import Owner
 from fcilbench.execution.ledger import Ledger
-from fcilbench.execution.messages import TERMINAL, Event, Job
+from fcilbench.execution.messages import TERMINAL, Event
 from fcilbench.execution.observers import Guard, Progress
 from fcilbench.execution.schedule import Running, Schedule, Task, neighbours
 from fcilbench.execution.verdict import Verdict
+from fcilbench.results.schema import Row
 
 _TICK = 0.2
 _OVER = TERMINAL | {"died"}
@@ -49,7 +51,6 @@ class Supervisor:
         self._show = Guard("progress display")
         self._running: dict[Slot, Running] = {}
         self._environments: dict[Slot, Mapping[str, Any]] = {}
-        self._earlier: dict[str, int] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
 
@@ -81,43 +82,21 @@ class Supervisor:
 
     def _begin(self, task: Task, slot: Slot) -> None:
         """Starts an attempt, unless somebody else works on the cell or has finished it."""
-        folder = self._ledger.store.make_cell_dir(task.cell_id)
-        held = lease.acquire(folder)
-        if isinstance(held, lease.Owner):
-            self.elsewhere[task.cell_id] = str(held)
-            self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {held}, which works on it")
+        claimed = claim(task, self._ledger)
+        if isinstance(claimed, Owner):
+            self.elsewhere[task.cell_id] = str(claimed)
+            self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {claimed}, which works on it")
             return
-        finished = self._ledger.finished_meanwhile(task)
-        if finished is not None:
-            held.release()
-            self._ledger.adopt(finished, None)
+        if isinstance(claimed, Row):
+            self._ledger.adopt(claimed, None)
             return
         if task.alone:
             for other in neighbours(slot, self._executor.slots):
                 self._executor.kill(other)  # an idle worker still holds memory of the device
-        if not task.attempts:
-            task.started = datetime.now(UTC)
-        fresh = not task.attempts and not history.resumable(folder, task.cell, task.known)
-        if not task.attempts and not fresh and task.known is not None:
-            self._earlier[task.cell_id] = task.known.attempts
-        history.begin(folder, task.cell)
-        task.attempts += 1
         now = time.monotonic()
-        self._running[slot] = Running(task, slot, held, begun=now, deadline=now + self._options.start_seconds)
+        self._running[slot] = Running(task, slot, claimed.lease, now, deadline=now + self._options.start_seconds)
         self._show(self._progress.cell_started, slot, task.cell, task.cell_id, task.attempts)
-        self._executor.submit(slot, self._job(task, slot, str(folder.absolute()), fresh))
-
-    def _job(self, task: Task, slot: Slot, workdir: str, fresh: bool) -> Job:
-        root = self._options.data_root
-        return Job(
-            cell=task.cell.model_dump(mode="json"),
-            cell_id=task.cell_id,
-            workdir=workdir,
-            data_root=str(root) if root is not None else None,
-            device=slot.device,
-            offline=self._options.offline,
-            fresh=fresh,
-        )
+        self._executor.submit(slot, make_job(claimed, task.cell, slot, self._options))
 
     def _listen(self, timeout: float) -> None:
         for message in self._executor.poll(timeout):
@@ -184,8 +163,7 @@ class Supervisor:
 
     def _write(self, running: Running, end: Verdict) -> None:
         task = running.task
-        earlier = self._earlier.get(task.cell_id, 0)
-        self._ledger.record(task, end, running.slot, self._environments.get(running.slot, {}), earlier)
+        self._ledger.record(task, end, running.slot, self._environments.get(running.slot, {}))
         if end.status == "ok":
             (self._ledger.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         running.lease.release()
@@ -217,4 +195,4 @@ class Supervisor:
         """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
         if task.known is None or task.attempts:
             end = verdict.interrupted(self._stop or "not started")
-            self._ledger.record(task, end, None, {}, self._earlier.get(task.cell_id, 0))
+            self._ledger.record(task, end, None, {})

@@ -1,0 +1,126 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = """\
+fcilbench: 1
+name: tiny
+protocol: {clients: 2, rounds: 1, local_epochs: 1, augment: false}
+grid:
+  dataset: [{use: digits, tasks: 2, train_per_class: 4, test_per_class: 2}]
+  backbone:
+    - {use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}
+  partition: [iid]
+  aggregator: [fedavg, acme]
+  stress: [none]
+seeds: 1
+boards: [accuracy]
+"""
+
+PLUGIN = """\
+import os, time
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+class Acme(FedAvg):
+    "Raises, or sleeps, when it should aggregate."
+    version = "1"
+    def aggregate(self, updates, server):
+        if os.environ.get("ACME") == "sleep":
+            time.sleep(600)
+        raise ValueError("no good")
+"""
+
+
+class Cli:
+    """Runs `fcilbench` in a real process in a folder of its own, with a third party's plugin installed."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        site = folder / "site"
+        info = site / "acme-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / "acme_fcil.py").write_text(PLUGIN)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = acme_fcil:Acme\n")
+        self.suite("tiny.yaml")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
+        self.environment = {
+            **kept,
+            "PYTHONPATH": str(site),
+            "FCILBENCH_CACHE": str(cache),
+            "FCILBENCH_DATA": str(folder / "data"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "120",
+        }
+
+    def suite(self, name: str, *changes: tuple[str, str]) -> Path:
+        text = SUITE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from fcilbench.cli.main import main; main()", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def json(self, *arguments: str) -> Any:
+        done = self(*arguments, "--format", "json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    def files(self) -> set[str]:
+        own = {"site", "data"}
+        return {path.name for path in self.folder.iterdir()} - own - {path.name for path in self.folder.glob("*.yaml")}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of plugins for all tests: filling it imports torch."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, cache: Path) -> Cli:
+    return Cli(tmp_path, cache)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[], Cli]:
+    """A folder in which the tiny suite has run: fedavg ok, acme failed. Made once; tests only read it."""
+    made: list[Cli] = []
+
+    def make() -> Cli:
+        if not made:
+            cli = Cli(tmp_path_factory.mktemp("finished"), cache)
+            done = cli("run", "tiny.yaml", "--tracking", "none")
+            (cli.folder / "run.out").write_text(done.stdout)
+            (cli.folder / "run.err").write_text(done.stderr)
+            (cli.folder / "run.code").write_text(str(done.returncode))
+            made.append(cli)
+        return made[0]
+
+    yield make
+    for cli in made:
+        shutil.rmtree(cli.folder, ignore_errors=True)

@@ -1,0 +1,229 @@
+"""Exit codes and output of run, plan, check, show, board, results and doctor, in real processes."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+WRONG = [
+    (("aggregator: [fedavg, acme]", "agregator: [fedavg]"), "tiny.yaml:9:3", "aggregator"),
+    (("rounds: 1", "rounds: x"), "tiny.yaml:3:32", "rounds"),
+    (("seeds: 1", "seeds: 1\nseeds: 2"), "tiny.yaml:12:1", "seeds"),
+    (("[fedavg, acme]", "[fedavgg, acme]"), "tiny.yaml:9:16", "fedavg"),
+    (("[fedavg, acme]", "[{use: sum, lambda_S: 1}]"), "tiny.yaml:9:27", "lambda_s"),
+]
+
+
+@pytest.mark.parametrize(("change", "where", "nearest"), WRONG, ids=[each[0][1] for each in WRONG])
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_a_typo_is_exit_2_at_its_place_and_nothing_is_created(
+    cli: Any, verb: str, change: tuple[str, str], where: str, nearest: str
+) -> None:
+    cli.suite("tiny.yaml", change)
+    done = cli(verb, "tiny.yaml")
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
+    assert where in done.stderr
+    assert nearest in done.stderr
+    assert cli.files() == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "missing.yaml"],
+        ["run", "tiny.yaml", "--no-such"],
+        ["plan", "tiny.yaml", "-s", "protocol.roundz=2"],
+        ["plan", "tiny.yaml", "--rerun", "sometimes"],
+        ["plan", "tiny.yaml", "--only", "agregator:sum"],
+        ["run", "tiny.yaml", "--gpus", "all"],
+        ["plugins", "show", "summ"],
+        ["board", "acuracy", "--out", "x"],
+        ["frobnicate"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_are_exit_2(cli: Any, arguments: list[str]) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert cli.files() == set()
+
+
+def test_nothing_selected_is_exit_4(cli: Any) -> None:
+    for arguments in (["run", "tiny.yaml", "--only", "aggregator:joint"], ["show"], ["board", "accuracy"]):
+        assert cli(*arguments).returncode == 4
+    assert cli("plan", "tiny.yaml", "--only", "aggregator:joint").returncode == 4
+    assert cli.files() == set()
+
+
+def test_missing_weights_are_exit_5_before_anything_starts(cli: Any) -> None:
+    cli.suite("tiny.yaml", ("weights: none", "weights: nowhere.safetensors"))
+    for verb in ("run", "plan", "check"):
+        done = cli(verb, "tiny.yaml")
+        assert done.returncode == 5, done.stderr
+        assert "nowhere.safetensors" in done.stdout + done.stderr
+    assert cli.files() == set()
+
+
+def test_a_missing_gpu_is_exit_5(cli: Any) -> None:
+    assert cli("run", "tiny.yaml", "--gpus", "7").returncode == 5
+
+
+def test_plan_writes_nothing(cli: Any) -> None:
+    done = cli("plan", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "2 aggregators" in done.stdout
+    assert "new 2" in done.stdout
+    assert done.stderr == ""
+    body = cli.json("plan", "tiny.yaml")
+    assert (body["schema"], body["counts"], len(body["cells"])) == (1, {"new": 2}, 2)
+    values = {each["path"]: each for each in cli.json("plan", "tiny.yaml", "--show-config")["values"]}
+    assert values["protocol.clients"] == {"path": "protocol.clients", "value": 2, "origin": "tiny.yaml:3:21"}
+    assert values["protocol.batch_size"]["origin"] == "default"
+    assert cli.files() == set()
+
+
+def test_check_says_which_checks_ran(cli: Any) -> None:
+    good = cli.json("check", "tiny.yaml")
+    assert good["cells"] == 2
+    assert {each["id"]: each["ran"] for each in good["checks"]}["params"]
+    cli.suite("tiny.yaml", ("[fedavg, acme]", "[{use: sum, lambda_S: 1}]"))
+    done = cli("check", "tiny.yaml")
+    assert done.returncode == 2
+    assert "tiny.yaml:9:27" in done.stdout
+
+
+def test_schemas_are_json_schemas(cli: Any) -> None:
+    for what in ("suite", "row"):
+        body = json.loads(cli("schema", what).stdout)
+        assert body["$schema"].startswith("https://json-schema.org/")
+        assert body["type"] == "object"
+
+
+def test_plugins(cli: Any) -> None:
+    (cli.folder / "site" / "acme_fcil.py").write_text("raise RuntimeError('needs a licence')")
+    found = {each["name"]: each for each in cli.json("plugins", "list")["plugins"]}
+    assert "needs a licence" in found["acme/acme"]["problem"]
+    assert found["fcilbench/sum"]["problem"] is None
+    assert found["fcilbench/sum"]["origin"].rpartition(":")[0].endswith("sum.py")
+    shown = cli("plugins", "show", "sum")
+    assert shown.returncode == 0
+    assert "lambda_s" in shown.stdout
+
+
+def test_data(cli: Any) -> None:
+    names = {each["name"]: each for each in cli.json("data", "list")["datasets"]}
+    assert names["fcilbench/digits"]["classes"] == 10
+    assert cli("data", "verify", "digits").returncode == 0
+    missing = cli("data", "verify", "cifar100")
+    assert missing.returncode == 5
+    assert str(cli.folder / "data") in missing.stdout
+
+
+def test_doctor_says_whether_a_suite_will_run(cli: Any) -> None:
+    cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg]"))
+    good = cli("doctor", "tiny.yaml", "--tracking", "none")
+    assert good.returncode == 0, good.stdout
+    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"))
+    bad = cli.json("doctor", "tiny.yaml")
+    assert "data fcilbench/cifar100" in [each["what"] for each in bad["findings"] if each["state"] == "fail"]
+    assert cli("doctor", "tiny.yaml").returncode == 5
+
+
+@pytest.mark.slow
+class TestAfterARun:
+    """One run in which fedavg is ok and a third party's plugin raises."""
+
+    def test_run_is_exit_3_and_leaves_a_row_for_each_cell(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        out, err = (cli.folder / "run.out").read_text(), (cli.folder / "run.err").read_text()
+        assert (cli.folder / "run.code").read_text() == "3", err
+        rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
+        assert {row["coords"]["aggregator"]: row["status"] for row in rows} == {"fedavg": "ok", "acme": "failed"}
+        failure = next(row["failure"] for row in rows if row["status"] == "failed")
+        assert (failure["kind"], failure["type"], failure["message"]) == ("plugin", "ValueError", "no good")
+        assert "no good" in (cli.folder / "results" / failure["traceback_path"]).read_text()
+        assert "Accuracy board" in out
+        assert "[2/2]" in err
+        assert "\x1b[" not in out + err
+        assert not (cli.folder / "results" / "mlflow.db").exists()
+
+    def test_the_same_command_trains_nothing_and_says_so_again(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        begun = time.monotonic()
+        done = cli("run", "tiny.yaml")
+        assert done.returncode == 3
+        assert time.monotonic() - begun < 5
+        assert "0 trained" in done.stderr
+        assert cli("run", "tiny.yaml", "--only", "aggregator:fedavg").returncode == 0
+        assert len((cli.folder / "results" / "rows.jsonl").read_text().splitlines()) == 2
+
+    def test_show(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        rows = cli.json("show")["rows"]
+        assert len(rows) == 2
+        failed = cli.json("show", "--only", "status:failed")["rows"]
+        assert [row["coords"]["aggregator"] for row in failed] == ["acme"]
+        one = cli("show", failed[0]["cell_id"][:8], "-v")
+        assert one.returncode == 0
+        assert "ValueError: no good" in one.stdout
+        assert "log.txt" in one.stdout
+        assert cli("show", "zz").returncode == 2
+
+    def test_board(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        assert cli("board", "accuracy", "-o", "board.json").returncode == 0
+        body = json.loads((cli.folder / "board.json").read_text())
+        assert body["schema"] == 1
+        assert {entry["aggregator"]: entry["ok"] for entry in body["blocks"][0]["entries"]} == {"fedavg": 1, "acme": 0}
+        assert cli("board", "accuracy", "--format", "md").stdout.startswith("# Accuracy board")
+        assert cli("board", "accuracy", "-o", "board.pdf").returncode == 2
+        assert cli("board", "accuracy", "-o", "board.md", "--format", "json").returncode == 2
+        planned = cli.json("board", "accuracy", "--suite", "tiny.yaml", "-s", "seeds=2")
+        assert {entry["planned"] for entry in planned["blocks"][0]["entries"]} == {2}
+
+    def test_merge(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        assert cli.json("results", "merge", "results", "--out", "merged")["cells"] == 2
+        rows = cli.folder / "merged" / "rows.jsonl"
+        changed = [json.loads(line) for line in rows.read_text().splitlines()]
+        for row in changed:
+            for metric in row["metrics"].values():
+                metric["value"] = 0.123
+        other = cli.folder / "other"
+        other.mkdir()
+        (other / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        done = cli("results", "merge", "other", "--out", "merged")
+        assert done.returncode == 3
+        assert "conflict" in done.stdout
+        assert cli("results", "merge", "other", "--out", "merged", "--tolerance", "*=1").returncode == 0
+        assert cli("results", "merge", "other", "--tolerance", "nonsense").returncode == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_exit_130_and_the_cell_can_be_resumed(cli: Any) -> None:
+    process = cli.start("run", "tiny.yaml", "--tracking", "none", "--only", "aggregator:acme", ACME="sleep")
+    deadline = time.monotonic() + 120
+    while not list(cli.folder.glob("results/cells/*/log.txt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["interrupted"]
+    body = cli.json("plan", "tiny.yaml", "--only", "aggregator:acme")
+    assert [(item["state"], item["run"]) for item in body["cells"]] == [("new", True)]
+
+
+@pytest.mark.slow
+def test_missing_data_is_exit_5_with_rows_that_run_again(cli: Any) -> None:
+    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"), ("[fedavg, acme]", "[fedavg]"))
+    done = cli("run", "tiny.yaml", "--tracking", "none")
+    assert done.returncode == 5, done.stderr
+    assert "cifar-100-python" in done.stderr
+    assert cli.json("plan", "tiny.yaml")["cells"][0]["run"]
