@@ -37,23 +37,26 @@ class Acme(FedAvg):
 """
 
 
+def install(site: Path, source: str) -> None:
+    """Installs a third party's aggregator `acme/acme` into a folder of packages."""
+    info = site / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_fcil.py").write_text(source)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = acme_fcil:Acme\n")
+
+
 class Cli:
     """Runs `fcilbench` in a real process in a folder of its own, with a third party's plugin installed."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, shared: Path) -> None:
         self.folder = folder
-        site = folder / "site"
-        info = site / "acme-1.0.dist-info"
-        info.mkdir(parents=True)
-        (site / "acme_fcil.py").write_text(PLUGIN)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = acme_fcil:Acme\n")
         self.suite("tiny.yaml")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
         self.environment = {
             **kept,
-            "PYTHONPATH": str(site),
-            "FCILBENCH_CACHE": str(cache),
+            "PYTHONPATH": str(shared / "site"),
+            "FCILBENCH_CACHE": str(shared / "cache"),
             "FCILBENCH_DATA": str(folder / "data"),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "120",
@@ -91,29 +94,38 @@ class Cli:
         return json.loads(done.stdout)
 
     def files(self) -> set[str]:
-        own = {"site", "data"}
+        own = {"data"}
         return {path.name for path in self.folder.iterdir()} - own - {path.name for path in self.folder.glob("*.yaml")}
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of plugins for all tests: filling it imports torch."""
-    return tmp_path_factory.mktemp("cache")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One third-party package and one cache of plugins for all tests: filling it imports torch."""
+    folder = tmp_path_factory.mktemp("shared")
+    install(folder / "site", PLUGIN)
+    return folder
 
 
 @pytest.fixture
-def cli(tmp_path: Path, cache: Path) -> Cli:
-    return Cli(tmp_path, cache)
+def broken_site(tmp_path: Path) -> Path:
+    """A folder of packages whose only plugin cannot be imported."""
+    install(tmp_path / "data" / "broken", "raise RuntimeError('needs a licence')")
+    return tmp_path / "data" / "broken"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, shared: Path) -> Cli:
+    return Cli(tmp_path, shared)
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[], Cli]:
+def finished(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Callable[[], Cli]:
     """A folder in which the tiny suite has run: fedavg ok, acme failed. Made once; tests only read it."""
     made: list[Cli] = []
 
     def make() -> Cli:
         if not made:
-            cli = Cli(tmp_path_factory.mktemp("finished"), cache)
+            cli = Cli(tmp_path_factory.mktemp("finished"), shared)
             done = cli("run", "tiny.yaml", "--tracking", "none")
             (cli.folder / "run.out").write_text(done.stdout)
             (cli.folder / "run.err").write_text(done.stderr)

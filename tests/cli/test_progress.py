@@ -1,4 +1,5 @@
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_texts() -> None:
     assert [duration(value) for value in (0.25, 42.4, 125, 3725)] == ["0.2 s", "42 s", "2 min 05 s", "1h02"]
 
 
-def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., Any]) -> None:
+def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., Any], pause: float = 0.0) -> None:
     """Two cells: one is killed, retried and ok; the other fails."""
     slot, cell = Slot(0), make_cell("sum")
     progress.run_started(2, [slot])
@@ -44,8 +45,9 @@ def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., A
     progress.cell_retried(slot, cell, "a" * 64, "the worker died of SIGKILL")
     progress.cell_started(slot, cell, "a" * 64, 2)
     progress.cell_event(slot, "a" * 64, ROUND)
-    progress.cell_finished(slot, make_row(cell, {"faa/none": 0.6}))
+    time.sleep(pause)  # bars are drawn four times a second
     progress.note("cell [bold]x is left to process 1")
+    progress.cell_finished(slot, make_row(cell, {"faa/none": 0.6}))
     progress.cell_finished(None, make_row(make_cell("fedavg"), "failed"))
     progress.run_finished()
 
@@ -59,8 +61,8 @@ def test_plain_lines(make_cell: Callable[..., Any], make_row: Callable[..., Any]
     assert lines[2].endswith("task 2/4 round 1/2 loss 0.412")
     assert lines[3].startswith("cpu: retry aaaaaaaaaaaa")
     assert lines[4].endswith("(attempt 2)")
-    assert lines[6].startswith("[1/2] ok ")
-    assert lines[7] == "cell [bold]x is left to process 1"
+    assert lines[6] == "cell [bold]x is left to process 1"
+    assert lines[7].startswith("[1/2] ok ")
     assert lines[8].startswith("[2/2] failed ")
 
 
@@ -76,7 +78,9 @@ def test_rounds_are_not_told_too_often(make_cell: Callable[..., Any]) -> None:
 
 def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any]) -> None:
     out = io.StringIO()
-    play(LiveProgress(Console(file=out, force_terminal=True, width=160)), make_cell, make_row)
+    play(
+        LiveProgress(Console(file=out, force_terminal=True, width=160, highlight=False)), make_cell, make_row, pause=0.6
+    )
     text = out.getvalue()
     for expected in ("suite", "task 2/4 round 1/2 loss 0.412", "ok", "failed", "cell [bold]x", "2/2 cells"):
         assert expected in text

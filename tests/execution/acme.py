@@ -2,6 +2,7 @@
 
 import os
 import sys
+import urllib.request
 
 from fcilbench.api import Field, No, Params, Request, Server, Updates, Yes
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -29,6 +30,8 @@ class Acme(FedAvg):
                 sys.exit(0)
             case "memory":
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+            case "fetch":
+                urllib.request.urlopen("http://example.invalid/weights")
             case "crash":
                 os.kill(os.getpid(), 11)
             case "close":

@@ -155,6 +155,12 @@ def test_a_fresh_job_forgets_the_checkpoint(worker: Worker) -> None:
     assert worker.wait(lambda event: event["event"] in TERMINAL)["event"] == "finished"
 
 
+def test_offline_refuses_the_network(worker: Worker) -> None:
+    said, _ = worker.run("fetch", make_cell("fetch"), offline=True)
+    assert (said["event"], said["kind"]) == ("failed", "prerequisite")
+    assert said["message"] == "offline: connection to example.invalid refused"
+
+
 def test_a_closed_standard_output_breaks_nothing(worker: Worker) -> None:
     assert worker.run("close", make_cell("close"))[0]["type"] == "OSError"
     assert worker.run("after", make_cell("print"))[0]["event"] == "finished"
