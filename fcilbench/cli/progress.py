@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 
 from fcilbench.cli.lines import cell_name, verdict, where
 from fcilbench.execution.devices import Slot
@@ -28,12 +29,12 @@ class LiveProgress(Progress):
 
     def __init__(self, console: Console) -> None:
         columns: list[ProgressColumn] = [
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
+            TimeElapsedColumn(table_column=Column(min_width=7)),
+            TimeRemainingColumn(table_column=Column(min_width=7)),
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         ]
         self._bars = Bars(*columns, console=console, transient=True, refresh_per_second=4, speed_estimate_period=3600)
         self._suite: TaskID | None = None
