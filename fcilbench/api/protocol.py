@@ -68,8 +68,9 @@ class Partition(Closed):
 
     @property
     def label(self) -> str:
-        """Short name for boards and `where` rules, e.g. `dirichlet-0.5`."""
-        return self.kind if self.value is None else f"{self.kind}-{self.value:g}"
+        """Short name for boards and `where` rules, e.g. `dirichlet-0.5`, `iid`, `dirichlet-0.1-min6`."""
+        name = self.kind if self.value is None else f"{self.kind}-{self.value:g}"
+        return name if self.min_samples == 1 else f"{name}-min{self.min_samples}"
 
 
 SeedRole = Literal["order", "partition", "train"]
@@ -104,7 +105,7 @@ class Runtime(Closed):
     """How a cell is run; none of it is identity, all of it is recorded."""
 
     threads: int = runtime_field(
-        2, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
+        1, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
     )
     eval_batch_size: int = runtime_field(256, ge=1, description="samples per forward pass in evaluation and statistics")
     checkpoint: Literal["round", "task", "never"] = runtime_field(

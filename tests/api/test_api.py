@@ -44,6 +44,7 @@ def test_triangle_round_trip():
 def test_partition_shorthands_and_refusals():
     assert Partition.model_validate({"dirichlet": 0.5}).label == "dirichlet-0.5"
     assert Partition.model_validate("iid").label == "iid"
+    assert Partition.model_validate({"dirichlet": 0.1, "min_samples": 6}).label == "dirichlet-0.1-min6"
     assert Partition.model_validate({"quantity": 1, "min_samples": 0}).min_samples == 0
     for wrong in ({"kind": "iid", "value": 1.0}, {"kind": "dirichlet"}, {"dirichlet": 0.0}, {"dirichlet": 1, "x": 1}):
         with pytest.raises(ValidationError):
