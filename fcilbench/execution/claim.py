@@ -23,13 +23,11 @@ class Claim:
 
     Attributes:
         lease: Its lease.
-        folder: Its folder.
-        fresh: Whether a checkpoint in the folder must not be gone on from.
+        folder: Its folder; a checkpoint in it is one to go on from.
     """
 
     lease: Lease
     folder: Path
-    fresh: bool
 
 
 def claim(task: Task, ledger: Ledger) -> Claim | Owner | Row:
@@ -50,14 +48,14 @@ def claim(task: Task, ledger: Ledger) -> Claim | Owner | Row:
     if finished is not None:
         held.release()
         return finished
-    fresh = False
     if not task.attempts:
         task.started = datetime.now(UTC)
-        fresh = not history.resumable(folder, task.cell, task.known)
-        task.earlier = 0 if fresh or task.known is None else task.known.attempts
+        task.earlier = history.resumable(folder, task.cell, task.known)
+        if not task.earlier:
+            history.forget(folder)  # before the note below, which vouches for what lies in the folder
     task.attempts += 1
-    history.begin(folder, task.cell)
-    return Claim(held, folder, fresh)
+    history.begin(folder, task.cell, task.earlier + task.attempts)
+    return Claim(held, folder)
 
 
 def make_job(claimed: Claim, cell: Cell, slot: Slot, options: RunOptions) -> Job:
@@ -69,5 +67,4 @@ def make_job(claimed: Claim, cell: Cell, slot: Slot, options: RunOptions) -> Job
         data_root=str(options.data_root) if options.data_root is not None else None,
         device=slot.device,
         offline=options.offline,
-        fresh=claimed.fresh,
     )

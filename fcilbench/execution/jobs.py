@@ -53,9 +53,6 @@ def serve(job: Job, emit: Emit) -> None:
     try:
         if job.offline:
             refuse_network()
-        if job.fresh:
-            for name in ("checkpoint.pt", "rounds.jsonl"):
-                (workdir / name).unlink(missing_ok=True)
         (workdir / "traceback.txt").unlink(missing_ok=True)
         emit({"event": "started", "pid": os.getpid()})
         cell = Cell.model_validate(job.cell)

@@ -20,11 +20,10 @@ class Job:
     Attributes:
         cell: The cell in its JSON form (`Cell.model_dump(mode="json")`).
         cell_id: Its identity.
-        workdir: The cell's folder in the store: log, curve, checkpoint.
+        workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
         data_root: Folder of the data sets, or `None` for the default.
         device: Device of torch that the cell runs on; which GPU that is, the slot's environment decides.
         offline: Whether the network is refused.
-        fresh: Whether a checkpoint that lies in `workdir` is somebody else's past and must not be resumed.
     """
 
     cell: dict[str, Any]
@@ -33,7 +32,6 @@ class Job:
     data_root: str | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     offline: bool = False
-    fresh: bool = False
 
 
 def encode(message: Job | Event) -> bytes:

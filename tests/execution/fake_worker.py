@@ -85,8 +85,6 @@ def work() -> None:
         jobs_ready.acquire()
         job = queue.pop(0)
         workdir = Path(job["workdir"])
-        if job["fresh"]:
-            (workdir / "checkpoint.pt").unlink(missing_ok=True)
         with (workdir / "pids.txt").open("a") as pids:
             pids.write(f"{os.getpid()}\n")
         script = job["cell"]["aggregator"]["params"]["script"]

@@ -106,6 +106,7 @@ def test_kill_of_the_supervisor_ends_its_workers_and_the_next_run_takes_over(kit
     assert start(*cells).wait(20) == OK
     assert kit.diary("a") == list(range(8))
     assert {kit.row(name).status for name in "ab"} == {"ok"}
+    assert [kit.row(name).attempts for name in "ab"] == [2, 1]
     assert not list(kit.store.root.glob("cells/*/lease.json"))
 
 

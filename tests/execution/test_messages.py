@@ -4,9 +4,7 @@ from fcilbench.execution.messages import Job, LineBuffer, decode_event, decode_j
 
 
 def test_a_job_survives_the_pipe() -> None:
-    job = Job(
-        cell={"a": [1, None]}, cell_id="ff", workdir="/w", data_root=None, device="cuda", offline=True, fresh=True
-    )
+    job = Job(cell={"a": [1, None]}, cell_id="ff", workdir="/w", data_root=None, device="cuda", offline=True)
     assert decode_job(encode(job)) == job
 
 

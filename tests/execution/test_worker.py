@@ -146,15 +146,6 @@ def test_a_job_that_makes_no_sense_is_an_internal_failure(worker: Worker) -> Non
     assert (said["event"], said["kind"], said["type"]) == ("failed", "internal", "ValidationError")
 
 
-def test_a_fresh_job_forgets_the_checkpoint(worker: Worker) -> None:
-    workdir = worker.folder / "fresh"
-    workdir.mkdir()
-    (workdir / "checkpoint.pt").write_text("no checkpoint at all")
-    worker.events = []
-    worker.child.send(Job(make_cell().model_dump(mode="json"), "fresh", str(workdir), fresh=True))
-    assert worker.wait(lambda event: event["event"] in TERMINAL)["event"] == "finished"
-
-
 def test_offline_refuses_the_network(worker: Worker) -> None:
     said, _ = worker.run("fetch", make_cell("fetch"), offline=True)
     assert (said["event"], said["kind"]) == ("failed", "prerequisite")
