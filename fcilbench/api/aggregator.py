@@ -83,10 +83,13 @@ class Aggregator(Plugin):
         traits: Columns of the comparison table.
         task_end_statistics: Whether clients send `task_statistics` at the final global model of each task; it costs
             them a broadcast.
+        trains: Whether clients train and send an update. A training-free method says no: its clients receive the
+            initial model once, and send their `statistics` only.
     """
 
     traits: ClassVar[Traits] = Traits()
     task_end_statistics: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     # ---------------------------------------------------------------- the experiment
 
@@ -127,7 +130,11 @@ class Aggregator(Plugin):
         """Sets up `server.state` before the first round."""
 
     def broadcast(self, server: Server) -> Message:  # noqa: ARG002
-        """Returns what clients receive beside the global vector; it becomes the loss's context."""
+        """Returns what clients receive in every round beside the global vector; part of the loss's context."""
+        return {}
+
+    def task_broadcast(self, server: Server) -> Message:  # noqa: ARG002
+        """Returns what a client receives once per task, when it first takes part; part of the loss's context."""
         return {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:

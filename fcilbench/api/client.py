@@ -28,6 +28,9 @@ class Net(Protocol):
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to logits over all classes `[B, C]`."""
 
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's; not trained."""
+
 
 @dataclass(frozen=True)
 class Batch:

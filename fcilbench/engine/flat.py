@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
+from fcilbench.api.client import Net
 from fcilbench.api.server import Parts
 from fcilbench.engine.network import Network
 
@@ -48,6 +50,7 @@ class FlatModel:
         self.parts = Parts(slice(0, body), slice(body, total), slice(total, buffered), classes, features)
         self.vector = torch.empty(buffered, device=device)
         self.gradient = torch.zeros(total, device=device)
+        self._names = _names(network, ordered, floats)
         self._bind_parameters(ordered)
         self._bind_buffers(floats, total)
         self.theta = nn.Parameter(self.vector[:total])
@@ -98,6 +101,63 @@ class FlatModel:
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to logits `[B, C]`."""
         return self.head(self.features(inputs))
+
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the network in eval mode with another state vector `[D]`; gradients do not flow into it."""
+        return _Borrowed(self, vector)
+
+    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns a state vector `[D]` as tensors by their names in the network, as views."""
+        named, start = {}, 0
+        for name, shape in self._names:
+            stop = start + shape.numel()
+            named[name] = vector[start:stop].view(shape)
+            start = stop
+        return named
+
+
+class _Borrowed:
+    """The resident network run with tensors that are not its own; implements `fcilbench.api.client.Net`."""
+
+    def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
+        self._network = model.network
+        self._tensors = model.named(vector.detach())
+        self.theta = vector.detach()[model.parts.trainable]
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._run(inputs, "features")
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        return self._run(features, "head")
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._run(inputs, "logits")
+
+    def under(self, vector: torch.Tensor) -> Net:
+        raise ValueError("a borrowed network cannot be lent again; ask the client's own `net`")
+
+    def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
+        modes = [(module, module.training) for module in self._network.modules()]
+        self._network.eval()
+        try:
+            output: torch.Tensor = functional_call(self._network, self._tensors, (inputs, part))
+        finally:
+            for module, training in modes:
+                module.training = training
+        return output
+
+
+def _names(
+    network: nn.Module, ordered: list[nn.Parameter], floats: list[tuple[nn.Module, str, torch.Tensor]]
+) -> list[tuple[str, torch.Size]]:
+    """Returns name and shape of every piece of the flat vector, in its order."""
+    parameters = {id(parameter): name for name, parameter in network.named_parameters()}
+    modules = {id(module): name for name, module in network.named_modules()}
+    names = [(parameters[id(parameter)], parameter.shape) for parameter in ordered]
+    for module, name, buffer in floats:
+        prefix = modules[id(module)]
+        names.append((f"{prefix}.{name}" if prefix else name, buffer.shape))
+    return names
 
 
 def _buffers(network: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -28,7 +30,9 @@ class Network(nn.Module):
         features: torch.Tensor = self.extractor(inputs)
         return features
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to logits over all classes `[B, C]`."""
-        logits: torch.Tensor = self.head(self.features(inputs))
+    def forward(self, inputs: torch.Tensor, part: Literal["logits", "features", "head"] = "logits") -> torch.Tensor:
+        """Maps inputs to logits `[B, C]` or features `[B, F]`, or (`head`) features to logits."""
+        if part == "features":
+            return self.features(inputs)
+        logits: torch.Tensor = self.head(inputs if part == "head" else self.features(inputs))
         return logits

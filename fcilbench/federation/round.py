@@ -19,11 +19,19 @@ from fcilbench.federation.turn import Turn
 
 @dataclass
 class Traffic:
-    """Bytes that crossed the network, counted from the messages, and which version of the model each client holds."""
+    """Bytes that crossed the network, counted from the messages.
+
+    Attributes:
+        up: All clients' uploads.
+        down: All broadcasts, once per client that receives them.
+        held: Version of the global model that each client holds; it is not sent that version again.
+        briefed: Last task whose task broadcast each client has received.
+    """
 
     up: int = 0
     down: int = 0
     held: dict[int, int] = field(default_factory=dict)
+    briefed: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Upload:
     samples: int
     statistics: Message
     counters: torch.Tensor
-    loss: torch.Tensor
+    loss: torch.Tensor | None
 
 
 def sample_clients(federation: Federation, turn: Turn) -> list[int]:
@@ -80,35 +88,38 @@ def run_round(
     if not clients:
         server.warn(f"task {turn.phase.task.index}: a round had no client with samples; the global model was kept")
         return None
-    extra = aggregator.broadcast(server)
+    briefing, extra = aggregator.task_broadcast(server), aggregator.broadcast(server)
+    for client in clients:
+        receive_model(federation, client, traffic)
+        _receive(federation, turn, client, (briefing, extra), traffic)
     uploads: dict[int, Upload] = {}
     with watch("training"):
         for client in execution_order(clients):
-            receive_model(federation, client, traffic)
-            traffic.down += nbytes(extra) if federation.schedule.federated else 0
-            uploads[client] = _train(federation, turn, client, extra, rows[clients.index(client)])
+            uploads[client] = _visit(federation, turn, client, {**briefing, **extra}, rows[clients.index(client)])
     for upload in uploads.values():
-        _send(federation, upload.statistics, traffic, upload.counters)
+        _send(federation, upload, traffic)
     with watch("aggregation"):
         updates = _collect(federation, clients, uploads, rows)
         if updates is not None:
             server.counters.copy_(uploads[updates.clients[0]].counters)
             aggregator.aggregate(updates, server)
-    losses = torch.stack([uploads[client].loss for client in clients]).double()
-    weights = torch.tensor([uploads[client].samples for client in clients], dtype=torch.float64)
-    return float((losses.cpu() * weights).sum() / weights.sum())
+    return _mean_loss([uploads[client] for client in clients])
 
 
-def _train(federation: Federation, turn: Turn, client: int, extra: Message, row: torch.Tensor) -> Upload:
-    """Trains one client from the global vector and writes its update into `row`."""
+def _mean_loss(uploads: Sequence[Upload]) -> float | None:
+    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
+    if not losses:
+        return None
+    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
+    return float((torch.stack(losses) * weights).sum() / weights.sum())
+
+
+def _visit(federation: Federation, turn: Turn, client: int, received: Message, row: torch.Tensor) -> Upload:
+    """Trains one client from the global vector, writes its update into `row` and asks for its statistics."""
     experiment, model, server = federation.experiment, federation.model, federation.server
     session = ClientSession(federation, turn, client)
     model.load(server.theta, server.counters)
-    seed_torch(experiment.seeds.of("train"), "local", *turn.key, client)
-    context = {**extra, **{f"state/{name}": value for name, value in session.state.items()}}
-    objective = Objective(experiment.aggregator.loss, experiment.aggregator.gradient, context)
-    work = Work(session.index, turn.phase.task, turn.phase.epochs, turn.phase.batch_size)
-    loss = federation.trainer.train(objective, work, session.random("batches"))
+    loss = _train(federation, turn, session, received) if experiment.aggregator.trains else None
     torch.sub(model.vector, server.theta, out=row)
     if client in federation.affected:
         row.copy_(experiment.stressor.upload(row, session.random("stress-upload")))
@@ -118,17 +129,43 @@ def _train(federation: Federation, turn: Turn, client: int, extra: Message, row:
     return Upload(client, session.samples, statistics, model.read_counters(), loss)
 
 
+def _train(federation: Federation, turn: Turn, session: ClientSession, received: Message) -> torch.Tensor:
+    experiment = federation.experiment
+    seed_torch(experiment.seeds.of("train"), "local", *turn.key, session.id)
+    context = {**received, **{f"state/{name}": value for name, value in session.state.items()}}
+    objective = Objective(experiment.aggregator.loss, experiment.aggregator.gradient, context)
+    work = Work(session.index, turn.phase.task, turn.phase.epochs, turn.phase.batch_size)
+    return federation.trainer.train(objective, work, session.random("batches"))
+
+
 def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:
-    """Counts the global model as sent to a client, unless it holds this version already."""
+    """Counts the global model as sent to a client, unless it holds this version already.
+
+    Clients of a training-free method receive the initial model and need no other.
+    """
     server = federation.server
-    if federation.schedule.federated and traffic.held.get(client) != server.version:
+    held = traffic.held.get(client)
+    enough = held == server.version or (held is not None and not federation.experiment.aggregator.trains)
+    if federation.schedule.federated and not enough:
         traffic.down += nbytes({"theta": server.theta, "counters": server.counters})
         traffic.held[client] = server.version
 
 
-def _send(federation: Federation, statistics: Message, traffic: Traffic, counters: torch.Tensor) -> None:
+def _receive(
+    federation: Federation, turn: Turn, client: int, messages: tuple[Message, Message], traffic: Traffic
+) -> None:
+    """Counts the method's own broadcasts: the task's once, the round's each time."""
+    briefing, extra = messages
     if federation.schedule.federated:
-        traffic.up += nbytes({"delta": federation.server.theta, "counters": counters}) + nbytes(statistics)
+        first = traffic.briefed.get(client) != turn.phase.after
+        traffic.down += nbytes(extra) + (nbytes(briefing) if first else 0)
+        traffic.briefed[client] = turn.phase.after
+
+
+def _send(federation: Federation, upload: Upload, traffic: Traffic) -> None:
+    if federation.schedule.federated:
+        model = {"delta": federation.server.theta, "counters": upload.counters}
+        traffic.up += nbytes(upload.statistics) + (nbytes(model) if federation.experiment.aggregator.trains else 0)
 
 
 def _collect(

@@ -29,6 +29,8 @@ Listener = Callable[[Event], None]
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
     """Runs (or resumes) an experiment.
 
+    The checkpoint of a finished experiment is left to the caller, who removes it once the outcome is safe.
+
     Args:
         experiment: What to run.
         workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`; a checkpoint found there is continued.
@@ -52,9 +54,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         experiment.aggregator.begin(federation.server)
     run = _Run(federation, progress, workdir, on_event or _ignore, started)
     run.phases()
-    result = outcome(federation, progress)
-    path.unlink(missing_ok=True)
-    return result
+    return outcome(federation, progress)
 
 
 def _ignore(event: Event) -> None:

@@ -77,7 +77,9 @@ class AnswerCache:
             os.replace(file.name, target)
 
     def _path(self, question: dict[str, Any]) -> Path:
-        key = [question, self._environment, self._origin(question["ref"]["target"])]
+        # Options may name files, which are looked up from these two.
+        places = [os.environ.get("FCILBENCH_DATA"), os.getcwd()] if question.get("options") else []
+        key = [question, self._environment, self._origin(question["ref"]["target"]), places]
         return self._folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
 
     def _origin(self, target: str) -> str:

@@ -44,7 +44,9 @@ def test_resize_agrees_with_pillow_bicubic_on_eight_bits():
     got = data.plain(torch.arange(2)) * 255
     for i, image in enumerate(samples.inputs):
         expected = np.asarray(Image.fromarray(image).resize((64, 64), Image.Resampling.BICUBIC), dtype=np.float32)
-        assert np.abs(got[i].permute(1, 2, 0).numpy() - expected).max() <= 1.5  # Pillow rounds twice; without antialiasing the difference is 6
+        assert (
+            np.abs(got[i].permute(1, 2, 0).numpy() - expected).max() <= 1.5
+        )  # Pillow rounds twice; without antialiasing the difference is 6
 
 
 def test_normalisation_and_grey_to_three_channels():

@@ -128,3 +128,33 @@ def test_a_frozen_head_is_refused():
     net.head.bias.requires_grad_(False)
     with pytest.raises(ValueError, match="head"):
         FlatModel(net, CPU)
+
+
+def test_another_vector_can_be_borrowed_without_touching_the_resident_one():
+    model = FlatModel(network(0), CPU)
+    other = FlatModel(network(1), CPU)
+    inputs = torch.randn(3, 1, 4, 4)
+    before = model.vector.clone()
+    model.network.train()
+    teacher = model.under(other.vector)
+    other.network.eval()
+    assert torch.equal(teacher.logits(inputs), other.logits(inputs))
+    assert torch.equal(teacher.head(teacher.features(inputs)), other.logits(inputs))
+    assert torch.equal(model.vector, before)
+    assert model.network.training
+    assert not teacher.logits(inputs).requires_grad
+    assert torch.equal(teacher.theta, other.vector)
+
+
+def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    model = FlatModel(Network(FeatureExtractor(body, 8), 3), CPU)
+    model.network.train()
+    before = model.vector.clone()
+    model.under(model.vector + 1.0).logits(torch.randn(5, 1, 4, 4))
+    assert torch.equal(model.vector, before)
+    assert set(model.named(model.vector)) == {
+        "extractor.body.0.weight", "extractor.body.0.bias", "extractor.body.1.weight", "extractor.body.1.bias",
+        "head.weight", "head.bias", "extractor.body.1.running_mean", "extractor.body.1.running_var",
+    }  # fmt: skip

@@ -30,7 +30,7 @@ def test_s01_small_beta_ends_at_once_and_keeps_the_minimum():
 
 
 def test_s01_too_few_samples_is_one_clear_error():
-    with pytest.raises(PartitionError, match=r"dirichlet-0\.05: 20 samples cannot give 10 clients 6 each"):
+    with pytest.raises(PartitionError, match=r"dirichlet-0\.05-min6: 20 samples cannot give 10 clients 6 each"):
         partition(np.repeat(np.arange(2), 10), 10, spec("dirichlet", 0.05, 6), stream(0, "p"))
 
 

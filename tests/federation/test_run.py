@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator, No
-from fcilbench.api.protocol import Seeds
+from fcilbench.api.protocol import Partition, Seeds
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import checkpoint
 from fcilbench.federation.experiment import Unsupported, build
@@ -45,7 +45,8 @@ def test_an_outcome_is_complete(make_experiment, tmp_path):
     curve = [json.loads(line) for line in (tmp_path / "work" / "rounds.jsonl").read_text().splitlines()]
     assert [event["event"] for event in curve] == ["round", "round", "task"] * 5
     assert "sum/coefficient_min" in curve[0]["logs"]
-    assert not (tmp_path / "work" / "checkpoint.pt").exists()
+    again = run(make_experiment(Sum()), tmp_path)  # from the checkpoint of the finished run
+    assert comparable(again) == comparable(outcome)
 
 
 def test_s13_train_seed_alone_keeps_tasks_and_partition(make_experiment):
@@ -209,3 +210,41 @@ def test_garbage_is_not_kept_alive(make_experiment, tmp_path):
     run(make_experiment(rounds=1, tasks=2), tmp_path)
     gc.collect()
     assert not [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.grad_fn is not None]
+
+
+def test_a_training_free_method_sends_statistics_only_and_gets_the_model_once(make_experiment, tmp_path):
+    class Counts(Aggregator):
+        trains = False
+
+        def statistics(self, client):
+            return {"count": torch.tensor([float(client.samples)])}
+
+        def aggregate(self, updates, server):
+            assert float(updates.delta.abs().max()) == 0.0
+            server.state["total"] = sum(message["count"] for message in updates.statistics)
+            server.step(torch.full_like(server.theta, 1e-3))
+
+    outcome = run(make_experiment(Counts(), clients=2, partition=Partition(kind="iid")), tmp_path)
+    model = (64 * 16 + 16 + 10 * 16 + 10) * 4
+    assert outcome.cost.bytes_down == 2 * model
+    assert outcome.cost.bytes_up == 2 * 2 * 5 * 4  # clients x rounds x tasks x one float
+    assert json.loads((tmp_path / "work" / "rounds.jsonl").read_text().splitlines()[0])["loss"] is None
+
+
+def test_a_task_broadcast_is_sent_once_per_client_and_task(make_experiment, tmp_path):
+    seen = []
+
+    class Brief(Aggregator):
+        def task_broadcast(self, server):
+            return {"anchor": server.theta.clone() if server.round == 0 else seen[-1]}
+
+        def loss(self, net, batch, context):
+            seen.append(context["anchor"])
+            return super().loss(net, batch, context)
+
+    settings = {"clients": 2, "partition": Partition(kind="iid")}
+    plain = run(make_experiment(FedAvg(), **settings), tmp_path, "a")
+    brief = run(make_experiment(Brief(), **settings), tmp_path, "b")
+    model = (64 * 16 + 16 + 10 * 16 + 10) * 4
+    assert brief.cost.bytes_down - plain.cost.bytes_down == 2 * 5 * model
+    assert brief.model_digest == plain.model_digest

@@ -1,0 +1,63 @@
+"""A dry run of an experiment's plugins on a few synthetic samples: do they fit together at all?"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.dataset import Corpus, Dataset, Samples
+from fcilbench.api.protocol import Partition
+from fcilbench.federation.experiment import Experiment, Unsupported
+from fcilbench.federation.run import run_experiment
+
+_CLASSES, _TRAIN, _TEST = 4, 3, 1
+
+
+class _Noise(Dataset):
+    """Four classes of noise at the size that a backbone wants."""
+
+    classes, default_tasks = _CLASSES, 2
+    train_samples, test_samples = _CLASSES * _TRAIN, _CLASSES * _TEST
+
+    def __init__(self, spec: ImageInput) -> None:
+        super().__init__()
+        self._shape = (spec.size, spec.size, spec.channels)
+
+    def load(self, root: Path) -> Corpus:  # noqa: ARG002
+        random = np.random.default_rng(0)
+        splits = []
+        for count in (_TRAIN, _TEST):
+            labels = np.repeat(np.arange(_CLASSES), count)
+            splits.append(Samples(random.integers(0, 256, (len(labels), *self._shape), dtype=np.uint8), labels))
+        return Corpus(splits[0], splits[1], tuple("abcd"))
+
+
+def probe(experiment: Experiment) -> None:
+    """Runs two tasks of one round with two clients on noise: every hook of the plugins is called once.
+
+    Args:
+        experiment: What to try; its data set is replaced by noise of the same modality, its protocol shortened.
+
+    Raises:
+        Exception: Whatever a plugin raises. A method that declines the cell is no error.
+    """
+    short = experiment.protocol.model_copy(
+        update={"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 4, "participation": 1.0}
+    )
+    tiny = replace(
+        experiment,
+        dataset=_Noise(experiment.backbone.image_input()),
+        protocol=short,
+        partition=Partition(kind="iid"),
+        tasks=None,
+        declared_fingerprint="",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run_experiment(tiny, Path(folder))
+        except Unsupported:
+            return
