@@ -120,7 +120,7 @@ class _Borrowed:
     """The resident network run with tensors that are not its own; implements `fcilbench.api.client.Net`."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
-        self._network = model.network
+        self._model, self._network = model, model.network
         self._tensors = model.named(vector.detach())
         self.theta = vector.detach()[model.parts.trainable]
 
@@ -134,7 +134,7 @@ class _Borrowed:
         return self._run(inputs, "logits")
 
     def under(self, vector: torch.Tensor) -> Net:
-        raise ValueError("a borrowed network cannot be lent again; ask the client's own `net`")
+        return _Borrowed(self._model, vector)
 
     def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
         modes = [(module, module.training) for module in self._network.modules()]
