@@ -57,7 +57,15 @@ Rerun = Annotated[
     ),
 ]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Cells at a time on each device.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Cells at a time on each device; default: one on a GPU, on a CPU as many as its cores allow.",
+    ),
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
 Data = Annotated[
     Path | None,

@@ -29,7 +29,7 @@ def run(
     only: options.Only = None,
     rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
-    jobs: options.Jobs = 1,
+    jobs: options.Jobs = None,
     fail_fast: options.FailFast = False,
     data: options.Data = None,
     tracking: options.Tracking = None,
@@ -46,13 +46,14 @@ def run(
     from fcilbench.cli.plan import print_plan
     from fcilbench.cli.prepare import prepare, use_data_root
     from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.devices import choose_devices
+    from fcilbench.execution.devices import choose_devices, default_jobs
     from fcilbench.execution.run import run_plan
 
     root = use_data_root(data)
     devices = choose_devices(gpus)
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     plan = prepared.plan
+    jobs = jobs or default_jobs(devices, max((item.cell.runtime.threads for item in plan.items), default=1))
     if not console.state.quiet:
         print_plan(prepared, slots=len(devices) * jobs, to=console.err())
     if not plan.items:

@@ -122,6 +122,19 @@ def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[
     return {}
 
 
+def default_jobs(devices: list[str], threads: int) -> int:
+    """Returns how many cells share a device when nobody says: one on a GPU, on a CPU one per `threads` cores.
+
+    Args:
+        devices: What `choose_devices` returned.
+        threads: Torch threads of a slot; they do not depend on the number of slots, since they change sums.
+    """
+    if any(devices):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
+
+
 def make_slots(devices: list[str], jobs: int) -> list[Slot]:
     """Returns `jobs` slots on each device, spread so that the first cells go to different devices.
 

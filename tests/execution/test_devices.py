@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.execution.devices import Slot, choose_devices, find_gpus, make_slots
+from fcilbench.execution.devices import Slot, choose_devices, default_jobs, find_gpus, make_slots
 
 ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000, 550.54
 1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 79000, 550.54
@@ -74,3 +74,11 @@ def test_slots_go_round_the_devices() -> None:
     assert [slot.label for slot in make_slots(["", "0"], 1)] == ["cpu", "gpu0"]
     with pytest.raises(UsageError, match="--jobs 0"):
         make_slots([""], 0)
+
+
+def test_default_jobs_fill_a_cpu_and_leave_a_gpu_to_one_cell(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert default_jobs([""], threads=1) == 8
+    assert default_jobs([""], threads=3) == 2
+    assert default_jobs([""], threads=16) == 1
+    assert default_jobs(["0", "1"], threads=1) == 1

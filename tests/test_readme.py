@@ -1,0 +1,55 @@
+"""The README's promises: its commands exist with these options, its suite is valid, it is short."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fcilbench.suite.load import load_suite
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+FENCES = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for kind, body in FENCES
+    if kind == "bash"
+    for part in body.splitlines()
+    for line in part.split("&&")
+    if line.strip().startswith("fcilbench ")
+]
+
+
+def test_it_is_short():
+    assert len(TEXT.encode()) < 10_000
+
+
+def test_the_two_commands_are_there():
+    assert "pip install . && fcilbench run suites/quickstart.yaml\n" in TEXT
+    assert "pip install '.[dev,offline]' && pytest\n" in TEXT
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_and_option_exists(command):
+    words = command.split()[1:]
+    verb = words[:2] if words[0] in ("results", "plugins", "data") else words[:1]
+    done = subprocess.run(
+        [sys.executable, "-m", "fcilbench", *verb, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for option in [word for word in words if word.startswith("-")]:
+        assert option in done.stdout
+
+
+def test_the_suite_is_valid(tmp_path):
+    (yaml,) = [body for kind, body in FENCES if kind == "yaml"]
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml)
+    assert load_suite(path).suite.name == "my-suite"
+
+
+def test_files_that_are_named_exist():
+    for name in re.findall(r"`(suites/[\w-]+\.yaml)`", TEXT) + re.findall(r"\]\(([\w./]+)\)", TEXT):
+        assert (README.parent / name).exists() or name == "CONTRIBUTING.md"
