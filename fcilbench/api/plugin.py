@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +16,12 @@ class Plugin:
     Attributes:
         version: Raised by the author whenever the plugin's results change; part of a cell's identity.
         params: The validated hyperparameters of this instance.
+        breaks: Laws of the conformance kit (`fcilbench.testing`) that the plugin breaks by nature, each with the
+            reason; the kit tests that it really breaks them.
     """
 
     version: ClassVar[str] = "1"
+    breaks: ClassVar[Mapping[str, str]] = {}
 
     class Params(_params.Params):
         """A plugin without hyperparameters."""

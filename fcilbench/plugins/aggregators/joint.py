@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -24,6 +25,10 @@ class Joint(Aggregator):
     """
 
     version = "1"
+    breaks: ClassVar[Mapping[str, str]] = {
+        "measured-bytes": "there are no clients: all data are in one place, and nothing crosses a network",
+        "accuracy-matrix": "all tasks are trained at once, so only the final accuracies exist",
+    }
 
     class Params(BaseParams):
         """Hyperparameters of Joint."""
