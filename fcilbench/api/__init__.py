@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes, masked_cross_entropy
-    from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+    from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
     from fcilbench.api.client import Batch, Client, Context, Net
     from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
     from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "aggregator": ("Aggregator", "No", "Request", "Traits", "Yes", "masked_cross_entropy"),
-    "backbone": ("Backbone", "FeatureExtractor", "ImageInput"),
+    "backbone": ("Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds"),
     "client": ("Batch", "Client", "Context", "Net"),
     "dataset": ("Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"),
     "message": ("Message", "nbytes", "pack_symmetric", "unpack_symmetric"),
@@ -76,6 +76,8 @@ __all__ = [
     "Stressor",
     "Task",
     "TaskIdentity",
+    "TextBackbone",
+    "TokenIds",
     "Traits",
     "TrueTask",
     "Updates",

@@ -83,12 +83,15 @@ class Aggregator(Plugin):
         traits: Columns of the comparison table.
         task_end_statistics: Whether clients send `task_statistics` at the final global model of each task; it costs
             them a broadcast.
+        held_model: Name of the tensor in `task_broadcast` that is the state vector `[D]` with which the task began, if
+            there is one (an anchor, a teacher). It is sent only to clients that do not hold that model anyway.
         trains: Whether clients train and send an update. A training-free method says no: its clients receive the
             initial model once, and send their `statistics` only.
     """
 
     traits: ClassVar[Traits] = Traits()
     task_end_statistics: ClassVar[bool] = False
+    held_model: ClassVar[str | None] = None
     trains: ClassVar[bool] = True
 
     # ---------------------------------------------------------------- the experiment
@@ -140,6 +143,10 @@ class Aggregator(Plugin):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges one round's updates into `server.theta`; FedAvg: the sample-weighted mean of everything."""
         server.step(updates.mean())
+
+    def wants_task_statistics(self, server: Server) -> bool:  # noqa: ARG002
+        """Says whether clients are asked for `task_statistics` at the end of this task; by default always or never."""
+        return self.task_end_statistics
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Called after the last round of a task, with the clients' task statistics by client id."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -30,6 +33,21 @@ class ImageInput:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
 
+@dataclass(frozen=True)
+class TokenIds:
+    """Texts as token ids.
+
+    Attributes:
+        ids: int32 `[n, length]`, padded on the right.
+        lengths: Number of tokens of each text, int64 `[n]`, at least 1.
+        pad: Id of the padding token.
+    """
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+    pad: int
+
+
 class FeatureExtractor(nn.Module):
     """A module that maps inputs to features.
 
@@ -45,7 +63,7 @@ class FeatureExtractor(nn.Module):
         self.feature_dim = feature_dim
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps `[B, C, size, size]` normalised images to features `[B, F]`."""
+        """Maps `[B, C, size, size]` normalised images, or token ids `[B, length]`, to features `[B, F]`."""
         features: torch.Tensor = self.body(inputs)
         return features
 
@@ -69,11 +87,29 @@ class Backbone(Plugin):
             PrerequisiteError: If weights are missing on this machine.
         """
 
-    @abstractmethod
     def image_input(self) -> ImageInput:
-        """Returns size and normalisation of the inputs."""
+        """Returns size and normalisation of the inputs of a vision backbone.
+
+        Raises:
+            TypeError: If the backbone reads text.
+        """
+        raise TypeError(f"{type(self).__name__} does not read images")
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
         """Returns the modality."""
         return {"modality": cls.modality}
+
+
+class TextBackbone(Backbone):
+    """A backbone that reads token ids `[B, length]`; it masks the padding itself, so that it changes no logit."""
+
+    modality: ClassVar[Modality] = "text"
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> TokenIds:
+        """Returns the texts as token ids of one length, cut and padded.
+
+        Raises:
+            PrerequisiteError: If the tokenizer is missing on this machine.
+        """

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from fcilbench.api.task import Task
 
@@ -69,11 +70,20 @@ class Client(Protocol):
         """The network with this client's parameters (task-end statistics: with the global ones)."""
 
     @property
+    def network(self) -> nn.Module:
+        """The module behind `net`, for forward and backward hooks; remove them again."""
+
+    @property
     def feature_dim(self) -> int:
         """Number of features F."""
 
-    def batches(self) -> Iterator[Batch]:
-        """Iterates once over the client's own samples with the test transform."""
+    def batches(self, augment: np.random.Generator | None = None, raw: bool = False) -> Iterator[Batch]:
+        """Iterates once over the client's own samples with the test transform.
+
+        Args:
+            augment: Draws the training augmentation from this generator instead.
+            raw: Leave out the normalisation (pixels in [0, 1]), a defect of a peer that its presets reproduce.
+        """
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns a generator keyed by (train seed, purpose, task, round, client)."""

@@ -23,7 +23,7 @@ class Samples:
     """Inputs with their labels.
 
     Attributes:
-        inputs: Vision: uint8 `[n, height, width, channels]`.
+        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`.
         labels: int64 `[n]`, index into the corpus' class names.
     """
 
@@ -50,11 +50,13 @@ class Corpus:
         train: Training samples.
         test: Test samples.
         class_names: Name of each label.
+        outside: Test inputs that belong to no class, for out-of-scope detection; `None` where there are none.
     """
 
     train: Samples
     test: Samples
     class_names: tuple[str, ...]
+    outside: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Dataset(Plugin):
             _per_class(train, self.params.train_per_class),
             _per_class(test, self.params.test_per_class),
             corpus.class_names,
+            corpus.outside,
         )
         return kept, digest
 
@@ -167,13 +170,15 @@ class Dataset(Plugin):
 def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
     """Sorts samples by the digest of (label, input); equal samples are interchangeable."""
     digests = [
-        hashlib.blake2b(
-            np.ascontiguousarray(value).tobytes(), digest_size=16, salt=int(label).to_bytes(8, "big")
-        ).digest()
+        hashlib.blake2b(_bytes(value), digest_size=16, salt=int(label).to_bytes(8, "big")).digest()
         for value, label in zip(samples.inputs, samples.labels, strict=True)
     ]
     order = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
     return samples.take(order), [digests[i] for i in order]
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
 def _join(parts: list[bytes]) -> str:

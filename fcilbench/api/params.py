@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 _SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
 
@@ -55,6 +56,36 @@ def Field(  # noqa: N802 -- spelt as pydantic spells it
     if source is not None:
         extra[_SOURCE] = source
     return pydantic.Field(default, json_schema_extra=extra or None, **constraints)
+
+
+class PresetParams(Params):
+    """Hyperparameters with presets: `preset` sets several values at once, single options override it.
+
+    The values are filled in before validation, so that an instance, its dump and its identity hold what is in force.
+
+    Attributes:
+        presets: For each preset the values in which it differs from the declared defaults.
+
+    Example:
+        >>> class Mine(PresetParams):
+        ...     presets = {"fed_mammoth": {"alpha": 0.5}}
+        ...     alpha: float = Field(1.0, ge=0)
+        >>> Mine().alpha, Mine(preset="fed_mammoth").alpha, Mine(preset="fed_mammoth", alpha=2.0).alpha
+        (1.0, 0.5, 2.0)
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    preset: Literal["default", "original", "fed_mammoth"] = Field(
+        "default",
+        description="set of values that single options override: ours, the method's own paper and code, fed-mammoth's",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        name = raw.get("preset") if isinstance(raw, dict) else None
+        return {**cls.presets[name], **raw} if isinstance(name, str) and name in cls.presets else raw
 
 
 def search_space(params: type[Params]) -> dict[str, Space]:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fcilbench.api.message import Message
 from fcilbench.api.task import Task
 from fcilbench.vectors.sums import weighted_sum
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the network inside the flat state vector.
+
+    Attributes:
+        name: Its name in the network, e.g. `extractor.body.blocks.0.attn.qkv.weight`.
+        shape: Its shape.
+        start: Position of its first entry in the vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def span(self) -> slice:
+        """Its slice of the vector."""
+        return slice(self.start, self.start + math.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -23,6 +45,7 @@ class Parts:
         buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
         classes: Number of classes C.
         features: Number of features F.
+        layout: The tensors that make up the vector, in its order.
     """
 
     backbone: slice
@@ -30,6 +53,18 @@ class Parts:
     buffers: slice
     classes: int
     features: int
+    layout: tuple[Piece, ...] = ()
+
+    def piece(self, name: str) -> Piece:
+        """Returns the place of one tensor.
+
+        Raises:
+            KeyError: If the vector has no tensor of that name.
+        """
+        for piece in self.layout:
+            if piece.name == name:
+                return piece
+        raise KeyError(f"the state vector has no tensor {name!r}")
 
     @property
     def trainable(self) -> slice:
@@ -112,12 +147,19 @@ class Server(Protocol):
     tasks: Sequence[Task]
     round: int
 
+    @property
+    def last_task(self) -> bool:
+        """Whether no task of the stream follows the current one; statistics for a later task are not needed then."""
+
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         """Adds `direction` to the global vector, or to one part of it.
 
         Raises:
             ValueError: If the shape does not fit, or a value is not finite.
         """
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """Returns a generator keyed by (train seed, purpose, task, round)."""
 
     def log(self, name: str, value: float) -> None:
         """Records a diagnostic of this round, shown in curves as `name`."""
