@@ -11,8 +11,8 @@ import torch
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
+from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.precision import autocast
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
@@ -56,11 +56,11 @@ class Trainer:
 
     Args:
         model: The resident model.
-        data: Training images.
+        data: Training samples.
         protocol: Learning rate, weight decay, precision, augmentation.
     """
 
-    def __init__(self, model: FlatModel, data: DeviceImages, protocol: Protocol) -> None:
+    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
         self._model, self._data, self._protocol = model, data, protocol
         # AdamW's own decay would also shrink the head rows of other tasks, whose gradient is exactly zero.
         self._optimiser = torch.optim.AdamW([model.theta], lr=protocol.lr, weight_decay=0.0, fused=True)

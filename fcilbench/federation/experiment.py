@@ -10,17 +10,18 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator, No, Request
 from fcilbench.api.backbone import Backbone
-from fcilbench.api.dataset import Augmentation, Dataset, Samples
+from fcilbench.api.dataset import Augmentation, Dataset
 from fcilbench.api.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.api.task import Task
+from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.network import Network
 from fcilbench.engine.training import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.partition import partition
+from fcilbench.federation.placing import place
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.streams import seed_torch, stream
 from fcilbench.federation.tasks import TaskStream, equal_tasks
@@ -73,8 +74,9 @@ class Federation:
         experiment: What it was built from.
         stream: The task stream.
         schedule: Phases to train, as the method arranged them.
-        train: Training images on the device.
-        test: Test images on the device.
+        train: Training samples on the device.
+        test: Test samples on the device.
+        outside: Test samples of no class, or `None`.
         test_index: Positions of each task's test samples.
         model: The one resident model.
         trainer: Local training on it.
@@ -89,8 +91,9 @@ class Federation:
     experiment: Experiment
     stream: TaskStream
     schedule: Schedule
-    train: DeviceImages
-    test: DeviceImages
+    train: DeviceData
+    test: DeviceData
+    outside: DeviceData | None
     test_index: tuple[torch.Tensor, ...]
     model: FlatModel
     trainer: Trainer
@@ -124,20 +127,21 @@ def build(experiment: Experiment) -> Federation:
     test_labels = stream_.internal(corpus.test.labels)
     phases = _phases(experiment, stream_.tasks, labels)
     affected, labels = _stress(experiment, phases, labels)
-    spec = experiment.backbone.image_input()
-    train = DeviceImages(Samples(corpus.train.inputs, labels), spec, experiment.dataset.augmentation, device)
-    test = DeviceImages(Samples(corpus.test.inputs, test_labels), spec, Augmentation(), device)
+    backbone, none = experiment.backbone, Augmentation()
+    train = place(backbone, corpus.train.inputs, labels, experiment.dataset.augmentation, device)
+    outside = corpus.outside
     model = _model(experiment, classes, device)
     return Federation(
         experiment=experiment,
         stream=stream_,
         schedule=experiment.aggregator.arrange(Schedule(phases)),
         train=train,
-        test=test,
+        test=place(backbone, corpus.test.inputs, test_labels, none, device),
+        outside=None if outside is None else place(backbone, outside, np.full(len(outside), -1), none, device),
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
         trainer=Trainer(model, train, experiment.protocol),
-        server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks),
+        server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
         initial=model.vector.clone(),
         affected=affected,
         class_names=corpus.class_names,

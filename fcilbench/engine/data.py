@@ -1,0 +1,33 @@
+"""What the trainer and the evaluation need of a split on the device, whatever its modality."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+class DeviceData(Protocol):
+    """All samples of a split on the device.
+
+    Attributes:
+        labels: Internal labels int64 `[n]`.
+    """
+
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+
+    def draw(self, count: int, random: np.random.Generator) -> Any:
+        """Draws the random numbers for `count` training inputs, on the CPU; a slice of them goes to `augmented`."""
+
+    def plain(self, index: torch.Tensor, normalise: bool = True) -> torch.Tensor:
+        """Returns the test inputs of the samples at `index`; images without `normalise` stay on the [0, 1] scale."""
+
+    def augmented(self, index: torch.Tensor, draws: Any) -> torch.Tensor:
+        """Returns the training inputs of the samples at `index`."""
+
+    def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns inputs with the normalisation taken back; texts as they are."""
