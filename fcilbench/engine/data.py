@@ -23,8 +23,8 @@ class DeviceData(Protocol):
     def draw(self, count: int, random: np.random.Generator) -> Any:
         """Draws the random numbers for `count` training inputs, on the CPU; a slice of them goes to `augmented`."""
 
-    def plain(self, index: torch.Tensor, normalise: bool = True) -> torch.Tensor:
-        """Returns the test inputs of the samples at `index`; images without `normalise` stay on the [0, 1] scale."""
+    def plain(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns the test inputs of the samples at `index`."""
 
     def augmented(self, index: torch.Tensor, draws: Any) -> torch.Tensor:
         """Returns the training inputs of the samples at `index`."""

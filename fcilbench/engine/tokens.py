@@ -45,7 +45,7 @@ class DeviceTokens:
         """Draws nothing."""
         return NoDraws()
 
-    def plain(self, index: torch.Tensor, normalise: bool = True) -> torch.Tensor:  # noqa: ARG002
+    def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns token ids int64 `[B, length]`.
 
         On a CPU columns that are padding for the whole batch are cut off (to a multiple of 8); on a GPU the shape stays
