@@ -24,6 +24,7 @@ class Phase:
         batch_size: Samples per local step.
         after: Index of the last stream task that has been seen when this phase ends.
         restart: Whether the phase starts from the initial model instead of the current one.
+        participation: Share of the clients sampled each round; `None`: the protocol's.
     """
 
     task: Task
@@ -33,6 +34,16 @@ class Phase:
     batch_size: int
     after: int
     restart: bool = False
+    participation: float | None = None
+
+    def sampled(self, participation: float) -> int:
+        """Returns the number of clients sampled each round, at least one.
+
+        Args:
+            participation: The protocol's share, used unless the phase has its own.
+        """
+        share = participation if self.participation is None else self.participation
+        return max(1, round(share * len(self.clients)))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ training starts from a copy of the global vector, never from a reference to it.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from fcilbench.api.client import Net
-from fcilbench.api.server import Parts
+from fcilbench.api.server import Parts, Piece
 from fcilbench.engine.network import Network
 
 
@@ -47,10 +49,10 @@ class FlatModel:
         body, total = sum(sizes[:-2]), sum(sizes)
         buffered = total + sum(buffer.numel() for _, _, buffer in floats)
         classes, features = network.head.weight.shape
-        self.parts = Parts(slice(0, body), slice(body, total), slice(total, buffered), classes, features)
         self.vector = torch.empty(buffered, device=device)
         self.gradient = torch.zeros(total, device=device)
-        self._names = _names(network, ordered, floats)
+        layout = _layout(network, ordered, floats)
+        self.parts = Parts(slice(0, body), slice(body, total), slice(total, buffered), classes, features, layout)
         self._bind_parameters(ordered)
         self._bind_buffers(floats, total)
         self.theta = nn.Parameter(self.vector[:total])
@@ -108,12 +110,7 @@ class FlatModel:
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns a state vector `[D]` as tensors by their names in the network, as views."""
-        named, start = {}, 0
-        for name, shape in self._names:
-            stop = start + shape.numel()
-            named[name] = vector[start:stop].view(shape)
-            start = stop
-        return named
+        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.parts.layout}
 
 
 class _Borrowed:
@@ -147,17 +144,20 @@ class _Borrowed:
         return output
 
 
-def _names(
+def _layout(
     network: nn.Module, ordered: list[nn.Parameter], floats: list[tuple[nn.Module, str, torch.Tensor]]
-) -> list[tuple[str, torch.Size]]:
-    """Returns name and shape of every piece of the flat vector, in its order."""
+) -> tuple[Piece, ...]:
+    """Returns the pieces of the flat vector, in its order."""
     parameters = {id(parameter): name for name, parameter in network.named_parameters()}
     modules = {id(module): name for name, module in network.named_modules()}
-    names = [(parameters[id(parameter)], parameter.shape) for parameter in ordered]
+    tensors: list[tuple[str, torch.Tensor]] = [(parameters[id(parameter)], parameter) for parameter in ordered]
     for module, name, buffer in floats:
         prefix = modules[id(module)]
-        names.append((f"{prefix}.{name}" if prefix else name, buffer.shape))
-    return names
+        tensors.append((f"{prefix}.{name}" if prefix else name, buffer))
+    starts = itertools.accumulate((tensor.numel() for _, tensor in tensors), initial=0)
+    return tuple(
+        Piece(name, tuple(tensor.shape), start) for (name, tensor), start in zip(tensors, starts, strict=False)
+    )
 
 
 def _buffers(network: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:

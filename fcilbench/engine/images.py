@@ -87,6 +87,10 @@ class DeviceImages:
         crops = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         return self._finish(crops)
 
+    def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns inputs with the normalisation taken back: pixels in [0, 1]."""
+        return inputs * self._std + self._mean
+
     def _finish(self, images: torch.Tensor) -> torch.Tensor:
         scaled = images.to(torch.float32) / 255.0
         size = self.spec.size

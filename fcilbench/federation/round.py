@@ -26,12 +26,14 @@ class Traffic:
         down: All broadcasts, once per client that receives them.
         held: Version of the global model that each client holds; it is not sent that version again.
         briefed: Last task whose task broadcast each client has received.
+        start: Version of the global model with which the current task began.
     """
 
     up: int = 0
     down: int = 0
     held: dict[int, int] = field(default_factory=dict)
     briefed: dict[int, int] = field(default_factory=dict)
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def sample_clients(federation: Federation, turn: Turn) -> list[int]:
     of the task neither train nor send anything.
     """
     registered = len(turn.phase.clients)
-    count = max(1, round(federation.experiment.protocol.participation * registered))
+    count = turn.phase.sampled(federation.experiment.protocol.participation)
     random = stream(federation.experiment.seeds.of("train"), "participation", *turn.key)
     drawn = random.choice(registered, size=count, replace=False) if count < registered else range(registered)
     return sorted(int(client) for client in drawn if len(turn.phase.clients[client]) > 0)
@@ -90,7 +92,6 @@ def run_round(
         return None
     briefing, extra = aggregator.task_broadcast(server), aggregator.broadcast(server)
     for client in clients:
-        receive_model(federation, client, traffic)
         _receive(federation, turn, client, (briefing, extra), traffic)
     uploads: dict[int, Upload] = {}
     with watch("training"):
@@ -154,11 +155,18 @@ def receive_model(federation: Federation, client: int, traffic: Traffic) -> None
 def _receive(
     federation: Federation, turn: Turn, client: int, messages: tuple[Message, Message], traffic: Traffic
 ) -> None:
-    """Counts the method's own broadcasts: the task's once, the round's each time."""
+    """Counts the global model and the method's own broadcasts: the task's once, the round's each time.
+
+    A model in the task's broadcast that the client holds, or is being sent as the global one, is not sent again.
+    """
     briefing, extra = messages
+    held = traffic.start in (traffic.held.get(client), federation.server.version)
+    receive_model(federation, client, traffic)
     if federation.schedule.federated:
         first = traffic.briefed.get(client) != turn.phase.after
-        traffic.down += nbytes(extra) + (nbytes(briefing) if first else 0)
+        kept = federation.experiment.aggregator.held_model if held else None
+        news = {name: tensor for name, tensor in briefing.items() if name != kept}
+        traffic.down += nbytes(extra) + (nbytes(news) if first else 0)
         traffic.briefed[client] = turn.phase.after
 
 
@@ -173,7 +181,7 @@ def _collect(
 ) -> Updates | None:
     """Stacks the finite updates in client-id order; a client that sent NaN or infinity is left out, with a warning."""
     server = federation.server
-    sound = [row for row, client in enumerate(clients) if _finite(rows[row], uploads[client].statistics)]
+    sound = [row for row, client in enumerate(clients) if finite({"delta": rows[row], **uploads[client].statistics})]
     excluded = len(clients) - len(sound)
     if excluded:
         server.log("clients/not_finite", excluded)
@@ -191,6 +199,6 @@ def _collect(
     )
 
 
-def _finite(row: torch.Tensor, statistics: Message) -> bool:
-    tensors = [row, *(value for value in statistics.values() if value.is_floating_point())]
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+def finite(message: Message) -> bool:
+    """Says whether every value of a message is finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in message.values())

@@ -18,7 +18,7 @@ from fcilbench.federation.client import ClientSession
 from fcilbench.federation.evaluation import evaluate
 from fcilbench.federation.experiment import Experiment, Federation, build
 from fcilbench.federation.outcome import outcome
-from fcilbench.federation.round import receive_model, run_round
+from fcilbench.federation.round import finite, receive_model, run_round
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.federation.turn import Turn
 from fcilbench.results.outcome import Outcome
@@ -74,8 +74,7 @@ class _Run:
         self._watch = Stopwatch(self._device)
         self._watch.seconds = progress.seconds
         self._mark = started
-        participation = self._experiment.protocol.participation
-        active = max(max(1, round(participation * len(p.clients))) for p in federation.schedule.phases)
+        active = max(p.sampled(self._experiment.protocol.participation) for p in federation.schedule.phases)
         self._rows = torch.empty(active, len(federation.server.theta), device=self._device)
 
     def phases(self) -> None:
@@ -87,6 +86,8 @@ class _Run:
             self._server.enter(phase.task, phase.after)
             if phase.restart and self._progress.round == 0 and index > 0:
                 self._server.reset(self._federation.initial)
+            if self._progress.round == 0:
+                self._progress.traffic.start = self._server.version
             self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
             for round_ in range(self._progress.round, phase.rounds):
                 self._round(Turn(phase, round_))
@@ -122,7 +123,7 @@ class _Run:
         before, aggregator = dict(self._watch.seconds), self._experiment.aggregator
         self._server.logs = {}
         with self._watch("task_end"):
-            statistics = self._task_statistics(turn) if aggregator.task_end_statistics else {}
+            statistics = self._task_statistics(turn) if aggregator.wants_task_statistics(self._server) else {}
             aggregator.end_task(self._server, statistics)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         with self._watch("evaluation"):
@@ -154,7 +155,10 @@ class _Run:
                 collected[client] = self._experiment.aggregator.task_statistics(ClientSession(federation, turn, client))
             if federation.schedule.federated:
                 traffic.up += nbytes(collected[client])
-        return collected
+        sound = {client: message for client, message in collected.items() if finite(message)}
+        if len(sound) < len(collected):
+            self._server.warn(f"task {turn.phase.task.index}: task statistics that were not finite were left out")
+        return sound
 
     def _since(self, before: dict[str, float]) -> dict[str, float]:
         return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}

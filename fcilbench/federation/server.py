@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fcilbench.api.server import Parts, State
 from fcilbench.api.task import Task
+from fcilbench.federation.streams import stream
 
 
 class FederationServer:
@@ -19,6 +21,7 @@ class FederationServer:
         counters: Initial integer buffers `[K]`; copied.
         parts: Slices of the vector.
         tasks: All tasks of the stream.
+        seed: The train seed, for the method's random streams.
 
     Attributes:
         theta: Global state vector `[D]`.
@@ -29,7 +32,9 @@ class FederationServer:
         warnings: Everything worth a line in the row, each once.
     """
 
-    def __init__(self, theta: torch.Tensor, counters: torch.Tensor, parts: Parts, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, theta: torch.Tensor, counters: torch.Tensor, parts: Parts, tasks: Sequence[Task], seed: int = 0
+    ) -> None:
         self.theta = theta.clone()
         self.counters = counters.clone()
         self.parts = parts
@@ -38,6 +43,7 @@ class FederationServer:
         self.round = 0
         self.logs: dict[str, float] = {}
         self.warnings: list[str] = []
+        self._seed = seed
         self._stream = tuple(tasks)
         self.task = self._stream[0]
         self.tasks: Sequence[Task] = self._stream[:1]
@@ -46,6 +52,11 @@ class FederationServer:
         """Moves on to a phase that trains `task`, after which the tasks up to `after` have been seen."""
         self.task = task
         self.tasks = self._stream[: after + 1]
+
+    @property
+    def last_task(self) -> bool:
+        """Whether no task of the stream follows the current one."""
+        return len(self.tasks) == len(self._stream)
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         """Adds `direction` to the global vector, or to one part of it.
@@ -65,6 +76,10 @@ class FederationServer:
         """Puts the global vector back to `theta`, bit for bit."""
         self.theta.copy_(theta)
         self.version += 1
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """Returns the stream keyed by (train seed, purpose, last task seen, round)."""
+        return stream(self._seed, "server", purpose, self.tasks[-1].index, self.round)
 
     def log(self, name: str, value: float) -> None:
         """Records a diagnostic of this round."""

@@ -158,3 +158,17 @@ def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
         "extractor.body.0.weight", "extractor.body.0.bias", "extractor.body.1.weight", "extractor.body.1.bias",
         "head.weight", "head.bias", "extractor.body.1.running_mean", "extractor.body.1.running_var",
     }  # fmt: skip
+
+
+def test_the_layout_tells_where_each_tensor_of_the_vector_is():
+    model = FlatModel(network(), CPU)
+    layout = [(piece.name, piece.shape, piece.start) for piece in model.parts.layout]
+    assert layout == [
+        ("extractor.body.1.weight", (8, 16), 0), ("extractor.body.1.bias", (8,), 128),
+        ("head.weight", (6, 8), 136), ("head.bias", (6,), 184),
+    ]  # fmt: skip
+    piece = model.parts.piece("head.weight")
+    assert piece.span == slice(136, 184)
+    assert torch.equal(model.vector[piece.span].view(piece.shape), model.network.head.weight)
+    with pytest.raises(KeyError, match="no tensor"):
+        model.parts.piece("head.wait")
