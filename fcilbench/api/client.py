@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,23 @@ class Batch:
     task: Task
 
 
+FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]
+"""How labels enter a diagonal Fisher: in expectation, drawn from the model, as given, as given times p (0.7)."""
+
+
+@dataclass(frozen=True)
+class LayerGram:
+    """What RegMean needs of a linear layer's inputs X.
+
+    Attributes:
+        total: X^T X, float64 `[in, in]`, or its diagonal `[in]`.
+        rows: Number of rows of X (samples or tokens), float64 scalar.
+    """
+
+    total: torch.Tensor
+    rows: torch.Tensor
+
+
 class Client(Protocol):
     """A client after local training, as its statistics hook sees it (eval mode, no augmentation, no gradient).
 
@@ -83,6 +100,33 @@ class Client(Protocol):
         Args:
             augment: Draws the training augmentation from this generator instead.
             raw: Leave out the normalisation (pixels in [0, 1]), a defect of a peer that its presets reproduce.
+        """
+
+    def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
+        """Returns the mean diagonal Fisher over the client's own samples at the network's parameters, `[P]`.
+
+        Squares of per-sample gradients, softmax over the task's slice, test transform, no autocast; in the order of
+        `net.theta`, and exactly 0 for head rows of other tasks.
+
+        Args:
+            kind: Where the labels come from.
+            samples: Size of a drawn subset; `None` takes all.
+            raw: Leave out the normalisation of images (vision only).
+        """
+
+    def grams(
+        self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
+    ) -> dict[str, LayerGram]:
+        """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples.
+
+        Padding tokens of texts are left out.
+
+        Args:
+            diagonal: Whether of a layer, told by its name in the network, only the diagonal is wanted.
+            augment: Draws the training augmentation from this generator instead of the test transform.
+
+        Returns:
+            By layer name; its weight is the piece `<name>.weight` of the state vector.
         """
 
     def random(self, purpose: str) -> np.random.Generator:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from fcilbench.api.client import Batch
+from fcilbench.api.client import Batch, FisherKind, LayerGram
 from fcilbench.api.task import Task
+from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.grams import GramTaps
+from fcilbench.engine.network import Network
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.streams import stream
 from fcilbench.federation.turn import Turn
@@ -42,16 +45,54 @@ class ClientSession:
         return self._federation.model
 
     @property
+    def network(self) -> Network:
+        """The resident model's module."""
+        return self._federation.model.network
+
+    @property
     def feature_dim(self) -> int:
         """Number of features F."""
         return self._federation.model.parts.features
 
-    def batches(self) -> Iterator[Batch]:
-        """Iterates once over the client's samples with the test transform."""
-        data = self._federation.train
-        for rows in torch.split(self.index, self._federation.experiment.runtime.eval_batch_size):
+    def batches(self, augment: np.random.Generator | None = None, raw: bool = False) -> Iterator[Batch]:
+        """Iterates once over the client's samples: test transform, or augmented, or not normalised."""
+        data, size = self._federation.train, self._federation.experiment.runtime.eval_batch_size
+        # Drawn in one piece, so that the batch size does not change them.
+        draws = None if augment is None else data.draw(self.samples, augment)
+        for start in range(0, self.samples, size):
+            rows = self.index[start : start + size]
+            inputs = data.plain(rows) if draws is None else data.augmented(rows, draws[start : start + size])
             mask = torch.ones(len(rows), device=rows.device)
-            yield Batch(data.plain(rows), data.labels[rows], mask, self.task)
+            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[rows], mask, self.task)
+
+    def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
+        """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
+        rows = self.index
+        if samples is not None and samples < len(rows):
+            chosen = np.sort(self.random("fisher-samples").choice(len(rows), samples, replace=False))
+            rows = rows[torch.from_numpy(chosen).to(rows.device)]
+        uniform = torch.from_numpy(self.random("fisher-labels").random(len(rows))).to(rows.device)
+        parts = self.net.parts
+        names = [piece.name for piece in parts.layout if piece.span.stop <= parts.trainable.stop]
+        return fisher_diagonal(self.network, names, self._paired(rows, uniform, raw), kind)
+
+    def _paired(self, rows: torch.Tensor, uniform: torch.Tensor, raw: bool) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Iterates in batches of the training's size, so that gradients fit wherever training fits."""
+        data, size = self._federation.train, self._federation.experiment.protocol.batch_size
+        for own, numbers in zip(torch.split(rows, size), torch.split(uniform, size), strict=True):
+            inputs, mask = data.plain(own), torch.ones(len(own), device=own.device)
+            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[own], mask, self.task), numbers
+
+    def grams(
+        self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
+    ) -> dict[str, LayerGram]:
+        """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
+        names = {piece.name for piece in self.net.parts.layout}
+        with torch.no_grad(), GramTaps(self.network, names, diagonal) as taps:
+            for batch in self.batches(augment):
+                taps.mask = self._federation.train.token_mask(batch.inputs)
+                self.net.logits(batch.inputs)
+        return taps.grams()
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, task, round, client)."""
