@@ -75,12 +75,14 @@ class Client(Protocol):
         samples: Number of its training samples n_k in the current task.
         task: The current task.
         state: The client's own persistent tensors; kept between rounds and in checkpoints.
+        received: The method's broadcasts of this round, the task's included; empty at the end of a task.
     """
 
     id: int
     samples: int
     task: Task
     state: dict[str, torch.Tensor]
+    received: Mapping[str, torch.Tensor]
 
     @property
     def net(self) -> Net:

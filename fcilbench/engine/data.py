@@ -31,3 +31,6 @@ class DeviceData(Protocol):
 
     def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns inputs with the normalisation taken back; texts as they are."""
+
+    def token_mask(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Returns which tokens `[B, length]` of texts are no padding; `None` for images."""

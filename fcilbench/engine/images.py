@@ -91,6 +91,9 @@ class DeviceImages:
         """Returns inputs with the normalisation taken back: pixels in [0, 1]."""
         return inputs * self._std + self._mean
 
+    def token_mask(self, inputs: torch.Tensor) -> None:
+        """Returns `None`: images have no padding."""
+
     def _finish(self, images: torch.Tensor) -> torch.Tensor:
         scaled = images.to(torch.float32) / 255.0
         size = self.spec.size

@@ -36,6 +36,7 @@ class DeviceTokens:
             raise ValueError(f"{len(tokens.ids)} texts but {len(labels)} labels")
         self.ids = torch.from_numpy(tokens.ids).to(device)
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
+        self._pad = tokens.pad
         self._lengths = torch.from_numpy(tokens.lengths)
 
     def __len__(self) -> int:
@@ -64,3 +65,7 @@ class DeviceTokens:
     def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the token ids as they are."""
         return inputs
+
+    def token_mask(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns which tokens `[B, length]` are no padding."""
+        return inputs != self._pad

@@ -7,9 +7,13 @@ client moved exactly where they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 
 import torch
+
+_SAFE = 1e-6
+"""Least 1 - gamma at which Cholesky is used: it bounds the condition by in / (1 - gamma)."""
 
 
 def decay_off_diagonal(gram: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -17,12 +21,13 @@ def decay_off_diagonal(gram: torch.Tensor, gamma: float) -> torch.Tensor:
     return gamma * gram + (1.0 - gamma) * torch.diag(gram.diagonal())
 
 
-def regmean(deltas: torch.Tensor, grams: Sequence[torch.Tensor], weights: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Solves for the merged update of one linear layer, in float64.
+def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Solves for the merged update of one linear layer, in float64 (residual form).
 
     Args:
         deltas: Updates W_k - W_global of the layer, `[N, out, in]`.
-        grams: Gram matrix X_k^T X_k of the layer's inputs on each client, `[in, in]`.
+        grams: Gram matrix X_k^T X_k of the layer's inputs on each client, `[in, in]`, or its diagonal `[in]`, which
+            stands for gamma = 0.
         weights: p_k, `[N]`, sum 1.
         gamma: Off-diagonal factor in [0, 1].
 
@@ -31,11 +36,59 @@ def regmean(deltas: torch.Tensor, grams: Sequence[torch.Tensor], weights: torch.
     """
     wide = deltas.to(torch.float64)
     mean = torch.einsum("n,noi->oi", weights.to(torch.float64), wide)
-    total = torch.zeros_like(grams[0], dtype=torch.float64)
-    weighted = torch.zeros_like(mean)
-    for delta, gram in zip(wide, grams, strict=True):
-        decayed = decay_off_diagonal(gram.to(torch.float64), gamma)
-        total += decayed
-        weighted += (delta - mean) @ decayed
-    inverse: torch.Tensor = torch.linalg.pinv(total, hermitian=True)
-    return (mean + weighted @ inverse).to(deltas.dtype)
+    weighted, total, noise = _normal_equations(wide - mean, grams, gamma)
+    return (mean + _divide(weighted, total, gamma, noise)).to(deltas.dtype)
+
+
+def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float) -> torch.Tensor:
+    """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of the paper and of fed-mammoth.
+
+    It zeroes the weights in the null directions of the sum (specs/methods-a.md, 4.5), so prefer `regmean`.
+
+    Args:
+        local: Weights W_k of the layer, `[N, out, in]`.
+        grams: As for `regmean`.
+        gamma: Off-diagonal factor in [0, 1].
+
+    Returns:
+        The merged weight `[out, in]`, of the same dtype.
+    """
+    weighted, total, _ = _normal_equations(local.to(torch.float64), grams, gamma)
+    return _divide(weighted, total, gamma, 1e-15).to(local.dtype)
+
+
+def _normal_equations(
+    rows: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Returns `sum_k R_k G_k`, `sum_k G_k` and the relative noise of the latter's eigenvalues."""
+    weighted = torch.zeros_like(rows[0])
+    total, noise = torch.zeros((), dtype=torch.float64, device=rows.device), 0.0
+    for row, gram in zip(rows, grams, strict=True):
+        wide = gram.to(torch.float64)
+        if wide.dim() == 1:
+            weighted += row * wide
+        else:
+            wide = decay_off_diagonal(wide, gamma)
+            weighted += row @ wide
+        total = total + wide
+        # Rounding the entries of an n x n matrix moves its eigenvalues by about sqrt(n) units.
+        noise = max(noise, torch.finfo(gram.dtype).eps * math.sqrt(len(wide)))
+    return weighted, total, noise
+
+
+def _divide(weighted: torch.Tensor, total: torch.Tensor, gamma: float, noise: float) -> torch.Tensor:
+    """Returns `weighted @ total^+` for a positive semi-definite `total` `[in, in]`, or its diagonal `[in]`."""
+    diagonal = total if total.dim() == 1 else total.diagonal()
+    live = diagonal > 0  # an input that was never active has a row and a column of zeros
+    safe = torch.where(live, diagonal, 1.0)
+    if total.dim() == 1 or gamma == 0.0:
+        return torch.where(live, weighted / safe, 0.0)
+    if 1.0 - gamma >= _SAFE:
+        # Scaled to a unit diagonal, total = gamma R + (1 - gamma) I with R >= 0: every eigenvalue is >= 1 - gamma.
+        scale = safe.rsqrt()
+        scaled = scale[:, None] * total * scale + torch.diag((~live).to(total))
+        factor, info = torch.linalg.cholesky_ex(scaled)
+        if int(info) == 0:
+            return torch.cholesky_solve((weighted * scale).T, factor).T * scale
+    inverse: torch.Tensor = torch.linalg.pinv(total, hermitian=True, rtol=noise)
+    return weighted @ inverse
