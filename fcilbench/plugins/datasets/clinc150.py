@@ -1,0 +1,71 @@
+"""CLINC150: intent classification, 150 intents in 10 domains, with out-of-scope queries (Larson et al. 2019)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcilbench.api.dataset import Corpus, Dataset, Samples
+from fcilbench.errors import DataError
+
+_FILE = Path("clinc150") / "data_full.json"
+_OUT_OF_SCOPE = "oos"
+
+
+class Clinc150(Dataset):
+    """CLINC150 (`data_full.json`): 15,000 training and 4,500 test queries of 150 intents.
+
+    Labels are the intents in alphabetical order. The out-of-scope intent is left out by its name (sorted, it would be
+    number 80 and shift all that follow); its 1,000 test queries are kept apart for out-of-scope detection. The 3,000
+    validation queries are not used. Two texts occur in both train and test; they are kept, as the field does.
+    """
+
+    version = "1"
+    modality = "text"
+    classes = 150
+    default_tasks = 10
+    train_samples = 15_000
+    test_samples = 4_500
+    fingerprint = "sha256:02d7093c7fc28d64f4a88329e3ac610aa03135aefa8ebdc93d17d56efacd60f9"
+    licence = "CC BY 3.0"
+    homepage = "https://github.com/clinc/oos-eval"
+    citation = "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction. EMNLP-IJCNLP."
+
+    def load(self, root: Path) -> Corpus:
+        """Reads `<root>/clinc150/data_full.json`, the official file.
+
+        Raises:
+            DataError: If the file is missing or not in the official form.
+        """
+        record = _read(root / _FILE)
+        names = sorted({intent for _, intent in record["train"]} - {_OUT_OF_SCOPE})
+        number = {name: label for label, name in enumerate(names)}
+        train, test = (_samples(record[split], number, root / _FILE) for split in ("train", "test"))
+        outside = np.array([text for text, _ in record["oos_test"]], dtype=object)
+        return Corpus(train, test, tuple(names), outside)
+
+
+def _read(path: Path) -> dict[str, list[list[str]]]:
+    hint = f"get data_full.json from {Clinc150.homepage} (folder data) and put it there"
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"clinc150: {path} is missing", hint=hint) from None
+    except ValueError as error:
+        raise DataError(f"clinc150: {path} is not valid JSON ({error})", hint=hint) from None
+    missing = [split for split in ("train", "test", "oos_test") if split not in record]
+    if missing:
+        raise DataError(f"clinc150: {path} has no {', '.join(missing)}", hint=hint)
+    return dict(record)
+
+
+def _samples(pairs: list[list[str]], number: dict[str, int], path: Path) -> Samples:
+    kept = [(text, intent) for text, intent in pairs if intent != _OUT_OF_SCOPE]
+    unknown = sorted({intent for _, intent in kept} - number.keys())
+    if unknown:
+        raise DataError(f"clinc150: {path} has test intents without training queries: {', '.join(unknown[:3])}")
+    texts = np.array([text for text, _ in kept], dtype=object)
+    return Samples(texts, np.array([number[intent] for _, intent in kept], dtype=np.int64))

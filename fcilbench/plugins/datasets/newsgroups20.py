@@ -1,0 +1,103 @@
+"""20 Newsgroups: 19,997 messages of 20 newsgroups (Lang 1995), without the parts that give the group away."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fcilbench.api.dataset import Corpus, Dataset, Samples
+from fcilbench.errors import DataError
+
+_FOLDER = "20_newsgroups"
+_HEADER_LINE = re.compile(r"^[A-Za-z][A-Za-z0-9-]*:")
+_QUOTE_INTRODUCTION = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted from)")
+_QUOTE_MARK = re.compile(r"^\s*[>|]")
+_TEST_SHARE = 0.2
+
+
+class Newsgroups20(Dataset):
+    """The original 20 Newsgroups, one file a message, headers, footers and quotes removed.
+
+    The original collection has no official split (the `bydate` re-pack has one, of other messages). The test set is the
+    first fifth of each group in order of the SHA-256 of the cleaned text: fixed, stratified, and the same for every
+    layout of the files. The 56 messages that are empty after cleaning are dropped before the split. The rules of
+    cleaning are those of scikit-learn's loader: the header ends at the first empty line, quotes are lines that start
+    with `>` or `|` or introduce one, the footer is the last paragraph. Non-standard marks such as `<` stay.
+    """
+
+    version = "1"
+    modality = "text"
+    classes = 20
+    default_tasks = 10
+    train_samples = 15_952
+    test_samples = 3_989
+    fingerprint = "sha256:1fcaf069e46cda3d28fa48734cd935e00ea117ea7160fe7257d7b7b63ff74fcf"
+    licence = "free for research, cite the source"
+    homepage = "http://qwone.com/~jason/20Newsgroups/"
+    citation = "Lang (1995), NewsWeeder: Learning to filter netnews. ICML."
+
+    def load(self, root: Path) -> Corpus:
+        """Reads `<root>/20_newsgroups/<group>/<message>`, latin-1.
+
+        Raises:
+            DataError: If the folder is missing or has no groups.
+        """
+        folder = root / _FOLDER
+        groups = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if not groups:
+            raise DataError(
+                f"20-newsgroups: {folder} has no newsgroups",
+                hint=f"unpack the original 20news-19997.tar.gz ({self.homepage}) there",
+            )
+        train: list[tuple[str, int]] = []
+        test: list[tuple[str, int]] = []
+        for label, group in enumerate(groups):
+            raw = (path.read_text(encoding="latin-1") for path in sorted((folder / group).iterdir()))
+            texts = sorted((text for text in map(clean, raw) if text), key=_digest)
+            cut = round(len(texts) * _TEST_SHARE)
+            test += [(text, label) for text in texts[:cut]]
+            train += [(text, label) for text in texts[cut:]]
+        return Corpus(_samples(train), _samples(test), tuple(groups))
+
+
+def clean(message: str) -> str:
+    r"""Removes header, quotes and signature of a message; what is left may be empty.
+
+    Example:
+        >>> clean("Newsgroups: a.b\n\nhello")
+        'hello'
+    """
+    return _without_footer(_without_quotes(_without_header(message))).strip()
+
+
+def _without_header(message: str) -> str:
+    """Drops everything up to the first empty line, if the message starts like a header."""
+    if not _HEADER_LINE.match(message):
+        return message
+    return message.partition("\n\n")[2]
+
+
+def _without_quotes(message: str) -> str:
+    lines = message.split("\n")
+    return "\n".join(line for line in lines if not (_QUOTE_MARK.match(line) or _QUOTE_INTRODUCTION.search(line)))
+
+
+def _without_footer(message: str) -> str:
+    """Drops what follows the last line that is empty or of dashes only (a signature, as a rule)."""
+    lines = message.strip().split("\n")
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].strip().strip("-") == "":
+            return "\n".join(lines[:number]) if number > 0 else "\n".join(lines)
+    return "\n".join(lines)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _samples(pairs: list[tuple[str, int]]) -> Samples:
+    texts = np.array([text for text, _ in pairs], dtype=object)
+    return Samples(texts, np.array([label for _, label in pairs], dtype=np.int64))

@@ -1,0 +1,59 @@
+"""Fault S17, by hand and on the real messages."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fcilbench.errors import DataError
+from fcilbench.plugins.datasets.newsgroups20 import Newsgroups20, clean
+
+ROOT = Path(os.environ.get("FCILBENCH_DATA", ""))
+needs_data = pytest.mark.skipif(
+    not (ROOT / "20_newsgroups").is_dir(), reason="FCILBENCH_DATA has no 20_newsgroups folder"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Newsgroups: a.b\n\nhello", "hello"),
+        ("Newsgroups: a.b\n\n", ""),
+        ("> quoted\n", ""),
+        ("From: x\n\nJoe writes:\n> old\nnew words", "new words"),
+        ("From: x\n\nbody line\n\n-- \nJoe, the signature", "body line"),
+        ("no header here: fine\nsecond", "no header here: fine\nsecond"),
+        ("From: x\n\n< odd quote\nbody", "< odd quote\nbody"),
+    ],
+)
+def test_s17_cleaning(message, expected):
+    assert clean(message) == expected
+
+
+def test_empty_messages_are_dropped_and_the_split_is_by_content(tmp_path):
+    group = tmp_path / "20_newsgroups" / "a.b"
+    group.mkdir(parents=True)
+    for number in range(10):
+        (group / str(number)).write_text(f"Newsgroups: a.b\n\nmessage {number}", encoding="latin-1")
+    (group / "empty").write_text("Newsgroups: a.b\n\n> only a quote\n", encoding="latin-1")
+    corpus = Newsgroups20().load(tmp_path)
+    assert (len(corpus.train), len(corpus.test)) == (8, 2)
+    for number in range(10):
+        (group / str(number)).rename(group / f"renamed-{9 - number}")
+    again = Newsgroups20().load(tmp_path)
+    assert sorted(again.test.inputs) == sorted(corpus.test.inputs)
+
+
+def test_a_missing_folder_says_what_to_put_there(tmp_path):
+    with pytest.raises(DataError, match="has no newsgroups") as error:
+        Newsgroups20().load(tmp_path)
+    assert "20news-19997" in error.value.hint
+
+
+@needs_data
+def test_s17_the_real_messages():
+    corpus, digest = Newsgroups20().open(ROOT)
+    assert (len(corpus.class_names), len(corpus.train) + len(corpus.test)) == (20, 19_997 - 56)
+    assert digest == Newsgroups20.fingerprint
+    assert not any(text.startswith("Newsgroups:") for text in corpus.train.inputs)
+    assert all(text.strip() for text in corpus.test.inputs)
