@@ -1,0 +1,116 @@
+"""LwF: learning without forgetting (Li & Hoiem 2016), federated by FedAvg."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
+from fcilbench.api.client import Batch, Context, Net
+from fcilbench.api.message import Message
+from fcilbench.api.params import Field, PresetParams, Space
+from fcilbench.api.server import Server
+
+
+class Lwf(Aggregator):
+    """The model of the last task teaches: its soft answers for old classes are to stay, on images of the new task.
+
+    From the second task on a client minimises L_CE + alpha L_old, with L_old the cross-entropy between the teacher's
+    and its own softmax at temperature tau over the old classes (specs/methods-a.md, section 2). Cross-entropy and
+    Kullback-Leibler have the same gradient; there is no factor tau^2. The original's warm-up of the new head is left
+    out.
+
+    The teacher is the model with which the task began: clients keep it, one that never held it is sent it.
+    """
+
+    version = "1"
+    traits = Traits(extra_objective=True, extra_memory=True, training_modification=True)
+    held_model = "teacher"
+
+    class Params(PresetParams):
+        """Hyperparameters of LwF."""
+
+        presets = {  # noqa: RUF012 -- a ClassVar of the base
+            "original": {"distill_scope": "old_per_task"},
+            "fed_mammoth": {"distill_scope": "current", "alpha": 0.5},
+        }
+
+        alpha: float = Field(
+            1.0,
+            ge=0,
+            description="weight of the old answers; 0 is FedAvg",
+            source="Li & Hoiem 2016",
+            space=Space(low=0.01, high=10.0, log=True),
+        )
+        tau: float = Field(2.0, gt=0, description="temperature of both softmaxes", source="Li & Hoiem 2016")
+        distill_scope: Literal["old_joint", "old_per_task", "current"] = Field(
+            "old_joint",
+            description="one softmax over all old classes, one for each old task, or (fed-mammoth) the new classes, "
+            "for which the teacher is untrained",
+        )
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """Returns the masked cross-entropy, plus alpha L_old where there is a teacher."""
+        logits = net.logits(batch.inputs)
+        loss = masked_cross_entropy(logits, batch)
+        if "teacher" not in context:
+            return loss
+        with torch.no_grad():
+            taught = net.under(context["teacher"]).logits(batch.inputs)
+        scope = batch.task.classes if self.params.distill_scope == "current" else slice(0, batch.task.offset)
+        rows = distillation(logits[:, scope], taught[:, scope], self.params.tau, context.get("old_tasks"))
+        kept = (rows * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+        total: torch.Tensor = loss + self.params.alpha * kept
+        return total
+
+    def task_broadcast(self, server: Server) -> Message:
+        """Sends the teacher (to whom it is new), and which old class is of which task; nothing in the first task."""
+        if "teacher" not in server.state:
+            return {}
+        message = {"teacher": server.state["teacher"]}
+        if self.params.distill_scope == "old_per_task":
+            message["old_tasks"] = self._old_tasks(server)
+        return message
+
+    @staticmethod
+    def _old_tasks(server: Server) -> torch.Tensor:
+        """Returns bool `[t, o_t]`: row s is true for the classes of old task s."""
+        old = server.tasks[:-1]
+        member = torch.zeros(len(old), old[-1].seen, dtype=torch.bool, device=server.theta.device)
+        for row, task in zip(member, old, strict=True):
+            row[task.classes] = True
+        return member
+
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:  # noqa: ARG002
+        """Makes the final global model the next teacher."""
+        if not server.last_task:
+            server.state["teacher"] = server.theta.clone()
+
+
+def distillation(
+    student: torch.Tensor, teacher: torch.Tensor, tau: float, groups: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the cross-entropy `-sum_c q_c log s_c` of softmaxes at temperature tau, for each sample.
+
+    Args:
+        student: Logits `[B, K]`.
+        teacher: Logits `[B, K]`.
+        tau: Temperature.
+        groups: bool `[G, K]`, each class in one group: a softmax for each group, averaged; `None`: one over all.
+
+    Returns:
+        float32 `[B]`; 0 over a single class.
+    """
+    s, q = student.float() / tau, teacher.float() / tau
+    if groups is None:
+        return -(F.softmax(q, dim=1) * F.log_softmax(s, dim=1)).sum(dim=1)
+    log_q, log_s = (z - _group_logsumexp(z, groups) for z in (q, s))
+    return -(log_q.exp() * log_s).sum(dim=1) / len(groups)
+
+
+def _group_logsumexp(logits: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Returns for each class the log-sum-exp over its group, `[B, K]`."""
+    inside = logits[:, None, :].masked_fill(~groups, float("-inf")).logsumexp(dim=2)
+    return torch.where(groups, inside[:, :, None], 0.0).sum(dim=1)
