@@ -31,6 +31,7 @@ class Progress:
         peak_memory: Peak in bytes so far.
         server_state: Largest size of the method's state so far, bytes.
         curve: Events so far: one a round, one a task.
+        outside_auroc: Out-of-scope detection of the final model, where the data set asks for it.
     """
 
     phase: int = 0
@@ -41,6 +42,7 @@ class Progress:
     peak_memory: int = 0
     server_state: int = 0
     curve: list[Event] = field(default_factory=list)
+    outside_auroc: float | None = None
 
 
 def save(path: Path, federation: Federation, progress: Progress) -> None:

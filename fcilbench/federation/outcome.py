@@ -22,6 +22,8 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
     named: dict[str, Metric] = {}
     for identity, matrix in matrices.items():
         named |= _metrics(identity, matrix, sizes)
+    if progress.outside_auroc is not None:
+        named["oos_auroc/none"] = Metric(value=progress.outside_auroc)
     return Outcome(
         metrics=named,
         accuracy=matrices,

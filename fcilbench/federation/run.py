@@ -18,6 +18,7 @@ from fcilbench.federation.client import ClientSession
 from fcilbench.federation.evaluation import evaluate
 from fcilbench.federation.experiment import Experiment, Federation, build
 from fcilbench.federation.outcome import outcome
+from fcilbench.federation.outside import outside_auroc
 from fcilbench.federation.round import finite, receive_model, run_round
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.federation.turn import Turn
@@ -127,7 +128,10 @@ class _Run:
             aggregator.end_task(self._server, statistics)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         with self._watch("evaluation"):
-            accuracy = evaluate(self._federation, aggregator.predictors(self._server))
+            predictors = aggregator.predictors(self._server)
+            accuracy = evaluate(self._federation, predictors)
+            if turn.phase is self._federation.schedule.phases[-1]:
+                self._progress.outside_auroc = outside_auroc(self._federation, predictors)
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[turn.phase.after] = row
         self._record(
