@@ -158,6 +158,13 @@ class Aggregator(Plugin):
             answers={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
         )
 
+    def export(self, server: Server) -> Message:
+        """Returns the tensors of its deployable module for `fcilbench module export`; by default the global vector.
+
+        Names that begin with `module.` are the packed module of `fcilbench.vectors.pack`.
+        """
+        return {"theta": server.theta}
+
     @classmethod
     def facts(cls) -> dict[str, Any]:
         """Returns the traits."""

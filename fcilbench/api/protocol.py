@@ -111,6 +111,9 @@ class Runtime(Closed):
     checkpoint: Literal["round", "task", "never"] = runtime_field(
         "round", description="when the state is saved for a resume"
     )
+    keep_model: bool = runtime_field(
+        False, description="keep the server's final state (final.pt) in the cell's folder, for `module export`"
+    )
 
 
 class Limits(Closed):

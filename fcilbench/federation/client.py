@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fcilbench.api.client import Batch, FisherKind, LayerGram
+from fcilbench.api.message import Message
 from fcilbench.api.task import Task
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.flat import FlatModel
@@ -25,18 +26,20 @@ class ClientSession:
         federation: Where the data and the model are; the session shows its method nothing else of it.
         turn: The current turn.
         client: Registered client id.
+        received: The method's broadcasts of this round.
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.
     """
 
-    def __init__(self, federation: Federation, turn: Turn, client: int) -> None:
+    def __init__(self, federation: Federation, turn: Turn, client: int, received: Message | None = None) -> None:
         own = turn.phase.clients[client]
         self.id = client
         self.samples = len(own)
         self.task: Task = turn.phase.task
         self.state = federation.clients.setdefault(client, {})
         self.index = torch.from_numpy(own).to(federation.train.labels.device)
+        self.received: Message = received or {}
         self._federation, self._turn = federation, turn
 
     @property

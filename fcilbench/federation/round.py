@@ -118,7 +118,7 @@ def _mean_loss(uploads: Sequence[Upload]) -> float | None:
 def _visit(federation: Federation, turn: Turn, client: int, received: Message, row: torch.Tensor) -> Upload:
     """Trains one client from the global vector, writes its update into `row` and asks for its statistics."""
     experiment, model, server = federation.experiment, federation.model, federation.server
-    session = ClientSession(federation, turn, client)
+    session = ClientSession(federation, turn, client, received)
     model.load(server.theta, server.counters)
     loss = _train(federation, turn, session, received) if experiment.aggregator.trains else None
     torch.sub(model.vector, server.theta, out=row)

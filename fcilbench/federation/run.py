@@ -12,7 +12,7 @@ import torch
 
 from fcilbench.api.message import Message, nbytes
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.federation import checkpoint
+from fcilbench.federation import checkpoint, final
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.evaluation import evaluate
@@ -34,7 +34,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
 
     Args:
         experiment: What to run.
-        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`; a checkpoint found there is continued.
+        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`, and for `final.pt` where the runtime asks for
+            it; a checkpoint found there is continued.
         on_event: Told of every round and task as it ends.
 
     Returns:
@@ -48,6 +49,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     torch.set_num_threads(experiment.runtime.threads)
     reset_peak_memory(torch.device(experiment.device))
     federation = build(experiment)
+    final.forget(workdir)
     path = workdir / "checkpoint.pt"
     progress = checkpoint.restore(path, federation)
     if progress is None:
@@ -55,6 +57,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         experiment.aggregator.begin(federation.server)
     run = _Run(federation, progress, workdir, on_event or _ignore, started)
     run.phases()
+    if experiment.runtime.keep_model:
+        final.save(workdir, federation.server)
     return outcome(federation, progress)
 
 
