@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fcilbench.api import params as _params
+from fcilbench.api.archive import Archive
 from fcilbench.api.plugin import Plugin
 from fcilbench.errors import DataError
+
+if TYPE_CHECKING:
+    from fcilbench.api.content import Listing, Progress
 
 Modality = Literal["vision", "text"]
 
@@ -89,7 +92,12 @@ class Dataset(Plugin):
         train_samples: Expected number of training samples.
         test_samples: Expected number of test samples.
         fingerprint: Expected content digest (`content_digest`), or "" if it cannot be declared.
-        augmentation: Training augmentation that the field uses for it.
+        augmentation: Training augmentation that the field uses for it; an instance may have its own.
+        cached: Whether the decoded samples are kept in the cache folder (`fcilbench.data.cache`), which needs arrays of
+            numbers. It holds as long as the files of its layout and the plugin's code stay as they are.
+        layouts: Alternative sets of paths under the data root, one of which holds the data; () if it needs no files.
+        archives: What `fcilbench data fetch` gets and unpacks.
+        by_hand: Where to get the archives that have no address, and why.
         licence: Terms of the data.
         homepage: Where it comes from.
         citation: Whom to cite.
@@ -101,7 +109,11 @@ class Dataset(Plugin):
     train_samples: ClassVar[int]
     test_samples: ClassVar[int]
     fingerprint: ClassVar[str] = ""
-    augmentation: ClassVar[Augmentation] = Augmentation()
+    augmentation: Augmentation = Augmentation()
+    cached: ClassVar[bool] = False
+    layouts: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    archives: ClassVar[tuple[Archive, ...]] = ()
+    by_hand: ClassVar[str] = ""
     licence: ClassVar[str] = ""
     homepage: ClassVar[str] = ""
     citation: ClassVar[str] = ""
@@ -117,11 +129,21 @@ class Dataset(Plugin):
             DataError: If it is not there or not complete; the message says where to put what.
         """
 
-    def open(self, root: Path) -> tuple[Corpus, str]:
+    def listing(self, root: Path) -> Listing:
+        """Lists the samples; override it instead of decoding in `load` where they do not fit into memory twice."""
+        from fcilbench.api.content import Arrays, Listing
+
+        corpus = self.load(root)
+        return Listing(Arrays(corpus.train), Arrays(corpus.test), corpus.class_names, corpus.outside)
+
+    def open(self, root: Path, progress: Progress | None = None) -> tuple[Corpus, str]:
         """Loads, verifies and numbers the samples by content, then keeps the requested number per class.
+
+        A cached data set is memory-mapped: it is read and numbered once, and again when its files change.
 
         Args:
             root: The data root.
+            progress: Called with the number of samples done and of all samples while a cache is made.
 
         Returns:
             The corpus and the content digest of the whole data set.
@@ -129,26 +151,47 @@ class Dataset(Plugin):
         Raises:
             DataError: If counts or digest differ from what the plugin declares.
         """
-        corpus = self.load(root)
-        found = (len(corpus.class_names), len(corpus.train), len(corpus.test))
+        if self.cached:
+            from fcilbench.data.cache import open_cached
+
+            corpus, digest = open_cached(self, root, progress)
+        else:
+            listing, digest = self.numbered(root)
+            corpus = Corpus(listing.train.samples(), listing.test.samples(), listing.class_names, listing.outside)
+        self._check(len(corpus.class_names), len(corpus.train), len(corpus.test), digest)
+        kept = Corpus(
+            _per_class(corpus.train, self.params.train_per_class),
+            _per_class(corpus.test, self.params.test_per_class),
+            corpus.class_names,
+            corpus.outside,
+        )
+        return kept, digest
+
+    def numbered(self, root: Path) -> tuple[Listing, str]:
+        """Lists the samples, numbers them by content and verifies them; the cache keeps what this returns.
+
+        Raises:
+            DataError: If counts or digest differ from what the plugin declares.
+        """
+        from fcilbench.api.content import number
+
+        listing = self.listing(root)
+        sizes = len(listing.class_names), len(listing.train.labels), len(listing.test.labels)
+        self._check(*sizes, self.fingerprint)
+        listing, digest = number(listing)
+        self._check(*sizes, digest)
+        return listing, digest
+
+    def _check(self, classes: int, train: int, test: int, digest: str) -> None:
         expected = (self.classes, self.train_samples, self.test_samples)
-        if found != expected:
+        if (classes, train, test) != expected:
+            found = (classes, train, test)
             raise DataError(f"{type(self).__name__}: classes, train, test are {found}, expected {expected}")
-        train, train_digests = _by_content(corpus.train)
-        test, test_digests = _by_content(corpus.test)
-        digest = _join([*train_digests, b"test", *test_digests, *(name.encode() for name in corpus.class_names)])
         if self.fingerprint and digest != self.fingerprint:
             raise DataError(
                 f"{type(self).__name__}: content digest {digest} is not the declared {self.fingerprint}",
                 hint="the files under the data root are not the official data; fetch them again",
             )
-        kept = Corpus(
-            _per_class(train, self.params.train_per_class),
-            _per_class(test, self.params.test_per_class),
-            corpus.class_names,
-            corpus.outside,
-        )
-        return kept, digest
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
@@ -164,25 +207,10 @@ class Dataset(Plugin):
             "licence": cls.licence,
             "homepage": cls.homepage,
             "citation": cls.citation,
+            "layouts": [list(layout) for layout in cls.layouts],
+            "archives": [asdict(archive) for archive in cls.archives],
+            "by_hand": cls.by_hand,
         }
-
-
-def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
-    """Sorts samples by the digest of (label, input); equal samples are interchangeable."""
-    digests = [
-        hashlib.blake2b(_bytes(value), digest_size=16, salt=int(label).to_bytes(8, "big")).digest()
-        for value, label in zip(samples.inputs, samples.labels, strict=True)
-    ]
-    order = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
-    return samples.take(order), [digests[i] for i in order]
-
-
-def _bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
-
-
-def _join(parts: list[bytes]) -> str:
-    return "sha256:" + hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def _per_class(samples: Samples, limit: int | None) -> Samples:

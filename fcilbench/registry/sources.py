@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Of this package only what a built-in plugin computes with: an edit of the command line makes no result stale.
-_OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors", "fcilbench.api")
+_OWN_PARTS = (
+    *("fcilbench.plugins", "fcilbench.vectors", "fcilbench.api"),
+    *("fcilbench.data.folders", "fcilbench.data.image_dataset", "fcilbench.data.images"),
+)
 
 
 def source_files(module: str) -> dict[str, Path]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from fcilbench.api.archive import Archive
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.data.folders import class_tree
+from fcilbench.data.images import ImageFiles
 from fcilbench.errors import DataError
 
 FOLDER = "cifar-100-python"
@@ -20,7 +23,8 @@ ARCHIVE_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 class Cifar100(Dataset):
     """60,000 colour photographs of 32x32 pixels in 100 fine classes (Krizhevsky, 2009).
 
-    Reads `cifar-100-python/{train,test,meta}` under the data root. Augmentation is the usual one of the field: zero
+    Reads `cifar-100-python/{train,test,meta}` under the data root or, where there is no such folder, lossless images
+    of the same pixels from `cifar100/{train,test}/<class>/*`. Augmentation is the usual one of the field: zero
     padding of 4, random crop, random horizontal flip (He et al., 2016, section 4.2).
     """
 
@@ -30,7 +34,18 @@ class Cifar100(Dataset):
     train_samples = 50_000
     test_samples = 10_000
     fingerprint = "sha256:5e18def89641df95f0298587801f490e1859fa952423ad8c860543f0ee922e59"
-    augmentation: ClassVar[Augmentation] = Augmentation(crop_padding=4, flip=True)
+    cached = True
+    layouts = ((f"{FOLDER}/meta", f"{FOLDER}/train", f"{FOLDER}/test"), ("cifar100/train", "cifar100/test"))
+    archives = (
+        Archive(
+            ARCHIVE.rpartition("/")[2],
+            f"md5:{ARCHIVE_MD5}",
+            published="its homepage, and torchvision (datasets/cifar.py)",
+            url=ARCHIVE,
+            size=169_001_437,
+        ),
+    )
+    augmentation = Augmentation(crop_padding=4, flip=True)
     licence = "no formal licence; free for research with attribution"
     homepage = "https://www.cs.toronto.edu/~kriz/cifar.html"
     citation = "Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images, technical report, Toronto"
@@ -39,7 +54,7 @@ class Cifar100(Dataset):
         """Reads both splits with their fine labels.
 
         Args:
-            root: The data root, which holds the folder `cifar-100-python`.
+            root: The data root.
 
         Returns:
             Inputs uint8 `[n, 32, 32, 3]`, RGB.
@@ -48,12 +63,21 @@ class Cifar100(Dataset):
             DataError: If a file is missing, truncated, not of the official format, or has another number of images.
         """
         folder = root / FOLDER
+        tree = root / "cifar100"
+        if not folder.exists() and (tree / "train").exists() and (tree / "test").exists():
+            return _from_tree(tree)
         names = tuple(map(_text, _entry(_read(folder / "meta"), "fine_label_names", list, folder / "meta")))
         if len(names) != self.classes:
             raise _error(folder / "meta", f"names {len(names)} fine classes, expected {self.classes}")
         train = _split(folder / "train", self.train_samples, self.classes)
         test = _split(folder / "test", self.test_samples, self.classes)
         return Corpus(train, test, names)
+
+
+def _from_tree(folder: Path) -> Corpus:
+    names, *splits = class_tree(folder / "train", folder / "test")
+    train, test = (ImageFiles(each.files, each.labels, 32, 1.0).samples() for each in splits)
+    return Corpus(train, test, names)
 
 
 def _split(path: Path, count: int, classes: int) -> Samples:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ class Digits(Dataset):
     train_samples = 1438
     test_samples = 359
     fingerprint = "sha256:b8a3c935cdc41c42ded45757cf852ea152274442bca64009ffa1ea04092f6f00"
-    augmentation: ClassVar[Augmentation] = Augmentation(crop_padding=1, flip=False)
+    augmentation = Augmentation(crop_padding=1, flip=False)
     licence = "CC BY 4.0"
     homepage = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
     citation = "Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI, doi:10.24432/C50P49"
