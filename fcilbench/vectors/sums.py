@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from fcilbench.vectors.chunks import Rows, pieces
 
-def weighted_sum(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns `sum_i weights[i] * rows[i]`, added one row after the other in row order.
+
+def weighted_sum(weights: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
+    """Returns `sum_i weights[i] * rows[i]` in one pass, for each coordinate added in row order.
 
     A matrix product would leave the order of the additions to the linear-algebra library.
 
@@ -20,9 +22,18 @@ def weighted_sum(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: If the shapes do not fit or there is no row.
     """
-    if rows.dim() != 2 or weights.shape != rows.shape[:1] or rows.shape[0] == 0:
-        raise ValueError(f"weights {tuple(weights.shape)} do not fit rows {tuple(rows.shape)}")
-    total = torch.zeros_like(rows[0])
-    for weight, row in zip(weights.tolist(), rows, strict=True):
-        total.add_(row, alpha=weight)
+    shape = tuple(rows.shape)
+    if len(shape) != 2 or tuple(weights.shape) != shape[:1] or shape[0] == 0:
+        raise ValueError(f"weights {tuple(weights.shape)} do not fit rows {shape}")
+    like = rows if isinstance(rows, torch.Tensor) else rows.like
+    total = like.new_zeros(shape[1])
+    factors = weights.tolist()
+    for span, piece in pieces(rows):
+        add_rows(total[span], factors, piece)
     return total
+
+
+def add_rows(out: torch.Tensor, factors: list[float], piece: torch.Tensor) -> None:
+    """Adds `factors[i] * piece[i]` to `out` `[c]` in place, one row after the other."""
+    for factor, row in zip(factors, piece, strict=True):
+        out.add_(row, alpha=factor)

@@ -1,66 +1,121 @@
-"""The inference-ready module: sparsify, elect, mask and scale (the paper; specs/sum.md, section 3)."""
+"""The inference-ready module: sparsify, elect, mask and scale (the paper; specs/sum.md, section 3).
+
+All of it is per coordinate but for the cut of the sparsification and the norms of the scales, so tau_uni, the scales
+and each task's deployed vector take one pass over the basis each, and no sparsified vector is ever stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from fcilbench.vectors.basis import Basis, accumulated
+from fcilbench.vectors.chunks import columns, spans
+from fcilbench.vectors.storage import size_of, stack
+from fcilbench.vectors.topk import Cut
 
-def top_k(vector: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Keeps the `max(1, floor(fraction * D))` entries of largest magnitude and sets the others to zero.
-
-    The count is exact; among equal magnitudes the lower index is kept.
-
-    Args:
-        vector: `[D]`; left unchanged.
-        fraction: k_pct in (0, 1].
-    """
-    # As decimals: in binary 0.29 * 100 is below 29.
-    count = max(1, int(Fraction(repr(fraction)) * vector.numel()))
-    if count >= vector.numel():
-        return vector.clone()
-    magnitude = vector.abs()
-    threshold = torch.topk(magnitude, count).values[-1]
-    keep = magnitude > threshold
-    ties = torch.nonzero(magnitude == threshold)[: count - int(keep.sum()), 0]
-    keep[ties] = True
-    return torch.where(keep, vector, 0.0)
+Rule = Literal["count", "mass", "strict", "off"]
+MaskFrom = Literal["accumulated", "refined"]
+_EPS = 1e-12
 
 
-def elect(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns tau_uni `[D]`: per coordinate the majority sign and the largest magnitude that agrees with it.
-
-    The majority counts non-zero signs; a tie gives 0.
+def elect(vectors: torch.Tensor, rule: Rule = "count") -> torch.Tensor:
+    """Returns per coordinate the elected sign with the largest magnitude that agrees with it.
 
     Args:
-        vectors: The sparsified basis vectors, each `[D]`.
+        vectors: The sparsified basis vectors `[T, c]`.
+        rule: `count`: the sign that more non-zero entries have, a tie gives 0. `mass`: the sign of their sum
+            (EMR-Merging). `strict`: the sign that all non-zero entries share, any disagreement gives 0. `off`: no
+            election, the plain sum.
     """
-    votes = torch.zeros_like(vectors[0])
-    largest, smallest = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
-    for vector in vectors:
-        votes += vector.sign()
-        largest = torch.maximum(largest, vector)
-        smallest = torch.minimum(smallest, vector)
-    return torch.where(votes > 0, largest, torch.where(votes < 0, smallest, 0.0))
+    if rule == "off":
+        return vectors.sum(dim=0)
+    largest, smallest = vectors.amax(dim=0).clamp_(min=0), vectors.amin(dim=0).clamp_(max=0)
+    if rule == "mass":
+        sign = vectors.sum(dim=0, dtype=torch.float64).sign()
+    elif rule == "strict":
+        sign = largest.sign() + smallest.sign()
+    else:
+        sign = vectors.sign().sum(dim=0)
+    return torch.where(sign > 0, largest, torch.where(sign < 0, smallest, 0.0))
 
 
-def mask_and_scale(task: torch.Tensor, unified: torch.Tensor, eps: float = 1e-12) -> tuple[torch.Tensor, float]:
-    """Returns m = [task * unified > 0] (bool `[D]`) and s = ||task||_1 / (||m * unified||_1 + eps).
+def unify(basis: Basis, cuts: Sequence[Cut] | None, rule: Rule, device: torch.device) -> torch.Tensor:
+    """Returns tau_uni `[D]`: the basis, each vector sparsified by its cut (`None`: kept whole), then elected."""
+    unified = []
+    for span in _spans(basis, device):
+        pieces = stack(basis, span)
+        for piece, cut in zip(pieces, cuts or (), strict=cuts is not None):
+            piece.mul_(cut.keeps(piece, span.start))
+        unified.append(elect(pieces, rule))
+    return torch.cat(unified)
 
-    Args:
-        task: tau_k or tau_hat_k, `[D]`.
-        unified: tau_uni, `[D]`.
-        eps: Keeps an empty mask finite.
-    """
+
+def mask(task: torch.Tensor, unified: torch.Tensor) -> torch.Tensor:
+    """Returns m = [task * unified > 0], bool `[c]`."""
     # Signs instead of the product, which underflows where both entries are tiny.
-    mask = (task.sign() * unified.sign()) > 0
-    size = task.abs().sum(dtype=torch.float64)
-    agreed = torch.where(mask, unified, 0.0).abs().sum(dtype=torch.float64)
-    return mask, float(size / (agreed + eps)) if bool(mask.any()) else 0.0
+    return (task.sign() * unified.sign()) > 0
 
 
-def restore(unified: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns the deployed task vector `mask * scale * unified`, `[D]`."""
-    return torch.where(mask, unified * scale, 0.0)
+@dataclass(frozen=True)
+class Modulators:
+    """Masks and scales of the tasks 1..T under one tau_uni.
+
+    Attributes:
+        basis: tau_hat_1 .. tau_hat_T as they are kept.
+        coefficients: What `project_out` kept of each.
+        unified: tau_uni, `[D]`.
+        source: Which vector of a task its mask and scale come from: tau_k (`accumulated`) or tau_hat_k (`refined`);
+            `None`: no masks and scale 1, the same vector for every task.
+    """
+
+    basis: Basis
+    coefficients: Sequence[torch.Tensor]
+    unified: torch.Tensor
+    source: MaskFrom | None = "accumulated"
+
+    def masks(self, index: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Iterates over the pieces of m_index, bool."""
+        for span, unified in self._unified():
+            if self.source is None:
+                yield span, torch.ones_like(unified, dtype=torch.bool)
+            else:
+                yield span, mask(self._task(stack(self.basis[: index + 1], span), index), unified)
+
+    def scales(self) -> torch.Tensor:
+        """Returns s_k = ||tau_k||_1 / (||m_k * tau_uni||_1 + eps) of each task, float32 `[T]`; 0 for an empty mask."""
+        tasks, device = len(self.basis), self.unified.device
+        if self.source is None:
+            return torch.ones(tasks, device=device)
+        size, agreed = torch.zeros(2, tasks, dtype=torch.float64, device=device)
+        for span, unified in self._unified():
+            pieces = stack(self.basis, span)
+            for index in range(tasks):
+                task = self._task(pieces, index)
+                size[index] += task.abs().sum(dtype=torch.float64)
+                agreed[index] += (unified.abs() * mask(task, unified)).sum(dtype=torch.float64)
+        return torch.where(agreed > 0, size / (agreed + _EPS), 0.0).to(torch.float32)
+
+    def deployed(self, index: int, scale: float) -> torch.Tensor:
+        """Returns the deployed task vector m_index * s_index * tau_uni, `[D]`."""
+        parts = [restore(self.unified[span], own, scale) for span, own in self.masks(index)]
+        return torch.cat(parts)
+
+    def _unified(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        for span in _spans(self.basis, self.unified.device):
+            yield span, self.unified[span]
+
+    def _task(self, pieces: torch.Tensor, index: int) -> torch.Tensor:
+        return pieces[index] if self.source == "refined" else accumulated(pieces, index, self.coefficients)
+
+
+def restore(unified: torch.Tensor, mask_: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns `mask * scale * unified`."""
+    return torch.where(mask_, unified * scale, 0.0)
+
+
+def _spans(basis: Basis, device: torch.device) -> Iterator[slice]:
+    return spans(size_of(basis[0]), columns(len(basis), device))

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fcilbench.vectors.sums import weighted_sum
-from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, surgery_matrix
-from fcilbench.vectors.trim import trim
+from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, merge, surgery_matrix
 
 
 def printed_formula(rows, target="both"):
@@ -82,32 +81,20 @@ def test_client_order_changes_nothing():
     assert torch.allclose(one, two, rtol=1e-6)
 
 
-def test_trim_worked_example():
-    row = torch.zeros(1, 100)
-    row[0, 99] = 100.0  # mean 1, population sigma 9.9499, z = 9.9499
-    assert trim(row, 4.5).abs().sum() == 0
-    assert torch.equal(trim(row, 9.95), row)
-    assert torch.equal(trim(row, None), row)
+def test_max_clients_keeps_the_closest_pairs():
+    # Cosines: 0.6 between 0 and 1, 0.8 between 1 and 2, 0.1 between 0 and 2 (unit vectors).
+    products = torch.tensor([[1.0, 0.6, 0.1], [0.6, 1.0, 0.8], [0.1, 0.8, 1.0]], dtype=torch.float64)
+    assert surgery_matrix(products, limit=1).tolist() == [[1.0, -0.6, 0.0], [0.0, 1.0, -0.8], [0.0, -0.8, 1.0]]
+    assert torch.equal(surgery_matrix(products, limit=2), surgery_matrix(products))
+    assert torch.equal(surgery_matrix(-products.abs(), "positive", 1), torch.eye(3, dtype=torch.float64))
 
 
-def test_trim_never_touches_fewer_than_22_entries_at_4_5():
-    # The largest possible z of m entries is sqrt(m - 1): 4.4721 for 21 entries, 4.5826 for 22.
-    for count, trimmed in ((21, False), (22, True)):
-        row = torch.zeros(1, count, dtype=torch.float64)
-        row[0, 0] = 7.0
-        assert (trim(row, 4.5)[0, 0].item() == 0.0) is trimmed
-
-
-def test_trim_without_spread_and_without_mutation():
-    row = torch.full((1, 50), 3.0)
-    assert torch.equal(trim(row, 4.5), row)
-    spike = torch.zeros(1, 100)
-    spike[0, 0] = 1.0
-    before = spike.clone()
-    trim(spike, 4.5)
-    assert torch.equal(spike, before)
-    with pytest.raises(ValueError, match="z_thr"):
-        trim(spike, 0.0)
+def test_merge_counts_the_signs_that_it_turns():
+    # Plain sum (3, 4, 0, -1); with c = (1, -1): (-1, 2, 2, -1): one of the four coordinates turns.
+    rows = torch.tensor([[1.0, 3.0, 1.0, -1.0], [2.0, 1.0, -1.0, 0.0]])
+    merged, flips = merge(torch.tensor([1.0, -1.0]), rows)
+    assert merged.tolist() == [-1.0, 2.0, 2.0, -1.0]
+    assert flips == 0.25
 
 
 def test_weighted_sum_adds_in_row_order_in_float32():

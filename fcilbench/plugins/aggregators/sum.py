@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable
 
 import torch
 
 from fcilbench.api.aggregator import Aggregator, Traits
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.params import Field, Space
-from fcilbench.api.params import Params as BaseParams
-from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
+from fcilbench.api.predict import AllClasses, Predictors, TrueTask
 from fcilbench.api.server import Server, Updates
-from fcilbench.vectors.basis import project_out, rebuild
+from fcilbench.plugins.aggregators import sum_prototypes as prototypes
+from fcilbench.plugins.aggregators.sum_params import SumParams
+from fcilbench.plugins.aggregators.sum_selectors import PROTOTYPES, selector
+from fcilbench.vectors.basis import project_out
+from fcilbench.vectors.pack import Packed
 from fcilbench.vectors.regmean import regmean
+from fcilbench.vectors.storage import dense, store
 from fcilbench.vectors.sums import weighted_sum
-from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, surgery_matrix
-from fcilbench.vectors.trim import trim
-from fcilbench.vectors.unify import elect, mask_and_scale, restore, top_k
+from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, merge, surgery_matrix
+from fcilbench.vectors.topk import Cut, cut
+from fcilbench.vectors.trim import Trimmed
+from fcilbench.vectors.unify import Modulators, unify
 
 
 class Sum(Aggregator):
@@ -30,64 +33,69 @@ class Sum(Aggregator):
     tasks are rebuilt (section 3). Training goes on from theta_G: the modules are what is deployed.
     """
 
-    version = "1"
+    version = "2"
     traits = Traits(server_only=True, interaction_modelling=True)
-    breaks: ClassVar[Mapping[str, str]] = {
-        "one-client": "the round adds lambda_s times the client's vector, also where there is only one",
-        "identical-clients": "projections of equal vectors cancel: n of them step by lambda_s n (2 - n) vectors",
-    }
 
-    class Params(BaseParams):
-        """Hyperparameters of SUM; defaults of the paper, experimental settings."""
+    class Params(SumParams):
+        """Hyperparameters of SUM."""
 
-        z_thr: float | None = Field(4.5, gt=0, description="z-score beyond which an update's coordinate is zeroed")
-        lambda_s: float = Field(
-            0.4, gt=0, description="scale of the SUM over refined client vectors", space=Space(low=0.05, high=1.0)
-        )
-        k_pct: float = Field(
-            0.05, gt=0, le=1, description="share of each basis vector that is kept", space=Space(low=0.01, high=0.2)
-        )
-        head: Literal["regmean", "sum"] = Field("regmean", description="how the classifier head is merged")
-        gamma_head: float = Field(0.5, ge=0, le=1, description="off-diagonal factor of RegMean's Gram on the head")
+    params: SumParams
 
     # ---------------------------------------------------------------- clients
 
     def statistics(self, client: Client) -> Message:
-        """Sends the Gram matrix of the head's inputs, upper triangle `[F (F + 1) / 2]`, summed in float64."""
-        if self.params.head != "regmean":
-            return {}
-        features = (client.net.features(batch.inputs).double() for batch in client.batches())
-        total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
-        return {"gram_head": pack_symmetric(total.float())}
+        """Sends the Gram matrix of the head's inputs (upper triangle, summed in float64), and the selector's needs."""
+        message: dict[str, torch.Tensor] = {}
+        if self.params.head == "regmean":
+            features = (client.net.features(batch.inputs).double() for batch in client.batches())
+            total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
+            message["gram_head"] = pack_symmetric(total.float())
+        if self.params.selector == "prototype":
+            message |= prototypes.upload(client)
+        return message
 
     # ---------------------------------------------------------------- server, each round
 
     def begin(self, server: Server) -> None:
-        """Remembers the pretrained backbone and starts an empty basis."""
-        server.state.update(pre=server.theta[server.parts.backbone].clone(), basis=[], coefficients=[])
+        """Remembers the pretrained model and starts an empty basis."""
+        server.state.update(pre=server.theta.clone(), basis=[], coefficients=[], cuts=[])
+
+    def task_broadcast(self, server: Server) -> Message:
+        """Sends theta_pre to clients if the selector needs features under it."""
+        return {"pre": server.state["pre"]} if self.params.selector == "prototype" else {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the backbone by spatial surgery, the head by RegMean, buffers by their mean."""
         server.step(self._spatial(updates, server), server.parts.backbone)
         server.step(self._head(updates), server.parts.head)
         server.step(updates.mean(server.parts.buffers), server.parts.buffers)
+        prototypes.collect(updates, server)
 
     def _spatial(self, updates: Updates, server: Server) -> torch.Tensor:
-        vectors = trim(updates.backbone, self.params.z_thr)
+        """Three passes over N x D: statistics, Gram matrix, weighted sum of the trimmed vectors."""
+        options = self.params
+        segments = _tensors(server) if options.trim == "tensor" else None
+        vectors = Trimmed(updates.backbone, options.threshold, segments)
         products = gram(vectors)
-        surgery = surgery_matrix(products)
+        surgery = surgery_matrix(products, options.pairs, options.max_clients)
         weights = coefficients(surgery)
-        server.log("sum/coefficient_min", float(weights.min()))
-        server.log("sum/coefficient_mean", float(weights.mean()))
-        server.log("sum/coefficient_max", float(weights.max()))
-        server.log("sum/cosine_before", mean_pairwise_cosine(products))
-        server.log("sum/cosine_after", mean_pairwise_cosine(surgery @ products @ surgery.T))
+        direction, flips = merge(options.lambda_s * weights, vectors)
+        for name, value in (
+            ("coefficient_min", weights.min()),
+            ("coefficient_mean", weights.mean()),
+            ("coefficient_max", weights.max()),
+            ("cosine_before", mean_pairwise_cosine(products)),
+            ("cosine_after", mean_pairwise_cosine(surgery @ products @ surgery.T)),
+            ("sign_flips", flips),
+            ("trimmed_share", int(vectors.zeroed) / max(1, updates.backbone.numel())),
+        ):
+            server.log(f"sum/{name}", float(value))
         if bool((weights < 0).any()):
             server.warn(
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
                 "see sum/coefficient_min in the curve"
             )
-        return weighted_sum(self.params.lambda_s * weights, vectors)
+        return direction
 
     def _head(self, updates: Updates) -> torch.Tensor:
         if self.params.head == "sum":
@@ -100,13 +108,24 @@ class Sum(Aggregator):
     # ---------------------------------------------------------------- server, end of a task
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:  # noqa: ARG002
-        """Adds the task's vector to the basis and elects tau_uni anew; masks and scales follow from both."""
-        state = server.state
-        task_vector = server.theta[server.parts.backbone] - state["pre"]
-        refined, kept = project_out(task_vector, state["basis"])
-        state["basis"].append(refined)
+        """Adds the task's vector to the basis; elects tau_uni and scales all tasks anew."""
+        options, state, backbone = self.params, server.state, server.parts.backbone
+        task_vector = server.theta[backbone] - state["pre"][backbone]
+        earlier = state["basis"] if options.temporal_surgery == "on" else []
+        refined, kept = project_out(task_vector, earlier, options.max_basis)
+        stored = store(refined, options.storage, options.storage_keep)
+        state["basis"].append(stored)
         state["coefficients"].append(kept)
-        state["unified"] = elect([top_k(vector, self.params.k_pct) for vector in state["basis"]])
+        if options.sparsify == "on":
+            chosen = cut(dense(stored), options.k_pct)
+            state["cuts"].append([chosen.magnitude, chosen.last])
+        cuts = [Cut(*numbers) for numbers in state["cuts"]] if options.sparsify == "on" else None
+        state["unified"] = unify(state["basis"], cuts, options.elect, server.theta.device)
+        state["scales"] = self._modulators(server).scales()
+
+    def _modulators(self, server: Server) -> Modulators:
+        state = server.state
+        return Modulators(state["basis"], state["coefficients"], state["unified"], self.params.source)
 
     # ---------------------------------------------------------------- inference
 
@@ -114,18 +133,34 @@ class Sum(Aggregator):
         """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`."""
         modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.theta}
         for k in range(len(server.state["basis"])):
-            modules[f"task-{k}"] = lambda k=k: self._module(server, k)  # type: ignore[misc]
+            modules[f"task-{k}"] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
+        if self.params.selector == "prototype":
+            modules[PROTOTYPES] = lambda: prototypes.model(server)
         return Predictors(
             modules=modules,
-            answers={"none": AllClasses(), "inferred": MostConfident("task-{}"), "oracle": TrueTask("task-{}")},
+            answers={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask("task-{}")},
         )
 
-    @staticmethod
-    def _module(server: Server, task: int) -> torch.Tensor:
+    def _deployed(self, server: Server, task: int) -> torch.Tensor:
         """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni on the backbone, the current head and buffers."""
-        state = server.state
-        accumulated = rebuild(task, state["basis"], state["coefficients"])
-        mask, scale = mask_and_scale(accumulated, state["unified"])
-        deployed = server.theta.clone()
-        deployed[server.parts.backbone] = state["pre"] + restore(state["unified"], mask, scale)
-        return deployed
+        backbone, scale = server.parts.backbone, float(server.state["scales"][task])
+        theta = server.theta.clone()
+        theta[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
+        return theta
+
+    def export(self, server: Server) -> Message:
+        """Returns tau_uni, masks and scales packed, and the head and buffers; theta_pre stays with the backbone.
+
+        `fcilbench.vectors.pack.Packed.task_vector(k)` added to theta_pre gives theta_infer^(k): masks and scales are
+        the evaluated ones to the last bit, tau_uni is rounded to fp16 under one power-of-two scale (2^-11 relative for
+        entries down to 2^-29 of the largest), and where tau_uni fits fp16 so the whole vector is equal bit for bit.
+        """
+        parts, theta = server.parts, server.theta
+        packed = Packed.of(self._modulators(server), server.state["scales"])
+        return {**packed.tensors(), "head": theta[parts.head], "buffers": theta[parts.buffers]}
+
+
+def _tensors(server: Server) -> list[int]:
+    """Returns the sizes of the backbone's tensors, in the order of the flat vector."""
+    stop = server.parts.backbone.stop
+    return [piece.span.stop - piece.span.start for piece in server.parts.layout if piece.span.stop <= stop]
