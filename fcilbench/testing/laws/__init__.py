@@ -1,0 +1,1 @@
+"""The laws, by subject; each is a plain function in a registry."""

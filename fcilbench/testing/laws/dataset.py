@@ -1,0 +1,169 @@
+"""The laws of data sets: complete, declared, numbered by content, and honest about their terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.data.root import data_root
+from fcilbench.errors import FcilbenchError, PrerequisiteError
+from fcilbench.federation.tasks import equal_tasks
+from fcilbench.testing.law import LawBroken, Laws, NotApplicable
+from fcilbench.testing.laws.contract import contract
+
+LAWS: Laws[DatasetSubject] = contract("datasets", Dataset)
+
+
+@dataclass
+class DatasetSubject:
+    """A data set class with hyperparameters.
+
+    Attributes:
+        cls: The plugin's class.
+        module: Module that an entry point names.
+        options: Hyperparameters that differ from the defaults.
+        root: Data root; `None` for the default.
+    """
+
+    cls: type[Dataset]
+    module: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    root: Path | None = None
+
+    def make(self, **changes: Any) -> Dataset:
+        """Returns a fresh instance, with some hyperparameters changed."""
+        return self.cls(self.cls.Params.model_validate({**self.options, **changes}))
+
+    @cached_property
+    def loaded(self) -> tuple[Corpus, str]:
+        """The corpus and its digest.
+
+        Raises:
+            NotApplicable: If the data are not on this machine.
+        """
+        return self.open(self.make())
+
+    def open(self, plugin: Dataset) -> tuple[Corpus, str]:
+        """Opens an instance under the data root."""
+        try:
+            return plugin.open(data_root(self.root))
+        except PrerequisiteError as error:
+            if type(error) is PrerequisiteError or "expected" not in str(error):
+                raise NotApplicable(f"the data are not here: {error}") from error
+            raise LawBroken(str(error)) from error
+
+
+@LAWS.law(
+    "terms",
+    "licence, homepage and citation are declared, and so is the content digest",
+    fix="copy the terms from the data set's own page, and the digest from the message of `fcilbench data verify`",
+)
+def terms(subject: DatasetSubject) -> None:
+    """Looks at the class alone."""
+    missing = [name for name in ("licence", "homepage", "citation") if not getattr(subject.make(), name).strip()]
+    if missing:
+        raise LawBroken(f"not declared: {', '.join(missing)}")
+    if subject.cls.fingerprint and not subject.cls.fingerprint.startswith("sha256:"):
+        raise LawBroken(f"fingerprint {subject.cls.fingerprint!r} is no `sha256:...`")
+
+
+@LAWS.law(
+    "default-tasks",
+    "its default split into tasks uses each class once",
+    fix="a number that divides the classes, or a tuple of class counts that sums to them",
+)
+def default_tasks(subject: DatasetSubject) -> None:
+    """Looks at the class alone."""
+    try:
+        sizes = equal_tasks(subject.cls.classes, subject.cls.default_tasks)
+    except FcilbenchError as error:
+        raise LawBroken(str(error)) from error
+    if sum(sizes) != subject.cls.classes or min(sizes) < 1:
+        raise LawBroken(f"tasks {list(sizes)} sum to {sum(sizes)}, there are {subject.cls.classes} classes")
+
+
+@LAWS.law(
+    "declared-content",
+    "what is loaded has the declared counts and digest",
+    fix="correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again",
+)
+def declared_content(subject: DatasetSubject) -> None:
+    """`open` itself compares; the digest is compared once more."""
+    _, digest = subject.loaded
+    if subject.cls.fingerprint and digest != subject.cls.fingerprint:
+        raise LawBroken(f"the digest is {digest}, declared is {subject.cls.fingerprint}")
+
+
+@LAWS.law(
+    "samples",
+    "inputs are uint8 images `[n, height, width, channels]` or texts; every class has train and test samples",
+    fix="labels are indices into `class_names`; convert images to uint8 RGB or grey",
+)
+def samples(subject: DatasetSubject) -> None:
+    """Looks at both splits."""
+    corpus, _ = subject.loaded
+    if len(set(corpus.class_names)) != len(corpus.class_names):
+        raise LawBroken("two classes have the same name")
+    for name, split in (("train", corpus.train), ("test", corpus.test)):
+        image = split.inputs.dtype == np.uint8 and split.inputs.ndim == 4 and split.inputs.shape[3] in (1, 3)
+        text = subject.cls.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
+        if not (text or (subject.cls.modality == "vision" and image)):
+            raise LawBroken(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
+        found = set(np.unique(split.labels).tolist())
+        if found != set(range(len(corpus.class_names))):
+            raise LawBroken(f"{name} labels are {min(found)}..{max(found)}, {len(found)} of {len(corpus.class_names)}")
+    if not isinstance(subject.make().augmentation, Augmentation):
+        raise LawBroken(f"augmentation is a {type(subject.make().augmentation).__name__}")
+
+
+@LAWS.law(
+    "order",
+    "the order in which files are read has no say: samples are numbered by their content",
+    fix="leave `open` as it is, and return everything from `load`; do not subsample by position there",
+)
+def order(subject: DatasetSubject) -> None:
+    """Opens an instance whose `load` returns its samples shuffled."""
+    corpus, digest = subject.loaded
+    plugin = subject.make()
+    own = plugin.load
+
+    def load(root: Path) -> Corpus:
+        given = own(root)
+        random = np.random.default_rng(0)
+        shuffled = (_shuffle(given.train, random), _shuffle(given.test, random))
+        return type(given)(*shuffled, given.class_names)
+
+    plugin.load = load  # type: ignore[method-assign]
+    again, other = subject.open(plugin)
+    if other != digest:
+        raise LawBroken("in another order the digest is another one")
+    for name, one, two in (("train", corpus.train, again.train), ("test", corpus.test, again.test)):
+        if not (np.array_equal(one.labels, two.labels) and np.array_equal(one.inputs, two.inputs)):
+            raise LawBroken(f"in another order the {name} samples have other numbers")
+
+
+def _shuffle(samples_: Samples, random: np.random.Generator) -> Samples:
+    return samples_.take(random.permutation(len(samples_)))
+
+
+@LAWS.law(
+    "per-class",
+    "`train_per_class` and `test_per_class` keep the first samples of each class, and the digest of the whole",
+    fix="derive `Params` from DatasetParams, and leave the cut to `open`",
+)
+def per_class(subject: DatasetSubject) -> None:
+    """Two training samples and one test sample a class."""
+    whole, digest = subject.loaded
+    corpus, other = subject.open(subject.make(train_per_class=2, test_per_class=1))
+    if other != digest:
+        raise LawBroken("the digest is that of the kept samples")
+    for name, split, full, limit in (("train", corpus.train, whole.train, 2), ("test", corpus.test, whole.test, 1)):
+        counts, available = np.bincount(split.labels), np.bincount(full.labels)
+        if not np.array_equal(counts, np.minimum(available, limit)):
+            raise LawBroken(f"{name} keeps {counts.min()}..{counts.max()} samples a class, not {limit}")
