@@ -30,6 +30,7 @@ _BUDGET = 1 << 26
 """Entries of per-sample gradients that may exist at once (256 MB in float32)."""
 
 
+@torch.no_grad()  # what needs a gradient says so; nothing else may keep a graph
 def fisher_diagonal(
     network: nn.Module, names: Sequence[str], batches: Iterable[tuple[Batch, torch.Tensor]], kind: FisherKind
 ) -> torch.Tensor:
@@ -55,9 +56,8 @@ def fisher_diagonal(
     totals = {name: torch.zeros_like(network.get_parameter(name), dtype=torch.float64) for name in names}
     samples = 0.0
     for batch, uniform in batches:
-        with torch.no_grad():
-            probabilities = F.softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
-            targets, weights = _terms(kind, probabilities, batch.task.local(batch.labels), uniform)
+        probabilities = F.softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
+        targets, weights = _terms(kind, probabilities, batch.task.local(batch.labels), uniform)
         for column in range(targets.shape[1]):
             _add_squares(network, totals, batch, targets[:, column], weights[:, column] * batch.mask)
         samples += float(batch.mask.sum())
@@ -86,8 +86,8 @@ def _add_squares(
 ) -> None:
     """Adds `sum_i weights_i * (gradient of log p of targets_i)^2` to the totals."""
     with LinearTaps(network, totals) as taps, torch.enable_grad():
-        log_p = _log_probability(network(batch.inputs), batch.task, targets)
-    taps.add_squares(log_p.sum(), totals, weights, _BUDGET)
+        objective = _log_probability(network(batch.inputs), batch.task, targets).sum()
+    taps.add_squares(objective, totals, weights, _BUDGET)
     rest = {name: network.get_parameter(name).detach() for name in totals if name not in taps.covered}
     if not rest:
         return

@@ -11,8 +11,14 @@ from fcilbench.api.client import Batch
 from fcilbench.api.task import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
+from fcilbench.vectors.fisher import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
 
 
 def names(network):
@@ -194,10 +200,24 @@ def test_one_class_a_task_and_refusals():
         fisher_diagonal(head.train(), names(head), one, "exact")
 
 
-def test_no_gradient_is_left_behind():
-    network = vit().eval()
-    fisher_diagonal(
-        network, names(network), pairs(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), Task(0, 0, 6), 2), "exact"
-    )
+def test_no_gradient_is_left_behind_and_no_gradient_mode_is_needed():
+    torch.manual_seed(4)
+    network, data = vit().eval(), pairs(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), Task(0, 0, 6), 2)
+    found = fisher_diagonal(network, names(network), data, "exact")
+    assert not found.requires_grad
+    with torch.no_grad():
+        assert torch.equal(fisher_diagonal(network, names(network), data, "exact"), found)
     assert all(parameter.grad is None for parameter in network.parameters())
     assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("kind", ["exact", "empirical", "label_prob"])
+def test_clients_pooled_are_the_centralised_fisher_in_float64(kind):
+    torch.manual_seed(5)
+    network, task = vit().double().eval(), Task(1, 2, 3)
+    x, y = torch.randn(12, 1, 8, 8, dtype=torch.float64), torch.randint(2, 5, (12,))
+    whole = fisher_diagonal(network, names(network), pairs(x, y, task, 4), kind)
+    parts = torch.randperm(12).split([1, 8, 3])
+    clients = [fisher_diagonal(network, names(network), pairs(x[rows], y[rows], task, 4), kind) for rows in parts]
+    assert torch.allclose(pool(clients, [1, 8, 3]), whole, rtol=0, atol=1e-12)
+    assert float(whole.max()) > 1e-3

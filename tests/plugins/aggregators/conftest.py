@@ -1,0 +1,45 @@
+"""The small federation of `tests/federation`, and helpers to run a method in it."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from fcilbench.federation.run import run_experiment
+
+_spec = spec_from_file_location("federation_fixtures", Path(__file__).parents[2] / "federation" / "conftest.py")
+_fixtures = module_from_spec(_spec)
+_spec.loader.exec_module(_fixtures)
+
+make_experiment, norm_backbone, one_thread = _fixtures.make_experiment, _fixtures.norm_backbone, _fixtures.one_thread
+
+
+class StopError(Exception):
+    """Interrupts a run."""
+
+
+@pytest.fixture
+def play(make_experiment, tmp_path):
+    """Returns `play(method, stop, ...)`: a run on the uneven tasks (3, 1, 4, 2), interrupted and resumed if asked."""
+    count = 0
+
+    def run(method=None, stop=None, **changes):
+        nonlocal count
+        count += 1
+        experiment = make_experiment(method, **{"tasks": (3, 1, 4, 2), **changes})
+        folder = tmp_path / f"run-{count}"
+        folder.mkdir()
+        rounds = 0
+
+        def listen(event):
+            nonlocal rounds
+            rounds += event["event"] == "round"
+            if rounds == stop:
+                raise StopError
+
+        if stop is not None:
+            with pytest.raises(StopError):
+                run_experiment(experiment, folder, listen)
+        return run_experiment(experiment, folder)
+
+    return run

@@ -1,0 +1,168 @@
+"""EWC as a method: values of specs/methods-a.md, 1.8, its schedule and its bytes."""
+
+import pytest
+import torch
+
+from fcilbench.api.aggregator import No, Request, Yes
+from fcilbench.api.message import nbytes
+from fcilbench.api.protocol import Partition, Protocol
+from fcilbench.api.schedule import Phase, Schedule
+from fcilbench.api.server import Parts
+from fcilbench.api.task import Task
+from fcilbench.federation.server import FederationServer
+from fcilbench.plugins.aggregators.ewc import Ewc
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+
+TASKS = tuple(Task(i, i, 1) for i in range(9))
+IID = {"clients": 2, "partition": Partition(kind="iid")}
+MODEL = (64 * 16 + 16 + 10 * 16 + 10) * 4
+VIT = 85_875_556
+
+
+def server(theta, head=0):
+    size = len(theta)
+    parts = Parts(slice(0, size - head), slice(size - head, size), slice(size, size), 1, max(head - 1, 0))
+    return FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), parts, TASKS)
+
+
+def end(method, host, *fishers, samples=None):
+    counts = samples or [1] * len(fishers)
+    pairs = enumerate(zip(fishers, counts, strict=True))
+    method.end_task(host, {k: {"fisher": torch.tensor(f), "samples": torch.tensor(n)} for k, (f, n) in pairs})
+
+
+def gradient(method, host, theta):
+    found = torch.zeros(len(theta))
+    method.gradient(found, torch.tensor(theta), method.task_broadcast(host))
+    return found.tolist()
+
+
+def test_gradient_by_hand():
+    """F = (1, 2), theta - theta* = (3, -1), lambda = 1 gives (6, -4); at theta* it is 0; in the first task none."""
+    method, host = Ewc(), server([10.0, 20.0])
+    assert method.task_broadcast(host) == {}
+    assert gradient(method, host, [7.0, 7.0]) == [0.0, 0.0]
+    end(method, host, [1.0, 2.0])
+    assert gradient(method, host, [13.0, 19.0]) == [6.0, -4.0]
+    assert gradient(method, host, [10.0, 20.0]) == [0.0, 0.0]
+
+
+def test_online_fishers_decay():
+    """F_task 1, 2, 0 at gamma .9: 1, 2.9, 2.61; the anchor is the last model."""
+    method, host, seen = Ewc(), server([0.0]), []
+    for task, value in enumerate((1.0, 2.0, 0.0)):
+        host.theta.fill_(float(task))
+        end(method, host, [value])
+        seen.append(host.state["fisher"].item())
+    assert seen == pytest.approx([1.0, 2.9, 2.61])
+    assert host.state["anchor"].tolist() == [2.0]
+
+
+def test_separate_terms_add_up():
+    """F = 1 at theta* = 0 and F = 2 at 3: at theta = 1 the penalty is 9, its gradient -6, from (A, H) = (3, 6)."""
+    method, host = Ewc(Ewc.Params(mode="separate")), server([0.0])
+    end(method, host, [1.0])
+    host.theta.fill_(3.0)
+    end(method, host, [2.0])
+    assert (host.state["fisher"].tolist(), host.state["fisher_anchor"].tolist()) == ([3.0], [6.0])
+    assert gradient(method, host, [1.0]) == [-6.0]
+    theta = torch.tensor([1.0], requires_grad=True)
+    penalty = (1.0 * (theta - 0.0) ** 2 + 2.0 * (theta - 3.0) ** 2).sum()
+    penalty.backward()
+    assert (penalty.item(), theta.grad.tolist()) == (9.0, [-6.0])
+
+
+def test_fishers_are_pooled_by_samples_and_the_head_may_be_free():
+    method, host = Ewc(Ewc.Params(penalise_head=False)), server([0.0, 0.0, 0.0], head=2)
+    end(method, host, [1.0, 1.0, 1.0], [5.0, 5.0, 5.0], samples=[3, 1])
+    assert host.state["fisher"].tolist() == [2.0, 0.0, 0.0]
+
+
+def test_without_statistics_nothing_changes():
+    method, host = Ewc(), server([1.0])
+    end(method, host, [1.0])
+    host.theta.fill_(2.0)
+    method.end_task(host, {})
+    assert (host.state["fisher"].tolist(), host.state["anchor"].tolist()) == ([1.0], [1.0])
+
+
+def test_presets_and_single_options():
+    peer = Ewc.Params(preset="fed_mammoth")
+    assert (peer.fisher_type, peer.mode, peer.skip_last_round) == ("label_prob", "online", True)
+    assert peer.strength == 1.0 / 65536
+    assert Ewc.Params(preset="fed_mammoth", fisher_type="exact", skip_last_round=False).fisher_type == "exact"
+    assert Ewc.Params(preset="original").mode == "separate"
+    assert Ewc.Params().strength == 1.0
+    assert Ewc(peer).identity()["skip_last_round"] is True
+    assert Ewc.Params(**peer.model_dump()) == peer
+
+
+def test_the_last_round_may_be_skipped():
+    method = Ewc(Ewc.Params(preset="fed_mammoth"))
+    schedule = method.arrange(Schedule((Phase(TASKS[0], (), 5, 1, 16, after=0),)))
+    assert schedule.phases[0].rounds == 4
+    assert isinstance(method.supports(Request("vision", 2, (1, 1), Protocol(rounds=1))), No)
+    assert isinstance(method.supports(Request("vision", 2, (1, 1), Protocol(rounds=2))), Yes)
+
+
+def test_bytes_of_vit_b16_are_those_of_the_table():
+    fisher = torch.empty(VIT, device="meta")
+    message = {"fisher": fisher, "samples": torch.tensor(1)}
+    assert round(nbytes(message) / 1e6, 2) == 343.5
+    host = server([0.0])
+    host.state.update(fisher=fisher, anchor=torch.empty(VIT, device="meta"))
+    sent = {name: value for name, value in Ewc().task_broadcast(host).items() if name != Ewc.held_model}
+    assert round(nbytes(sent) / 1e6, 2) == 343.5
+
+
+def test_lambda_zero_is_fedavg_bit_for_bit(play):
+    assert play(Ewc(Ewc.Params(lambda_ewc=0.0))).model_digest == play(FedAvg()).model_digest
+
+
+def test_the_penalty_holds_the_model_back_from_the_second_task_on(play):
+    plain, tied = play(FedAvg()), play(Ewc(Ewc.Params(lambda_ewc=100.0)))
+    assert tied.accuracy["oracle"][0] == plain.accuracy["oracle"][0]
+    assert tied.model_digest != plain.model_digest
+    assert sum(tied.accuracy["oracle"][-1]) > 0
+
+
+def test_the_hook_equals_a_penalty_in_the_loss(play):
+    ends = {}
+
+    class Spy(Ewc):
+        def end_task(self, server, statistics):
+            super().end_task(server, statistics)
+            ends[type(self).__name__] = server.theta.clone()
+
+    class InLoss(Spy):
+        def loss(self, net, batch, context):
+            loss = super().loss(net, batch, context)
+            if "anchor" in context:
+                loss = loss + 5.0 * (context["fisher"] * (net.theta - context["anchor"][: len(net.theta)]) ** 2).sum()
+            return loss
+
+        def gradient(self, gradient, theta, context):
+            pass
+
+    for method in (Spy, InLoss):
+        play(method(Ewc.Params(lambda_ewc=5.0)), tasks=(5, 5))
+    assert torch.allclose(ends["Spy"], ends["InLoss"], atol=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "down"), [("online", 1), ("separate", 2)])
+def test_bytes_per_task(play, mode, down):
+    """Up: a Fisher and n_k after each task but the last. Down: the Fisher (separate: and H) from the second task on."""
+    plain, tied = play(FedAvg(), **IID), play(Ewc(Ewc.Params(mode=mode)), **IID)
+    assert tied.cost.bytes_up - plain.cost.bytes_up == 2 * 3 * (MODEL + 8)
+    assert tied.cost.bytes_down - plain.cost.bytes_down == 2 * 3 * down * MODEL
+
+
+def test_a_resumed_run_ends_bit_equal(play):
+    whole, resumed = play(Ewc()), play(Ewc(), stop=5)
+    assert (resumed.model_digest, resumed.cost.bytes_down) == (whole.model_digest, whole.cost.bytes_down)
+
+
+def test_batchnorm_empty_clients_and_the_peers_preset(play, norm_backbone):
+    sparse = Partition(kind="dirichlet", value=0.05, min_samples=0)
+    outcome = play(Ewc(Ewc.Params(preset="fed_mammoth")), backbone=norm_backbone, partition=sparse)
+    assert len(outcome.accuracy["none"][-1]) == 4

@@ -1,0 +1,121 @@
+"""FisherAvg as a method: specs/methods-a.md, 3; its algebra is in tests/vectors/test_fisher.py."""
+
+import pytest
+import torch
+
+from fcilbench.api.aggregator import No, Request, Yes
+from fcilbench.api.message import nbytes
+from fcilbench.api.protocol import Partition, Protocol
+from fcilbench.api.server import Parts, Updates
+from fcilbench.api.task import Task
+from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import build
+from fcilbench.federation.server import FederationServer
+from fcilbench.federation.turn import Turn
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.fisheravg import FisherAvg
+
+PARTS = Parts(slice(0, 1), slice(1, 3), slice(3, 4), classes=1, features=1)
+MODEL = 64 * 16 + 16 + 10 * 16 + 10
+VIT = 85_875_556
+
+
+def merge(theta, clients, fishers, samples, **params):
+    host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
+    messages = tuple({"fisher": torch.tensor(fisher)} for fisher in fishers)
+    updates = Updates(torch.tensor(clients) - host.theta, samples, tuple(range(len(samples))), messages, PARTS)
+    FisherAvg(FisherAvg.Params(**params)).aggregate(updates, host)
+    return host
+
+
+def test_by_hand_with_buffers_by_samples():
+    """Parameters: equal weights, F = 3, 1. Buffer: (1 * 1 + 3 * 5) / 4 = 4."""
+    clients = [[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 5.0]]
+    fishers = [[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+    host = merge([0.0] * 4, clients, fishers, (1, 3), lambda_k="uniform", epsilon=0.0)
+    assert host.theta.tolist() == [1.5, 2.0, 3.0, 4.0]
+    assert merge([0.0] * 4, clients, fishers, (1, 3), epsilon=0.0).theta.tolist() == [2.0, 2.5, 3.0, 4.0]
+
+
+def test_equal_fishers_are_fedavg_and_normalisation_forgets_scale():
+    clients, fisher = [[1.0, 2.0, 3.0, 4.0], [5.0, 0.0, -1.0, 0.0]], [0.5, 0.25, 2.0]
+    assert merge([0.0] * 4, clients, [fisher, fisher], (3, 1)).theta.tolist() == [2.0, 1.5, 2.0, 3.0]
+    louder = [8 * value for value in fisher]
+    same = merge([0.0] * 4, clients, [fisher, louder], (3, 1), normalize="l2", epsilon=0.0).theta
+    assert torch.allclose(same, torch.tensor([2.0, 1.5, 2.0, 3.0]))
+
+
+def test_one_client_is_returned_and_the_share_below_epsilon_is_logged():
+    host = merge([0.0] * 4, [[1.1, 2.2, 3.3, 4.4]], [[0.0, 1e-13, 1.0]], (5,))
+    assert torch.equal(host.theta, torch.tensor([1.1, 2.2, 3.3, 4.4]))
+    assert host.logs["fisheravg/below_epsilon"] == pytest.approx(2 / 3)
+
+
+def test_presets_and_single_options():
+    peer = FisherAvg(FisherAvg.Params(preset="fed_mammoth", lambda_k="samples"))
+    assert peer.identity() == {
+        "preset": "fed_mammoth", "fisher_type": "label_prob", "n_fisher_samples": None, "lambda_k": "samples",
+        "normalize": "none", "epsilon": 1e-12, "fisher_sum": True, "raw_inputs": True,
+    }  # fmt: skip
+    original = FisherAvg.Params(preset="original")
+    assert (original.fisher_type, original.lambda_k, original.normalize) == ("exact", "uniform", "l2")
+    assert FisherAvg.Params(**original.model_dump()) == original
+    text = Request("text", 4, (2, 2), Protocol())
+    assert isinstance(peer.supports(text), No)
+    assert isinstance(FisherAvg().supports(text), Yes)
+
+
+def test_the_peers_fisher_is_a_sum_over_samples_on_raw_inputs(make_experiment):
+    federation = build(make_experiment())
+    federation.model.network.eval()
+    session = ClientSession(federation, Turn(federation.schedule.phases[0], 0), 0)
+    sent = FisherAvg(FisherAvg.Params(preset="fed_mammoth")).statistics(session)["fisher"]
+    raw, normalised = (session.fisher("label_prob", raw=flag) for flag in (True, False))
+    assert torch.equal(sent, raw * session.samples)
+    assert not torch.allclose(raw, normalised, rtol=1e-2)
+
+
+def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates(make_experiment):
+    federation = build(make_experiment(tasks=(3, 1, 4, 2)))
+    federation.model.network.eval()
+    phase = federation.schedule.phases[2]
+    session = ClientSession(federation, Turn(phase, 0), 1)
+    fisher = session.fisher("exact")
+    assert fisher.shape == federation.model.theta.shape
+    head = fisher[federation.server.parts.head]
+    weight, bias = head[:160].view(10, 16), head[160:]
+    for rows in (weight, bias):
+        assert bool((rows[:4] == 0).all())
+        assert bool((rows[8:] == 0).all())
+        assert bool((rows[4:8] > 0).any())
+    x = torch.cat([batch.inputs for batch in session.batches()])
+    features = session.net.features(x)
+    p = session.net.logits(x)[:, 4:8].softmax(1)
+    expected = (p * (1 - p)).T @ features.square() / len(x)  # F4
+    assert torch.allclose(weight[4:8], expected.detach(), rtol=1e-4, atol=1e-8)
+    few = session.fisher("empirical", samples=3)
+    assert torch.equal(few, session.fisher("empirical", samples=3))
+    other = ClientSession(federation, Turn(phase, 1), 1)
+    assert not torch.equal(few, other.fisher("empirical", samples=3))
+    assert torch.equal(session.fisher("empirical", samples=10**6), session.fisher("empirical"))
+
+
+def test_bytes_are_two_models_up():
+    assert round(nbytes({"fisher": torch.empty(VIT, device="meta")}) / 1e6, 2) == 343.5
+
+
+def test_uneven_tasks_end_to_end(play):
+    settings = {"clients": 2, "partition": Partition(kind="iid")}
+    plain, merged = play(FedAvg(), **settings), play(FisherAvg(), **settings)
+    assert merged.cost.bytes_up - plain.cost.bytes_up == 2 * 2 * 4 * MODEL * 4  # clients, rounds, tasks, floats
+    assert merged.cost.bytes_down == plain.cost.bytes_down
+    assert merged.model_digest != plain.model_digest
+    assert play(FisherAvg(), **settings).model_digest == merged.model_digest
+    assert merged.accuracy["oracle"][0][0] > 0.6  # three digits right after their task
+
+
+def test_an_empty_client_and_batchnorm_do_no_harm(play, norm_backbone):
+    outcome = play(
+        FisherAvg(), backbone=norm_backbone, rounds=1, partition=Partition(kind="dirichlet", value=0.05, min_samples=0)
+    )
+    assert len(outcome.accuracy["none"][-1]) == 4
