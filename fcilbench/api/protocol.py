@@ -111,6 +111,10 @@ class Runtime(Closed):
     checkpoint: Literal["round", "task", "never"] = runtime_field(
         "round", description="when the state is saved for a resume"
     )
+    capture: Literal["auto", "off"] = runtime_field(
+        "auto",
+        description="capture local steps in a CUDA graph where there is a GPU; `off` runs them one kernel at a time",
+    )
     keep_model: bool = runtime_field(
         False, description="keep the server's final state (final.pt) in the cell's folder, for `module export`"
     )

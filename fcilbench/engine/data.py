@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,13 +21,13 @@ class DeviceData(Protocol):
     def __len__(self) -> int:
         """Returns the number of samples."""
 
-    def draw(self, count: int, random: np.random.Generator) -> Any:
-        """Draws the random numbers for `count` training inputs, on the CPU; a slice of them goes to `augmented`."""
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Draws the random numbers for `count` training inputs, by name, each `[count, ...]`."""
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns the test inputs of the samples at `index`."""
 
-    def augmented(self, index: torch.Tensor, draws: Any) -> torch.Tensor:
+    def augmented(self, index: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the training inputs of the samples at `index`."""
 
     def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:

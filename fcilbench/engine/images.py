@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,24 +11,6 @@ import torch.nn.functional as F
 
 from fcilbench.api.backbone import ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Random numbers of an augmentation, one row per sample; drawn on the CPU so that every device sees the same.
-
-    Attributes:
-        top: Crop offset int64 `[n]` in `0..2 * padding`.
-        left: Crop offset int64 `[n]`.
-        flip: bool `[n]`.
-    """
-
-    top: torch.Tensor
-    left: torch.Tensor
-    flip: torch.Tensor
-
-    def __getitem__(self, index: slice) -> Draws:
-        return Draws(self.top[index], self.left[index], self.flip[index])
 
 
 class DeviceImages:
@@ -61,27 +43,31 @@ class DeviceImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def draw(self, count: int, random: np.random.Generator) -> Draws:
-        """Draws the random numbers for `count` augmented images."""
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Draws the random numbers for `count` augmented images, on the CPU so that every device sees the same.
+
+        Returns:
+            `top` and `left`: crop offsets int64 `[count]` in `0..2 * padding`; `flip`: bool `[count]`.
+        """
         reach = 2 * self.augmentation.crop_padding + 1
         top, left = random.integers(0, reach, size=(2, count))
         flip = random.random(count) < (0.5 if self.augmentation.flip else 0.0)
         device = self.pixels.device
-        return Draws(_to(top, device), _to(left, device), _to(flip, device))
+        return {"top": _to(top, device), "left": _to(left, device), "flip": _to(flip, device)}
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns test inputs float32 `[B, channels, size, size]` of the images at `index`."""
         return self._finish(self.pixels[index])
 
-    def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def augmented(self, index: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns training inputs float32 `[B, channels, size, size]`: padded crop, flip, resize, normalise."""
         images = self.pixels[index]
         padding = self.augmentation.crop_padding
         height, width = images.shape[2:]
         padded = F.pad(images, (padding, padding, padding, padding))
-        rows = torch.arange(height, device=images.device) + draws.top[:, None]
+        rows = torch.arange(height, device=images.device) + draws["top"][:, None]
         columns = torch.arange(width, device=images.device)
-        columns = torch.where(draws.flip[:, None], columns.flip(0), columns) + draws.left[:, None]
+        columns = torch.where(draws["flip"][:, None], columns.flip(0), columns) + draws["left"][:, None]
         batch = torch.arange(len(images), device=images.device)[:, None, None]
         # Advanced indices around a slice put the channel last; move it back.
         crops = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -9,13 +11,6 @@ from fcilbench.api.backbone import TokenIds
 from fcilbench.api.schedule import Indices
 
 _STEP = 8
-
-
-class NoDraws:
-    """Nothing is drawn."""
-
-    def __getitem__(self, index: slice) -> NoDraws:
-        return self
 
 
 class DeviceTokens:
@@ -42,9 +37,9 @@ class DeviceTokens:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def draw(self, count: int, random: np.random.Generator) -> NoDraws:  # noqa: ARG002
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """Draws nothing."""
-        return NoDraws()
+        return {}
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns token ids int64 `[B, length]`.
@@ -58,7 +53,7 @@ class DeviceTokens:
             rows = rows[:, : -(-longest // _STEP) * _STEP]
         return rows.long()
 
-    def augmented(self, index: torch.Tensor, draws: NoDraws) -> torch.Tensor:  # noqa: ARG002
+    def augmented(self, index: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:  # noqa: ARG002
         """Returns what `plain` returns."""
         return self.plain(index)
 

@@ -1,37 +1,20 @@
-"""Local training of one client: E epochs of AdamW on the flat model, without a synchronisation inside."""
+"""Local training of one client: E epochs of steps on the flat model, without a synchronisation inside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.precision import autocast
+from fcilbench.engine.static import CaptureError, StaticStep
+from fcilbench.engine.step import Draws, LocalStep, Objective
 
-Loss = Callable[[Net, Batch, Context], torch.Tensor]
-GradientHook = Callable[[torch.Tensor, torch.Tensor, Context], None]
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a client optimises: functions of tensors.
-
-    Attributes:
-        loss: Scalar loss of a batch.
-        gradient: Changes the flat gradient `[P]` in place.
-        context: Tensors that both read.
-    """
-
-    loss: Loss
-    gradient: GradientHook
-    context: Context
+__all__ = ["Objective", "Trainer", "Work"]
 
 
 @dataclass(frozen=True)
@@ -58,12 +41,20 @@ class Trainer:
         model: The resident model.
         data: Training samples.
         protocol: Learning rate, weight decay, precision, augmentation.
+        capture: Whether steps are captured in a CUDA graph; needs a CUDA device.
+
+    Attributes:
+        notes: What the user should know, e.g. that a step could not be captured and is run plainly.
     """
 
-    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
-        self._model, self._data, self._protocol = model, data, protocol
-        # AdamW's own decay would also shrink the head rows of other tasks, whose gradient is exactly zero.
-        self._optimiser = torch.optim.AdamW([model.theta], lr=protocol.lr, weight_decay=0.0, fused=True)
+    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol, capture: bool = False) -> None:
+        self._data = data
+        self._step = LocalStep(model, data, protocol)
+        self._capture = capture and model.vector.device.type == "cuda"
+        # Padding rows would enter BatchNorm's statistics, so such a model's short batches are run as they are.
+        self._pads = model.parts.buffers.start == model.parts.buffers.stop
+        self._static: StaticStep | None = None
+        self.notes: list[str] = []
 
     def train(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
         """Runs E passes of `ceil(n / batch_size)` steps over a client's samples.
@@ -76,54 +67,46 @@ class Trainer:
         Returns:
             Mean loss over the steps of the last epoch, a scalar on the device.
         """
-        self._reset_optimiser()
-        self._model.network.train()
-        decay = self._decay(work.task)
-        count, batch_size = len(work.index), work.batch_size
+        self._step.reset()
+        self._step.model.network.train()
+        count, size = len(work.index), work.batch_size
+        static, decay = None, self._step.decay(work.task)
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
             order = work.index[torch.from_numpy(random.permutation(count)).to(work.index.device)]
             draws = self._data.draw(count, random)
+            if self._capture and static is None:
+                static = self._static_step(objective, work, order[:size], _rows(draws, slice(0, size)))
             total.zero_()
-            for start in range(0, count, batch_size):
-                span = slice(start, min(start + batch_size, count))
-                rows = order[span]
-                inputs = self._data.augmented(rows, draws[span]) if self._protocol.augment else self._data.plain(rows)
+            for start in range(0, count, size):
+                span = slice(start, min(start + size, count))
+                rows, part = order[span], _rows(draws, span)
+                if static is not None and (self._pads or len(rows) == size):
+                    static(rows, part)
+                    continue
                 mask = torch.ones(len(rows), device=rows.device)
-                batch = Batch(inputs, self._data.labels[rows], mask, work.task)
-                total += self._step(objective, batch, decay)
-        return total / -(-count // batch_size)
+                total += self._step.gradient(objective, work.task, rows, part, mask)
+                self._step.update(decay)
+            if static is not None:
+                total += static.total
+                static.total.zero_()
+        return total / -(-count // size)
 
-    def _step(self, objective: Objective, batch: Batch, decay: torch.Tensor | None) -> torch.Tensor:
-        model = self._model
-        model.gradient.zero_()
-        with autocast(self._protocol.precision, model.vector.device):
-            loss = objective.loss(model, batch, objective.context)
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            objective.gradient(model.gradient, model.theta.detach(), objective.context)
-        if decay is not None:
-            model.vector[model.parts.trainable].mul_(decay)
-        self._optimiser.step()
-        return loss.detach().float()
-
-    def _reset_optimiser(self) -> None:
-        """Makes the optimiser new without allocating: each client and round starts without moments."""
-        for state in self._optimiser.state.values():
-            for value in state.values():
-                value.zero_()
-
-    def _decay(self, task: Task) -> torch.Tensor | None:
-        """Returns the factor `1 - lr * wd` per coordinate, 1 in the head rows of other tasks; `None` without decay."""
-        if self._protocol.weight_decay == 0.0:
+    def _static_step(self, objective: Objective, work: Work, rows: torch.Tensor, draws: Draws) -> StaticStep | None:
+        """Returns the captured step for this work, making it if there is none; `None` where it cannot be captured."""
+        if self._static is not None and self._static.fits(work.task, objective.context, work.batch_size):
+            self._static.bind(objective.context)
+            return self._static
+        if not self._pads and len(rows) < work.batch_size:
             return None
-        parts = self._model.parts
-        rate = 1.0 - self._protocol.lr * self._protocol.weight_decay
-        factor = torch.full_like(self._model.gradient, rate)
-        head = factor[parts.head]
-        weight = head[: parts.classes * parts.features].view(parts.classes, parts.features)
-        bias = head[parts.classes * parts.features :]
-        for rows in (weight, bias):
-            rows[: task.offset] = 1.0
-            rows[task.seen :] = 1.0
-        return factor
+        self._static = StaticStep(self._step, objective, work.task, work.batch_size, draws)
+        try:
+            self._static.capture(rows, draws)
+        except CaptureError as error:
+            self._static, self._capture = None, False
+            self.notes.append(f"local steps are not captured in a CUDA graph: {error}")
+        return self._static
+
+
+def _rows(draws: Draws, span: slice) -> Draws:
+    return {name: value[span] for name, value in draws.items()}

@@ -61,10 +61,11 @@ class ClientSession:
         """Iterates once over the client's samples: test transform, or augmented, or not normalised."""
         data, size = self._federation.train, self._federation.experiment.runtime.eval_batch_size
         # Drawn in one piece, so that the batch size does not change them.
-        draws = None if augment is None else data.draw(self.samples, augment)
+        draws = {} if augment is None else data.draw(self.samples, augment)
         for start in range(0, self.samples, size):
             rows = self.index[start : start + size]
-            inputs = data.plain(rows) if draws is None else data.augmented(rows, draws[start : start + size])
+            own = {name: value[start : start + size] for name, value in draws.items()}
+            inputs = data.plain(rows) if augment is None else data.augmented(rows, own)
             mask = torch.ones(len(rows), device=rows.device)
             yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[rows], mask, self.task)
 

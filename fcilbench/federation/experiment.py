@@ -140,7 +140,7 @@ def build(experiment: Experiment) -> Federation:
         outside=None if outside is None else place(backbone, outside, np.full(len(outside), -1), none, device),
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
-        trainer=Trainer(model, train, experiment.protocol),
+        trainer=Trainer(model, train, experiment.protocol, capture=experiment.runtime.capture == "auto"),
         server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
         initial=model.vector.clone(),
         affected=affected,

@@ -136,7 +136,10 @@ def _train(federation: Federation, turn: Turn, session: ClientSession, received:
     context = {**received, **{f"state/{name}": value for name, value in session.state.items()}}
     objective = Objective(experiment.aggregator.loss, experiment.aggregator.gradient, context)
     work = Work(session.index, turn.phase.task, turn.phase.epochs, turn.phase.batch_size)
-    return federation.trainer.train(objective, work, session.random("batches"))
+    loss = federation.trainer.train(objective, work, session.random("batches"))
+    for note in federation.trainer.notes:
+        federation.server.warn(note)
+    return loss
 
 
 def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:

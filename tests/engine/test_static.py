@@ -1,0 +1,179 @@
+"""The step on static buffers: padding with weights equals the plain step; capture itself needs a GPU."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.backbone import FeatureExtractor, ImageInput
+from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.protocol import Protocol
+from fcilbench.api.task import Task
+from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.images import DeviceImages
+from fcilbench.engine.network import Network
+from fcilbench.engine.static import CaptureError, StaticStep
+from fcilbench.engine.step import LocalStep, Objective
+from fcilbench.engine.training import Trainer, Work
+
+TASK = Task(1, 2, 3)
+PROTOCOL = Protocol(lr=1e-2, weight_decay=0.1)
+
+
+def setting(device="cpu"):
+    torch.manual_seed(0)
+    device = torch.device(device)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.GELU())
+    model = FlatModel(Network(FeatureExtractor(body, 8), 6), device)
+    random = np.random.default_rng(0)
+    samples = Samples(random.integers(0, 256, (37, 4, 4, 1), dtype=np.uint8), random.integers(2, 5, 37))
+    data = DeviceImages(samples, ImageInput(4, 1, (0.5,), (0.5,)), Augmentation(1, flip=True), device)
+    return model, data
+
+
+class Anchored(Aggregator):
+    """Reads a context tensor in the loss and in the hook."""
+
+    def loss(self, net, batch, context):
+        return super().loss(net, batch, context) + ((net.theta - context["anchor"]) ** 2).sum()
+
+    def gradient(self, gradient, theta, context):
+        gradient += theta - context["anchor"]
+
+
+def objective(model, shift):
+    method = Anchored()
+    return Objective(method.loss, method.gradient, {"anchor": model.theta.detach().clone() + shift})
+
+
+def batch(data, count, seed=1):
+    rows = torch.randperm(37, generator=torch.Generator().manual_seed(seed))[:count].to(data.labels.device)
+    return rows, data.draw(count, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("count", [16, 5, 1])
+def test_padding_changes_neither_gradient_nor_loss(count):
+    model, data = setting()
+    goal = objective(model, 0.1)
+    step = LocalStep(model, data, PROTOCOL)
+    rows, draws = batch(data, count)
+    start = model.vector.clone()
+    loss = step.gradient(goal, TASK, rows, draws, torch.ones(count))
+    step.update(step.decay(TASK))
+    plain, gradient = model.vector.clone(), model.gradient.clone()
+    model.load(start, model.counters)
+    step.reset()
+    static = StaticStep(step, goal, TASK, 16, draws)
+    static(rows, draws)
+    assert torch.allclose(model.gradient, gradient, atol=1e-6)
+    assert torch.allclose(model.vector, plain, atol=1e-5)
+    assert float(static.total) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_buffers_take_every_clients_context():
+    model, data = setting()
+    first, second = objective(model, 0.1), objective(model, -0.3)
+    step = LocalStep(model, data, PROTOCOL)
+    rows, draws = batch(data, 16)
+    static = StaticStep(step, first, TASK, 16, draws)
+    assert static.fits(TASK, second.context, 16)
+    assert not static.fits(Task(2, 5, 1), second.context, 16)
+    assert not static.fits(TASK, {}, 16)
+    assert not static.fits(TASK, second.context, 8)
+    static.bind(second.context)
+    static(rows, draws)
+    got, start = model.gradient.clone(), first.context["anchor"] - 0.1
+    model.load(torch.cat([start]), model.counters)
+    step.gradient(second, TASK, rows, draws, torch.ones(16))
+    assert torch.allclose(got, model.gradient, atol=1e-6)
+
+
+def test_without_a_gpu_nothing_is_captured():
+    model, data = setting()
+    trainer = Trainer(model, data, PROTOCOL, capture=True)
+    trainer.train(objective(model, 0.1), Work(torch.arange(37), TASK, 1, 16), np.random.default_rng(0))
+    assert trainer.notes == []
+
+
+def test_an_objective_that_cannot_be_captured_falls_back_and_says_so(monkeypatch):
+    """The way out on a GPU, with the capture replaced by what CUDA raises for a synchronisation."""
+    model, data = setting()
+    trainer = Trainer(model, data, PROTOCOL)
+    trainer._capture = True
+    goal = objective(model, 0.1)
+    expected = model.vector.clone()
+
+    def refuse(self):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(StaticStep, "_capture", refuse)
+    trainer.train(goal, Work(torch.arange(37), TASK, 2, 16), np.random.default_rng(0))
+    assert trainer.notes == [
+        "local steps are not captured in a CUDA graph: operation not permitted when stream is capturing"
+    ]
+    got = model.vector.clone()
+    model.load(expected, model.counters)
+    Trainer(model, data, PROTOCOL).train(goal, Work(torch.arange(37), TASK, 2, 16), np.random.default_rng(0))
+    assert torch.equal(got, model.vector)
+
+
+def test_a_capture_with_a_wrong_gradient_is_refused_and_leaves_the_model_alone(monkeypatch):
+    model, data = setting()
+    rows, draws = batch(data, 16)
+    static = StaticStep(LocalStep(model, data, PROTOCOL), objective(model, 0.1), TASK, 16, draws)
+    before = model.vector.clone()
+
+    def wrong(self):
+        self._once = lambda: self._step.model.gradient.fill_(1.0)
+
+    monkeypatch.setattr(StaticStep, "_capture", wrong)
+    with pytest.raises(CaptureError, match="differs from the plain one"):
+        static.capture(rows, draws)
+    assert torch.equal(model.vector, before)
+
+
+def test_a_trainer_on_static_buffers_equals_the_plain_one(monkeypatch):
+    """All of a client's steps through the buffers, short last batches padded."""
+    results = []
+    for static in (False, True):
+        model, data = setting()
+        trainer = Trainer(model, data, PROTOCOL)
+        trainer._capture = static
+        monkeypatch.setattr(StaticStep, "_capture", lambda self: None)
+        loss = trainer.train(objective(model, 0.1), Work(torch.arange(37), TASK, 3, 16), np.random.default_rng(0))
+        results.append((model.vector.clone(), float(loss)))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-4)
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_training_equals_plain_training():
+    results = []
+    for capture in (False, True):
+        model, data = setting("cuda")
+        trainer = Trainer(model, data, PROTOCOL, capture=capture)
+        index = torch.arange(37, device="cuda")
+        trainer.train(objective(model, 0.1), Work(index, TASK, 3, 16), np.random.default_rng(0))
+        assert trainer.notes == []
+        results.append(model.vector.clone())
+    assert torch.allclose(results[0], results[1], atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loss_that_looks_at_values_is_run_plainly_on_a_gpu():
+    class Looks(Aggregator):
+        def loss(self, net, batch, context):
+            loss = F.cross_entropy(net.logits(batch.inputs)[:, 2:5], batch.labels - 2)
+            return loss * (1.0 if loss.item() > 0 else 2.0)
+
+    model, data = setting("cuda")
+    trainer = Trainer(model, data, PROTOCOL, capture=True)
+    index = torch.arange(32, device="cuda")
+    goal = Objective(Looks().loss, Looks().gradient, {})
+    trainer.train(goal, Work(index, TASK, 1, 16), np.random.default_rng(0))
+    assert len(trainer.notes) == 1
+    assert torch.isfinite(model.vector).all()
