@@ -1,0 +1,174 @@
+"""FedProto: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients", made continual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import field_validator
+
+from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
+from fcilbench.api.client import Batch, Client, Context, Net
+from fcilbench.api.message import Message
+from fcilbench.api.params import Field, PresetParams, Space
+from fcilbench.api.predict import AllClasses, Answer, MostConfident, Predictors, TrueTask
+from fcilbench.api.server import Server, Updates
+from fcilbench.vectors.class_sums import class_sums, scatter_rows
+from fcilbench.vectors.prototypes import nearest_mean_head
+from fcilbench.vectors.sums import weighted_sum
+
+
+class FedProto(Aggregator):
+    """FedAvg whose clients pull features to the global class prototypes of the last round.
+
+    L = masked CE + lambda sum_c MSE(mean of the batch's features of c, G_c), over the classes whose prototype is known:
+    none in the first round of a task (specs/methods-b.md, section 3).
+    """
+
+    version = "1"
+    traits = Traits(extra_objective=True, training_modification=True)
+
+    class Params(PresetParams):
+        """Hyperparameters of FedProto; methods-b calls the presets fcilbench, paper and peer."""
+
+        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+            "original": {
+                "lambda_proto": 1.0,
+                "proto_term": "per_sample",
+                "proto_avg": "uniform",
+                "predict": "prototype",
+            },
+            "fed_mammoth": {"weight_avg": "uniform", "raw_inputs": True},
+        }
+
+        lambda_proto: float = Field(
+            0.1,
+            ge=0,
+            description="weight of the prototype term",
+            source="fed-mammoth; the method's paper: 1",
+            space=Space(low=0.01, high=10.0, log=True),
+        )
+        proto_term: Literal["batch_mean", "per_sample"] = Field(
+            "batch_mean", description="distance of the batch's class means, or of every sample, to the prototype"
+        )
+        proto_avg: Literal["weighted", "uniform"] = Field(
+            "weighted", description="global prototypes weigh clients by samples of the class, or equally"
+        )
+        weight_avg: Literal["weighted", "uniform"] = Field(
+            "weighted", description="model weights: by sample count, or equal"
+        )
+        share_weights: bool = Field(True, description="average the clients' models too")
+        predict: Literal["classifier", "prototype"] = Field(
+            "classifier", description="answer by the head's logits, or by the nearest prototype"
+        )
+        raw_inputs: bool = Field(False, description="prototypes of inputs without normalisation, a defect of the peer")
+
+        @field_validator("share_weights")
+        @classmethod
+        def _one_model(cls, share: bool) -> bool:
+            if not share:
+                raise ValueError("personal models leave no global model to evaluate; share_weights must be true")
+            return share
+
+    # ---------------------------------------------------------------- clients
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """Adds the prototype term in float32 where prototypes were broadcast."""
+        features = net.features(batch.inputs)
+        loss = masked_cross_entropy(net.head(features), batch)
+        if "prototypes" not in context:
+            return loss
+        term = batch_mean_term if self.params.proto_term == "batch_mean" else per_sample_term
+        strength: float = self.params.lambda_proto
+        return loss + strength * term(features, batch, context["prototypes"], context["known"])
+
+    def statistics(self, client: Client) -> Message:
+        """Sends the mean feature of each class that the client has, `[l, F]`, and all counts of the task `[c]`."""
+        task = client.task
+        batches = client.batches(raw=self.params.raw_inputs)
+        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in batches)
+        sums, counts = class_sums(labelled, task.size, client.feature_dim)
+        present = counts > 0
+        means = (sums[present] / counts[present, None]).float()
+        return {"prototypes": means, "counts": counts.to(torch.int32)}
+
+    # ---------------------------------------------------------------- server
+
+    def begin(self, server: Server) -> None:
+        """No prototype is known."""
+        classes, features = server.parts.classes, server.parts.features
+        server.state["prototypes"] = torch.zeros(classes, features, device=server.theta.device)
+        server.state["known"] = torch.zeros(classes, dtype=torch.bool, device=server.theta.device)
+
+    def broadcast(self, server: Server) -> Message:
+        """Sends the task's prototypes `[c, F]` and which of them exist, once there are any."""
+        known = server.state["known"][server.task.classes]
+        if not bool(known.any()):
+            return {}
+        return {"prototypes": server.state["prototypes"][server.task.classes], "known": known}
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Averages the models, and each class's prototypes over the clients that have it."""
+        count = len(updates.clients)
+        uniform = self.params.weight_avg == "uniform"
+        weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
+        server.step(weighted_sum(weights, updates.delta))
+        size, features = server.task.size, server.parts.features
+        total = torch.zeros(size, features, dtype=torch.float64, device=server.theta.device)
+        weight = torch.zeros(size, dtype=torch.float64, device=server.theta.device)
+        for message in updates.statistics:
+            counts = message["counts"].to(torch.float64)
+            share = counts if self.params.proto_avg == "weighted" else (counts > 0).to(torch.float64)
+            total += share[:, None] * scatter_rows(message["prototypes"], counts)
+            weight += share
+        reported = weight > 0
+        own = server.task.classes
+        server.state["prototypes"][own][reported] = (total[reported] / weight[reported, None]).float()
+        server.state["known"][own] |= reported
+
+    def predictors(self, server: Server) -> Predictors:
+        """Answers with the head, or with the nearest prototype, where all classes compete under `inferred` as well."""
+        deploy: Callable[[], torch.Tensor] = lambda: server.theta  # noqa: E731
+        inferred: Answer = MostConfident()
+        if self.params.predict == "prototype":
+            deploy, inferred = (lambda: self._nearest(server)), AllClasses()
+        return Predictors(
+            modules={"global": deploy}, answers={"none": AllClasses(), "inferred": inferred, "oracle": TrueTask()}
+        )
+
+    @staticmethod
+    def _nearest(server: Server) -> torch.Tensor:
+        """Returns the global vector with a head whose logits rank classes by the distance of their prototype."""
+        deployed = server.theta.clone()
+        known = server.state["known"].to(torch.float64)
+        deployed[server.parts.head] = nearest_mean_head(server.state["prototypes"].double() * known[:, None], known)
+        return deployed
+
+
+def batch_mean_term(
+    features: torch.Tensor, batch: Batch, prototypes: torch.Tensor, known: torch.Tensor
+) -> torch.Tensor:
+    """Returns `sum_c mean_d (mean_j f_jd - G_cd)^2` over the classes in the batch that have a prototype.
+
+    Args:
+        features: `[B, F]`.
+        batch: Labels, mask and task.
+        prototypes: G of the task's classes, `[c, F]`.
+        known: Which of them exist, bool `[c]`.
+    """
+    member = F.one_hot(batch.task.local(batch.labels), batch.task.size).float() * batch.mask[:, None]
+    count = member.sum(dim=0)
+    mean = (member.T @ features.float()) / count.clamp(min=1.0)[:, None]
+    distance = (mean - prototypes.detach()).square().mean(dim=1)
+    return (distance * known * (count > 0)).sum()
+
+
+def per_sample_term(
+    features: torch.Tensor, batch: Batch, prototypes: torch.Tensor, known: torch.Tensor
+) -> torch.Tensor:
+    """Returns the mean over samples of `mean_d (f_jd - G_yd)^2`; samples without a prototype count as 0."""
+    local = batch.task.local(batch.labels)
+    distance = (features.float() - prototypes.detach()[local]).square().mean(dim=1)
+    return (distance * known[local] * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)

@@ -1,0 +1,101 @@
+"""Nearest class mean on frozen features: a control that trains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.client import Client
+from fcilbench.api.message import Message
+from fcilbench.api.params import Field
+from fcilbench.api.params import Params as BaseParams
+from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.schedule import Schedule
+from fcilbench.api.server import Server, Updates
+from fcilbench.vectors.class_sums import class_sums, scatter_rows
+
+MISSING = -1e30
+"""Bias of a class without samples: below every logit, and finite as the global vector must be."""
+
+
+class FrozenFeatures(Aggregator):
+    """Base of methods that fit a linear head on the pretrained features, from sums that clients send once.
+
+    Every client with data reports in one round a task. Sums do not depend on how samples are spread over clients and
+    tasks, and earlier tasks' sums are kept, so there is no forgetting beyond more classes competing. `inferred` is
+    answered like `none`: one head ranks all classes on one scale, and the class tells the task; its slices carry no
+    probabilities that could be compared.
+    """
+
+    trains = False
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Makes one round of each task, with every client: a second one would send the same sums again."""
+        phases = (replace(phase, rounds=1, participation=1.0) for phase in schedule.phases)
+        return replace(schedule, phases=tuple(phases))
+
+    def predictors(self, server: Server) -> Predictors:
+        """Answers with the one head."""
+        return Predictors(
+            modules={"global": lambda: server.theta},
+            answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
+        )
+
+
+def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> None:
+    """Puts a head into the global vector: its rows for classes that have samples, `MISSING` for other seen classes.
+
+    Args:
+        server: The server.
+        weight: `[C, F]`, finite.
+        known: Which classes have samples, bool `[C]`.
+    """
+    bias = torch.zeros(len(known), dtype=weight.dtype, device=weight.device)
+    bias[~known] = MISSING
+    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), bias]).to(server.theta)
+    server.step(head - server.theta[server.parts.head], server.parts.head)
+
+
+class Ncm(FrozenFeatures):
+    """Nearest class mean by cosine on frozen features; clients upload class sums and counts.
+
+    The head's row of a class is its mean divided by its norm; the largest logit is the largest cosine whatever the norm
+    of a sample's features.
+    """
+
+    version = "1"
+
+    class Params(BaseParams):
+        """Hyperparameters of the nearest class mean."""
+
+        unit_features: bool = Field(
+            False, description="scale every sample's features to norm 1 before they enter its class mean"
+        )
+
+    def statistics(self, client: Client) -> Message:
+        """Sends the sums of the classes that it has, float64 `[l, F]`, and all counts of the task `[c]`."""
+        task = client.task
+        labelled = ((self._features(client, batch.inputs), task.local(batch.labels)) for batch in client.batches())
+        sums, counts = class_sums(labelled, task.size, client.feature_dim)
+        return {"sums": sums[counts > 0], "counts": counts.to(torch.int32)}
+
+    def _features(self, client: Client, inputs: torch.Tensor) -> torch.Tensor:
+        features = client.net.features(inputs)
+        return torch.nn.functional.normalize(features, dim=1) if self.params.unit_features else features
+
+    def begin(self, server: Server) -> None:
+        """Starts without samples."""
+        shape = (server.parts.classes, server.parts.features)
+        server.state["sums"] = torch.zeros(shape, dtype=torch.float64, device=server.theta.device)
+        server.state["counts"] = torch.zeros(shape[0], dtype=torch.float64, device=server.theta.device)
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the clients' sums and writes the head."""
+        own, state = server.task.classes, server.state
+        for message in updates.statistics:
+            counts = message["counts"].to(torch.float64)
+            state["counts"][own] += counts
+            state["sums"][own] += scatter_rows(message["sums"], counts)
+        write_head(server, torch.nn.functional.normalize(state["sums"], dim=1), state["counts"] > 0)

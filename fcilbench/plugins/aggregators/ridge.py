@@ -1,0 +1,114 @@
+"""Federated ridge regression on frozen features, after RanPAC (McDonnell et al. 2023) and Fed3R (Fani et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import field_validator
+from torch import nn
+
+from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.api.client import Client
+from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
+from fcilbench.api.params import Field
+from fcilbench.api.params import Params as BaseParams
+from fcilbench.api.server import Server, Updates
+from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
+from fcilbench.vectors.class_sums import class_sums, scatter_rows
+from fcilbench.vectors.ridge import solve_ridge, solve_ridge_gcv
+
+
+class Ridge(FrozenFeatures):
+    """Ridge regression onto one-hot targets, on frozen features or a random lift of them.
+
+    Clients upload X^T X and their class sums in float64; the server solves with the sums over all clients and tasks so
+    far. That is the centralised solution, whatever the partition and the order of the tasks.
+    """
+
+    version = "1"
+
+    class Params(BaseParams):
+        """Hyperparameters of ridge regression."""
+
+        ridge: Literal["gcv"] | float = Field(
+            "gcv",
+            description="lambda in units of the Gram's mean diagonal, or generalised cross-validation on the server",
+            source="Golub, Heath, Wahba 1979; RanPAC picks lambda on held-out samples, Fed3R fixes 0.01 (absolute)",
+        )
+        random_features: int = Field(
+            0,
+            ge=0,
+            description="size M of the lift h = ReLU(P f), P Gaussian and fixed; 0: the features themselves",
+            source="RanPAC lifts to 10,000",
+        )
+
+        @field_validator("ridge")
+        @classmethod
+        def _regularises(cls, ridge: Literal["gcv"] | float) -> Literal["gcv"] | float:
+            if ridge != "gcv" and ridge <= 0:
+                raise ValueError("must be positive, or gcv")
+            return ridge
+
+    def prepare(self, network: nn.Module) -> None:
+        """Puts the random lift between backbone and head.
+
+        P comes from the stream of the initialisation, hence from the train seed: clients draw it themselves, and it is
+        never sent.
+        """
+        size, head, extractor = self.params.random_features, network.head, network.extractor
+        if size == 0:
+            return
+        assert isinstance(head, nn.Linear)
+        assert isinstance(extractor, FeatureExtractor)
+        network.extractor = FeatureExtractor(nn.Sequential(extractor, _RandomLift(extractor.feature_dim, size)), size)
+        network.head = nn.Linear(size, head.out_features)
+
+    def statistics(self, client: Client) -> Message:
+        """Sends the upper triangle of X^T X, the sums of the classes that it has, and all counts of the task."""
+        task, size = client.task, client.feature_dim
+        gram = torch.zeros((), dtype=torch.float64)
+        labelled = []
+        for batch in client.batches():
+            features = client.net.features(batch.inputs).to(torch.float64)
+            gram = gram.to(features.device) + features.T @ features
+            labelled.append((features, task.local(batch.labels)))
+        sums, counts = class_sums(labelled, task.size, size)
+        return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
+
+    def begin(self, server: Server) -> None:
+        """Starts without samples."""
+        classes, size = server.parts.classes, server.parts.features
+        for name, shape in (("gram", (size * (size + 1) // 2,)), ("sums", (classes, size)), ("counts", (classes,))):
+            server.state[name] = torch.zeros(shape, dtype=torch.float64, device=server.theta.device)
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the clients' sums and solves."""
+        own, state = server.task.classes, server.state
+        for message in updates.statistics:
+            counts = message["counts"].to(torch.float64)
+            state["gram"] += message["gram"]
+            state["counts"][own] += counts
+            state["sums"][own] += scatter_rows(message["sums"], counts)
+        gram = unpack_symmetric(state["gram"], server.parts.features)
+        if self.params.ridge == "gcv":
+            solution = solve_ridge_gcv(gram, state["sums"], float(state["counts"].sum()))
+        else:
+            solution = solve_ridge(gram, state["sums"], self.params.ridge)
+        server.log("ridge/strength", solution.strength)
+        write_head(server, solution.weight, state["counts"] > 0)
+
+
+class _RandomLift(nn.Module):
+    """ReLU of a fixed Gaussian projection, no parameter of the model."""
+
+    projection: torch.Tensor
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        projection = torch.randn(features, size) / math.sqrt(features)
+        self.register_buffer("projection", projection, persistent=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.relu(features @ self.projection)
