@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,10 @@ class Sum(Aggregator):
 
     version = "2"
     traits = Traits(server_only=True, interaction_modelling=True)
+    breaks: ClassVar[Mapping[str, str]] = {
+        "one-client": "the round adds lambda_s times the client's vector, also where there is only one",
+        "identical-clients": "projections of equal vectors cancel: n of them step by lambda_s n (2 - n) vectors",
+    }
 
     class Params(SumParams):
         """Hyperparameters of SUM."""
