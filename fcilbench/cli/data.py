@@ -1,18 +1,19 @@
-"""`fcilbench data`: data sets, and whether they are here and what they are declared to be."""
+"""`fcilbench data`: data sets, where they are, how they get there, and what is in them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import PREREQUISITE
+from fcilbench.errors import PREREQUISITE, DataError, FcilbenchError, PrerequisiteError
 
 if TYPE_CHECKING:
     from fcilbench.registry.records import Description
 
-app = typer.Typer(help="List data sets and verify their content.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: [bold]fcilbench data list[/bold]")
@@ -21,23 +22,31 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:
-    """List the data sets that plugins offer, with their sizes and terms."""
+    """List the data sets that plugins offer, with their sizes and terms, and whether their files are here."""
     from fcilbench.cli.prepare import use_data_root
 
     root = use_data_root(data)
     found = _describe(None)
     if form is options.Form.JSON:
-        body = [{"name": each.ref.name, "problem": each.problem, **each.facts} for each in found]
+        body = [
+            {"name": each.ref.name, "problem": each.problem, "here": _here(each, root), **each.facts} for each in found
+        ]
         console.show_json({"schema": 1, "root": str(root), "datasets": body})
         return
+    words = {True: "yes", False: "no", None: ""}
     keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
     rows = [
-        (each.ref.name, *(each.facts.get(key, "") for key in keys), f"broken: {each.problem}" if each.problem else "")
+        (
+            each.ref.name,
+            words[_here(each, root)],
+            *(each.facts.get(key, "") for key in keys),
+            f"broken: {each.problem}" if each.problem else "",
+        )
         for each in found
     ]
-    titles = ("data set", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
+    titles = ("data set", "here", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
     console.show_rows(titles, rows, form)
-    console.say(f"data root {root}; `fcilbench data verify` reads the data")
+    console.say(f"data root {root}; `fcilbench data verify` reads the data, `fcilbench data fetch` gets it")
 
 
 @app.command(epilog="Example: [bold]fcilbench data verify cifar100 --data /data[/bold]")
@@ -73,6 +82,76 @@ def verify(
             console.show(f"{each.ref.name}: {_state(each) if problem is None else problem}")
     if any(problems):
         raise typer.Exit(PREREQUISITE)
+
+
+@app.command(epilog="Example: [bold]fcilbench data fetch cifar100 eurosat --data /data[/bold]")
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="Data sets.", show_default=False)],
+    data: options.Data = None,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+) -> None:
+    """Fetch data sets from their official sources, verify the archives and unpack them under the data root.
+
+    What is there already is left alone and needs no network. Verification cannot be switched off. Exit codes: 0; 5 if
+    one of them cannot be had: the hint then says which file to put where by hand.
+    """
+    from fcilbench.cli.fetching import Bar
+    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.data.fetch import fetch as fetch_one
+
+    root = use_data_root(data)
+    failed = False
+    for each in _describe(names):
+        try:
+            if each.problem:
+                raise PrerequisiteError(f"{each.ref.name} is broken: {each.problem}")
+            with Bar() as bar:
+                places = fetch_one(each.ref.short, each.facts, root, offline=offline, progress=bar.show)
+            where = " ".join(map(str, places)) or "needs no files of its own"
+            console.show(f"{each.ref.name}: {where}")
+        except FcilbenchError as error:
+            console.report(error)
+            failed = True
+    if failed:
+        raise typer.Exit(PREREQUISITE)
+
+
+@app.command(epilog="Example: [bold]fcilbench data path cifar100[/bold]")
+def path(
+    name: Annotated[str | None, typer.Argument(help="Data set; none shows the data root.")] = None,
+    data: options.Data = None,
+    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+) -> None:
+    """Print the data root, or where the files of a data set are.
+
+    Exit codes: 0; 5 if the data set is not there.
+    """
+    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.data.layout import describe_layouts, find_layout
+
+    root = use_data_root(data)
+    if name is None:
+        console.show(str(root))
+        return
+    facts = _describe([name])[0].facts
+    layouts = facts.get("layouts", [])
+    found = find_layout(layouts, root)
+    if found is None and layouts:
+        raise DataError(
+            f"{name}: no {describe_layouts(layouts, root)}", hint=f"`fcilbench data fetch {name}` gets it, if it can"
+        )
+    for each in found or ():
+        console.show(str(each))
+
+
+def _here(found: Description, root: Path) -> bool | None:
+    """Whether the files of a data set are there, by their names; `None` if its plugin needs or tells none."""
+    from fcilbench.data.layout import find_layout
+
+    layouts = found.facts.get("layouts", [])
+    return find_layout(layouts, root) is not None if layouts else None
 
 
 def _state(found: Description) -> str:

@@ -38,7 +38,12 @@ OfSuite = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("-s", "--set", metavar="PATH=VALUE", help="Override a value of the suite, e.g. protocol.rounds=2."),
+    typer.Option(
+        "-s",
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a value: of the suite, e.g. protocol.rounds=2; with `plugins test` of the plugin, lambda_s=0.5.",
+    ),
 ]
 Only = Annotated[
     list[str] | None,
@@ -82,7 +87,7 @@ Tracking = Annotated[
         "in the results folder.",
     ),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network while cells run.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
 Format = Annotated[Form, typer.Option("--format", help="Form of what goes to standard output.")]
 OutputFile = Annotated[

@@ -40,7 +40,7 @@ class Cifar100(Dataset):
         Archive(
             ARCHIVE.rpartition("/")[2],
             f"md5:{ARCHIVE_MD5}",
-            published="its homepage, and torchvision (datasets/cifar.py)",
+            published="the University of Toronto and torchvision (datasets/cifar.py)",
             url=ARCHIVE,
             size=169_001_437,
         ),
