@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import board, check, console, data, doctor, plan, plugins, results, run, schema, show
+from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, results, run, schema, show
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
@@ -48,7 +48,7 @@ for _verb in (run, plan, check, board, show, schema, doctor):
     _name = _verb.__name__.rpartition(".")[2]
     _class = getattr(_verb, "Command", None)
     app.command(_name, cls=_class, epilog=_example(_verb.EXAMPLE))(getattr(_verb, _name))
-for _group in (plugins, data, results):
+for _group in (plugins, data, results, module):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 

@@ -38,7 +38,7 @@ def show(
         else:
             _print_rows(rows, form)
         return
-    row = _find(store, cell)
+    row = find_row(store, cell)
     if form is options.Form.JSON:
         console.show_json({"schema": 1, "rows": [_plain(row)]})
     else:
@@ -53,7 +53,12 @@ def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
     return [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
 
 
-def _find(store: Store, prefix: str) -> Row:
+def find_row(store: Store, prefix: str) -> Row:
+    """Returns the last row of the one cell whose id begins with `prefix`.
+
+    Raises:
+        UsageError: If there is none, or more than one.
+    """
     rows = store.latest()
     found = [row for cell_id, row in rows.items() if cell_id.startswith(prefix.lower())]
     if len(found) == 1:

@@ -33,7 +33,10 @@ ALL = dict(commands())
 def test_all_verbs_are_there() -> None:
     assert {" ".join(path) for path in ALL} == {
         *("run", "plan", "check", "board", "show", "schema", "doctor"),
+        *("plugins test", "plugins new"),
         *("plugins list", "plugins show", "data list", "data verify", "results merge", "results sync"),
+        *("data fetch", "data path"),
+        *("module export", "module inspect"),
     }
 
 

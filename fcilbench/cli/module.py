@@ -1,0 +1,115 @@
+"""`fcilbench module`: what a finished cell deploys, as a file of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fcilbench.cli import console, options
+from fcilbench.errors import PrerequisiteError, UsageError
+
+if TYPE_CHECKING:
+    from fcilbench.federation.module_file import ModuleFile
+    from fcilbench.suite.cell import Cell
+
+app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
+
+
+@app.command(epilog="Example: [bold]fcilbench module export 9f2c -o module.safetensors[/bold]")
+def export(
+    cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
+    output: options.OutputFile = None,
+    out: options.Out = Path("results"),
+    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+) -> None:
+    """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.
+
+    For SUM: tau_uni in fp16 on its support, one mask and one scale a task, the head. theta_pre is not in it.
+    Exit codes: 0; 2 no such cell; 5 the cell kept no model.
+    """
+    from fcilbench.api.aggregator import Aggregator
+    from fcilbench.cli.show import find_row
+    from fcilbench.federation import final, module_file
+    from fcilbench.federation.outcome import digest
+    from fcilbench.registry import entrypoints
+    from fcilbench.results.store import Store
+
+    store = Store(out)
+    row = find_row(store, cell)
+    if row.status != "ok":
+        raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
+    folder = store.cell_dir(row.cell_id)
+    server = final.load(folder)
+    if digest(server.theta) != row.model_digest:
+        raise PrerequisiteError(
+            f"{folder / final.NAME} is not the model of this row", hint="run the cell again: --rerun all"
+        )
+    use = _cell(folder).aggregator
+    plugin = cast(type[Aggregator], entrypoints.load(entrypoints.lookup("aggregators", use.name)))
+    method = plugin(plugin.Params.model_validate(use.params))
+    path = output or Path(f"{row.cell_id[:12]}.safetensors")
+    about = {"cell": row.cell_id, "method": use.name, "version": use.version}
+    module_file.write(path, method.export(server), server, about)
+    console.show(f"{path}: {_summary(module_file.read(path))}")
+
+
+@app.command(epilog="Example: [bold]fcilbench module inspect module.safetensors[/bold]")
+def inspect(
+    file: Annotated[Path, typer.Argument(help="Module file.", metavar="FILE", show_default=False)],
+    form: options.Format = options.Form.TABLE,
+    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+) -> None:
+    """Print what a module file holds and weighs, packed and dense.
+
+    Exit codes: 0; 2 if it is no module file.
+    """
+    from fcilbench.federation import module_file
+
+    found = module_file.read(file)
+    rows = [
+        (
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            str(list(tensor.shape)),
+            tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in found.tensors.items()
+    ]
+    if form is options.Form.JSON:
+        tensors = [dict(zip(("name", "dtype", "shape", "bytes"), row, strict=True)) for row in rows]
+        console.show_json({"schema": 1, **found.facts, **_bytes(found), "tensors": tensors})
+        return
+    console.show_rows(("tensor", "dtype", "shape", "bytes"), rows, form)
+    console.show(f"{found.facts['method']} of cell {found.facts['cell'][:12]}: {_summary(found)}")
+
+
+def _cell(folder: Path) -> Cell:
+    from fcilbench.suite.cell import Cell
+
+    try:
+        return Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"])
+    except (OSError, ValueError, KeyError) as error:
+        raise PrerequisiteError(f"{folder / 'cell.json'} cannot be read: {error}") from error
+
+
+def _bytes(found: ModuleFile) -> dict[str, int]:
+    """Returns the bytes of the file, and of its module packed and dense where there is one."""
+    packed = found.packed
+    sizes = {"file_bytes": found.nbytes}
+    if packed is not None:
+        sizes |= {"packed_bytes": packed.nbytes, "dense_bytes": packed.dense_nbytes}
+    return sizes
+
+
+def _summary(found: ModuleFile) -> str:
+    sizes, packed = _bytes(found), found.packed
+    if packed is None:
+        return f"{sizes['file_bytes']:,} bytes, the global model"
+    return (
+        f"{sizes['packed_bytes']:,} bytes packed, {sizes['dense_bytes']:,} dense, {len(packed.scales)} tasks, "
+        f"support {len(packed.values) / packed.size:.1%} of {packed.size:,}; "
+        f"head and buffers {sizes['file_bytes'] - sizes['packed_bytes']:,} bytes"
+    )

@@ -1,0 +1,126 @@
+"""Module files: what a finished cell deploys, in one safetensors file, and theta_infer rebuilt from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fcilbench.api.message import Message, nbytes
+from fcilbench.api.server import Parts
+from fcilbench.api.task import Task
+from fcilbench.errors import UsageError
+from fcilbench.federation.outcome import digest
+from fcilbench.federation.server import FederationServer
+from fcilbench.vectors.pack import Packed
+
+FORMAT = "fcilbench-module-1"
+
+
+@dataclass(frozen=True)
+class ModuleFile:
+    """A module file in memory.
+
+    Attributes:
+        tensors: Everything in the file.
+        facts: `cell`, `method`, `version`, `tasks` ([offset, size] each), `parts`.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    facts: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return nbytes(self.tensors)
+
+    @property
+    def packed(self) -> Packed | None:
+        """The packed module, or `None` if the method deploys plain vectors."""
+        return Packed.from_tensors(self.tensors) if "module.support" in self.tensors else None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks, in order."""
+        return tuple(Task(index, *numbers) for index, numbers in enumerate(self.facts["tasks"]))
+
+    def theta(self, task: int, pretrained: torch.Tensor) -> torch.Tensor:
+        """Returns theta_infer of a task: the state vector `[D]` that answers its samples.
+
+        Equal bit for bit to `theta_pre + m * (s * tau)`, with the masks m, scales s, head and buffers that were
+        evaluated, and tau the evaluated tau_uni rounded to fp16 under one power-of-two scale (`vectors.pack`). So each
+        coordinate's distance from theta_pre is within 2^-11 relative of the evaluated one.
+
+        Args:
+            task: Index of the task.
+            pretrained: The state vector `[D]` of the model before training, of which the backbone is used.
+
+        Raises:
+            UsageError: If the file was made with another pretrained backbone.
+        """
+        packed = self.packed
+        if packed is None:
+            return self.tensors["theta"]
+        body = pretrained[: packed.size]
+        if digest(body) != self.facts["pretrained"]:
+            raise UsageError("this is not the pretrained backbone that the module file was made with")
+        moved = body + packed.task_vector(task).to(body.device)
+        return torch.cat([moved, self.tensors["head"].to(body.device), self.tensors["buffers"].to(body.device)])
+
+
+def write(path: Path, tensors: Message, server: FederationServer, about: Mapping[str, str]) -> None:
+    """Writes a module file under a temporary name, then renames it.
+
+    Args:
+        path: Where to.
+        tensors: What the method exported.
+        server: Where it comes from.
+        about: `cell`, `method` and `version`.
+    """
+    facts: dict[str, Any] = {
+        **about,
+        "tasks": [[task.offset, task.size] for task in server.tasks],
+        "parts": _parts(server.parts),
+    }
+    if "module.support" in tensors:
+        facts["pretrained"] = digest(server.state["pre"][server.parts.backbone])
+    temporary = path.with_name(f"{path.name}.tmp")
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> ModuleFile:
+    """Reads a module file.
+
+    Raises:
+        UsageError: If it is missing or something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UsageError(f"{path} is not a module file of format {FORMAT}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a mapping
+    except (OSError, SafetensorError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="`fcilbench module export CELL -o FILE` writes one"
+        ) from error
+    return ModuleFile(tensors, json.loads(metadata["facts"]))
+
+
+def _parts(parts: Parts) -> dict[str, int]:
+    return {
+        "backbone": parts.backbone.stop,
+        "head": parts.head.stop - parts.head.start,
+        "buffers": parts.buffers.stop - parts.buffers.start,
+        "classes": parts.classes,
+        "features": parts.features,
+    }

@@ -1,0 +1,96 @@
+"""Module files: a finished federation's module leaves it, and theta_infer is rebuilt from the file alone."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fcilbench.api.protocol import Runtime
+from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.federation import final, module_file
+from fcilbench.federation.experiment import build
+from fcilbench.federation.run import run_experiment
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.vectors.storage import from_half, to_half
+
+KEEP = Runtime(keep_model=True)
+ABOUT = {"cell": "9f2c", "method": "fcilbench/sum", "version": "2"}
+
+
+@pytest.fixture
+def finished(make_experiment, tmp_path):
+    """Returns the method, its server as it was kept, and the initial state vector."""
+    method = Sum(Sum.Params(k_pct=0.2))
+    experiment = make_experiment(method, runtime=KEEP)
+    run_experiment(experiment, tmp_path)
+    return method, final.load(tmp_path), build(experiment).initial
+
+
+def test_the_final_state_is_kept_only_where_it_is_asked_for(make_experiment, tmp_path):
+    run_experiment(make_experiment(runtime=KEEP), tmp_path)
+    kept = final.load(tmp_path)
+    assert [task.size for task in kept.tasks] == [2] * 5
+    assert kept.parts == build(make_experiment()).server.parts
+    run_experiment(make_experiment(), tmp_path)
+    with pytest.raises(PrerequisiteError, match="keep_model"):
+        final.load(tmp_path)
+
+
+def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
+    method, server, initial = finished
+    path = tmp_path / "module.safetensors"
+    module_file.write(path, method.export(server), server, ABOUT)
+    read = module_file.read(path)
+    assert read.tasks == tuple(server.tasks)
+    backbone, unified = server.parts.backbone, server.state["unified"]
+    half = from_half(*to_half(unified))
+    for task, build_module in enumerate(method.predictors(server).modules[f"task-{k}"] for k in range(5)):
+        evaluated, rebuilt = build_module(), read.theta(task, initial)
+        # Masks, scales, head and buffers as evaluated, to the last bit; tau_uni in fp16.
+        active = (evaluated - initial)[backbone] != 0
+        scale = float(server.state["scales"][task])
+        expected = initial[backbone] + torch.where(active, half * scale, 0.0)
+        assert torch.equal(rebuilt[backbone], expected)
+        assert torch.equal(rebuilt[backbone.stop :], evaluated[backbone.stop :])
+        moved = (evaluated - initial)[backbone].abs()
+        assert ((rebuilt - evaluated)[backbone].abs() <= 2**-11 * moved + 1e-6).all()
+        assert int(active.sum()) > 0
+
+
+def test_a_module_that_fits_half_precision_is_equal_bit_for_bit(finished, tmp_path):
+    method, server, initial = finished
+    server.state["unified"] = from_half(*to_half(server.state["unified"]))
+    path = tmp_path / "module.safetensors"
+    module_file.write(path, method.export(server), server, ABOUT)
+    for task in range(5):
+        evaluated = method.predictors(server).modules[f"task-{task}"]()
+        assert torch.equal(module_file.read(path).theta(task, initial), evaluated)
+
+
+def test_another_pretrained_backbone_is_refused(finished, tmp_path):
+    method, server, initial = finished
+    path = tmp_path / "module.safetensors"
+    module_file.write(path, method.export(server), server, ABOUT)
+    with pytest.raises(UsageError, match="not the pretrained backbone"):
+        module_file.read(path).theta(0, initial + 1.0)
+
+
+def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_path):
+    run_experiment(make_experiment(FedAvg(), runtime=KEEP), tmp_path)
+    server = final.load(tmp_path)
+    path = tmp_path / "global.safetensors"
+    module_file.write(path, FedAvg().export(server), server, ABOUT)
+    found = module_file.read(path)
+    assert found.packed is None
+    assert torch.equal(found.theta(0, server.theta), server.theta)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        module_file.read(tmp_path / "missing.safetensors")
+    (tmp_path / "text").write_text("no tensors here")
+    with pytest.raises(UsageError, match="cannot be read"):
+        module_file.read(tmp_path / "text")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other")
+    with pytest.raises(UsageError, match="not a module file"):
+        module_file.read(tmp_path / "other")
