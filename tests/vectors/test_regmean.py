@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fcilbench.vectors.regmean import decay_off_diagonal, regmean
+from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
 
 HALF = torch.tensor([0.5, 0.5])
 W = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
@@ -64,3 +64,68 @@ def test_rows_that_no_client_moved_do_not_move():
 def test_decay_keeps_the_diagonal():
     gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     assert decay_off_diagonal(gram, 0.5).tolist() == [[2.0, 0.5], [0.5, 3.0]]
+
+
+def test_r4_and_r5_in_the_plain_form():
+    local = torch.tensor([[[2.0, 10.0]], [[6.0, 20.0]]], dtype=torch.float64)
+    grams = [torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([3.0, 0.0]))]
+    assert regmean_plain(local, grams, 1.0)[0].tolist() == pytest.approx([5.0, 0.0])
+    assert regmean_plain(local[:1], grams[:1], 1.0)[0].tolist() == pytest.approx([2.0, 0.0])
+
+
+@pytest.mark.parametrize(("gamma", "expected"), [(1.0, (0.25, 0.75)), (0.5, (0.375, 0.625)), (0.0, (0.5, 0.5))])
+def test_r2_in_the_plain_form(gamma, expected):
+    grams = [torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[2.0, -1.0], [-1.0, 2.0]])]
+    assert regmean_plain(W, grams, gamma)[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9, 0.999])
+def test_the_fast_solver_equals_the_pseudoinverse(gamma):
+    """Features of scale 1 to 1e-4 and a dead input, fewer rows than inputs on each client."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.logspace(0, -4, 12, dtype=torch.float64)
+    scale[5] = 0.0
+    inputs = [torch.randn(4, 12, generator=generator, dtype=torch.float64) * scale for _ in range(3)]
+    deltas = torch.randn(3, 5, 12, generator=generator, dtype=torch.float64)
+    grams = [decay_off_diagonal(x.T @ x, gamma) for x in inputs]
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    mean = torch.einsum("n,noi->oi", weights, deltas)
+    total = sum(grams)
+    numerator = sum((d - mean) @ g for d, g in zip(deltas, grams, strict=True))
+    expected = mean + numerator @ torch.linalg.pinv(total, hermitian=True)
+    got = regmean(deltas, [x.T @ x for x in inputs], weights, gamma)
+    assert torch.allclose(got, expected, rtol=1e-6, atol=1e-7)
+    assert torch.allclose(got[:, 5], mean[:, 5], atol=1e-12)
+
+
+def test_diagonals_stand_for_gamma_zero():
+    generator = torch.Generator().manual_seed(0)
+    grams = [x.T @ x for x in torch.randn(3, 9, 4, generator=generator)]
+    grams[0][2] = grams[0][:, 2] = grams[1][2] = grams[1][:, 2] = grams[2][2] = grams[2][:, 2] = 0.0
+    deltas = torch.randn(3, 2, 4, generator=generator)
+    weights = torch.tensor([0.2, 0.3, 0.5])
+    full = regmean(deltas, grams, weights, 0.0)
+    assert torch.allclose(regmean(deltas, [g.diagonal() for g in grams], weights, 0.0), full, atol=1e-7)
+    assert torch.allclose(full[:, 2], (weights[:, None, None] * deltas).sum(0)[:, 2], atol=1e-6)
+
+
+def test_rounding_on_the_wire_does_not_blow_up_null_directions():
+    """float32 Grams of rank 3 in 20 dimensions at gamma = 1: the merge stays as large as the updates."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(3, 20, generator=generator, dtype=torch.float64)
+    grams = []
+    for _ in range(4):
+        inputs = torch.randn(50, 3, generator=generator, dtype=torch.float64) @ shared
+        grams.append((inputs.T @ inputs).float())
+    deltas = torch.randn(4, 5, 20, generator=generator)
+    assert float(regmean(deltas, grams, torch.full((4,), 0.25), 1.0).abs().max()) < 3 * float(deltas.abs().max())
+
+
+def test_identical_rows_do_not_drift():
+    """specs/methods-a.md, 4.5: d = 64, features of scale 1 to 1e-4, the same row on three clients."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.logspace(0, -4, 64)
+    grams = [x.T @ x for x in (torch.randn(30, 64, generator=generator) * scale for _ in range(3))]
+    row = torch.randn(1, 64, generator=generator).expand(3, 1, 64)
+    merged = regmean(row, grams, torch.full((3,), 1 / 3), 0.5)
+    assert torch.allclose(merged, row[0], rtol=1e-6)

@@ -1,0 +1,107 @@
+"""Gram matrices by hooks against the layers' inputs written out."""
+
+import pytest
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.grams import GramTaps
+from fcilbench.engine.network import Network
+
+FIRST, SECOND = "extractor.body.0", "extractor.body.2"
+
+
+def never(name):
+    return False
+
+
+def model():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
+    return FlatModel(Network(FeatureExtractor(body, 5), 3), torch.device("cpu"))
+
+
+def names(flat):
+    return {piece.name for piece in flat.parts.layout}
+
+
+def run(flat, batches, diagonal=never, mask=None):
+    with torch.no_grad(), GramTaps(flat.network, names(flat), diagonal) as taps:
+        for inputs in batches:
+            taps.mask = mask
+            flat.logits(inputs)
+    return taps.grams()
+
+
+def test_grams_of_every_layer_over_batches_and_tokens():
+    flat, inputs = model(), torch.randn(7, 6, 4)  # 7 samples of 6 tokens
+    grams = run(flat, inputs.split(3))
+    body = flat.network.extractor.body
+    with torch.no_grad():
+        hidden = torch.tanh(body[0](inputs))
+        features = body[2](hidden)
+    assert list(grams) == [FIRST, SECOND, "head"]
+    for name, x in ((FIRST, inputs), (SECOND, hidden), ("head", features)):
+        flat_x = x.reshape(-1, x.shape[-1]).double()
+        assert grams[name].total.dtype == torch.float64
+        assert torch.allclose(grams[name].total, flat_x.T @ flat_x, rtol=1e-5, atol=1e-5)
+        assert grams[name].rows.item() == 42
+
+
+def test_diagonals_equal_those_of_the_matrices():
+    flat, inputs = model(), torch.randn(9, 4)
+    full = run(flat, [inputs])
+    some = run(flat, [inputs], lambda name: name != "head")
+    assert torch.allclose(some[FIRST].total, full[FIRST].total.diagonal(), rtol=1e-5)
+    assert some["head"].total.shape == (5, 5)
+
+
+def test_padding_tokens_are_left_out():
+    flat = model()
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    inputs = torch.randn(2, 3, 4)
+    grams = run(flat, [inputs], mask=mask)
+    kept = inputs[mask].double()
+    assert torch.allclose(grams[FIRST].total, kept.T @ kept, rtol=1e-5)
+    assert grams[FIRST].rows.item() == 3
+
+
+def test_hooks_are_removed_and_a_gradient_is_not_needed():
+    flat = model()
+    run(flat, [torch.randn(2, 4)])
+    assert not any(module._forward_pre_hooks for module in flat.network.modules())
+    with pytest.raises(RuntimeError), GramTaps(flat.network, names(flat), never):
+        raise RuntimeError
+    assert not any(module._forward_pre_hooks for module in flat.network.modules())
+
+
+def test_a_shared_weight_gets_one_sum_and_frozen_or_idle_layers_none():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.idle, self.frozen = (nn.Linear(4, 4) for _ in range(4))
+            self.b.weight = self.a.weight
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x):
+            return self.frozen(self.b(2 * self.a(x)))
+
+    torch.manual_seed(0)
+    flat = FlatModel(Network(FeatureExtractor(Twice(), 4), 3), torch.device("cpu"))
+    inputs = torch.randn(6, 4)
+    grams = run(flat, [inputs])
+    assert list(grams) == ["extractor.body.a", "head"]
+    with torch.no_grad():
+        second = 2 * flat.network.extractor.body.a(inputs)
+    expected = inputs.T @ inputs + second.T @ second
+    assert torch.allclose(grams["extractor.body.a"].total, expected.double(), rtol=1e-5)
+    assert grams["extractor.body.a"].rows.item() == 12
+
+
+def test_autocast_around_does_not_reach_the_products():
+    flat, inputs = model(), torch.randn(50, 4)
+    plain = run(flat, [inputs])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = run(flat, [inputs])
+    assert torch.equal(cast[FIRST].total, plain[FIRST].total)

@@ -1,0 +1,116 @@
+"""Gaussian class statistics: specs/methods-a.md, 5.8, and fault S04."""
+
+import itertools
+
+import pytest
+import torch
+
+from fcilbench.vectors.gaussian import Gaussians, covariances, measure, merge, roots, sample
+
+TOTAL = torch.Generator().manual_seed(0)
+
+
+def of(rows, full=True):
+    """Statistics of one class."""
+    data = torch.tensor(rows, dtype=torch.float64)
+    return measure([(data, torch.zeros(len(data), dtype=torch.int64))], 1, data.shape[1], full)
+
+
+def covariance(found):
+    return found.scatter[0] / (found.count[0] - 1)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_one_dimension_with_a_client_of_one_sample(full):
+    """{0, 2} and {4}: n = 3, mean 2, variance 4; dropping the second client would give mean 1, variance 2."""
+    one, two = of([[0.0], [2.0]], full), of([[4.0]], full)
+    assert (one.count.item(), one.mean.item(), covariance(one).item()) == (2, 1, 2)
+    assert two.scatter.abs().sum() == 0
+    pooled = merge([one, two])
+    assert (pooled.count.item(), pooled.mean.item(), covariance(pooled).item()) == (3, 2, 4)
+    dropped = merge([one, two.without_singletons()])
+    assert (dropped.count.item(), dropped.mean.item(), covariance(dropped).item()) == (2, 1, 2)
+
+
+def test_two_dimensions():
+    pooled = merge([of([[0.0, 0.0], [2.0, 2.0]]), of([[4.0, 1.0], [6.0, 3.0]])])
+    assert pooled.mean[0].tolist() == [3.0, 1.5]
+    assert torch.allclose(covariance(pooled), torch.tensor([[20 / 3, 8 / 3], [8 / 3, 5 / 3]], dtype=torch.float64))
+    diagonal = merge([of([[0.0, 0.0], [2.0, 2.0]], False), of([[4.0, 1.0], [6.0, 3.0]], False)])
+    assert covariance(diagonal).tolist() == pytest.approx([20 / 3, 5 / 3])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_merging_equals_pooling_in_any_order_and_grouping(full):
+    generator = torch.Generator().manual_seed(0)
+    data = 100 + torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    labels = torch.arange(40) % 3
+    cuts = [(0, 1), (1, 9), (9, 30), (30, 40)]
+    parts = [measure([(data[a:b], labels[a:b])], 3, 5, full) for a, b in cuts]
+    whole = measure([(data, labels)], 3, 5, full)
+    for order in itertools.permutations(parts):
+        for other in (merge(order), merge([merge(order[:2]), merge(order[2:])])):
+            for name in ("count", "mean", "scatter"):
+                assert torch.allclose(getattr(other, name), getattr(whole, name), rtol=0, atol=1e-10)
+    own = [data[labels == c] for c in range(3)]
+    assert torch.allclose(whole.mean, torch.stack([rows.mean(dim=0) for rows in own]))
+    cov = torch.stack([rows.T.cov() if full else rows.var(dim=0) for rows in own])
+    assert torch.allclose(covariances(whole, 1e-300, 0, 0), cov, atol=1e-10)
+
+
+def test_one_client_gives_its_own_statistics_and_an_absent_class_adds_nothing():
+    one = measure([(torch.tensor([[1.0, 2.0]]), torch.tensor([1]))], 3, 2, False)
+    assert one.count.tolist() == [0, 1, 0]
+    assert one.mean.tolist() == [[0, 0], [1, 2], [0, 0]]
+    assert merge([one]).mean.tolist() == one.mean.tolist()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_s04_one_sample_gets_the_variance_of_the_others(full):
+    """Class 0 = (1, 2) alone: 0 / 0 would be NaN. Class 1 = (0, 0), (2, 2): [[2, 2], [2, 2]], semi-definite."""
+    data, labels = torch.tensor([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]]), torch.tensor([0, 1, 1])
+    found = measure([(data, labels)], 2, 2, full)
+    got = covariances(found, 1e-8, rho_few=0.0, rho_many=0.0)
+    expected = torch.full((2, 2), 2.0, dtype=torch.float64)
+    own = expected + 1e-8 * torch.eye(2) if full else expected[0] + 1e-8
+    assert torch.allclose(got[0], own.to(got), rtol=0, atol=1e-12)
+    assert torch.allclose(got[1], own.to(got), rtol=0, atol=1e-12)
+    factor = roots(got)
+    again = factor @ factor.transpose(1, 2) if full else factor.square()
+    assert torch.allclose(again, got, atol=1e-7)
+    assert bool(torch.isfinite(factor).all())
+
+
+def test_a_single_sample_in_all_keeps_the_least_variance():
+    found = of([[1.0, 2.0]], False)
+    assert covariances(found, 1e-8)[0].tolist() == [1e-8, 1e-8]
+
+
+def test_full_covariances_shrink_by_the_number_of_samples():
+    scatter = torch.tensor([[4.0, 2.0], [2.0, 2.0]], dtype=torch.float64)
+    found = Gaussians(
+        torch.tensor([2.0, 3.0]).double(), torch.zeros(2, 2).double(), torch.stack([scatter, 2 * scatter])
+    )
+    few, many = covariances(found, 1e-300, rho_few=0.5, rho_many=0.1)  # n = 2 <= F, n = 3 > F; both have M2/(n-1) = S
+    assert few.tolist() == [[0.5 * 4 + 0.5 * 3, 1.0], [1.0, 0.5 * 2 + 0.5 * 3]]
+    assert torch.allclose(many, torch.tensor([[0.9 * 4 + 0.3, 1.8], [1.8, 0.9 * 2 + 0.3]], dtype=torch.float64))
+
+
+def test_a_matrix_that_is_no_covariance_is_refused():
+    with pytest.raises(ValueError, match="negative variance"):
+        roots(torch.diag(torch.tensor([1.0, -1.0]))[None])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_samples_follow_mean_and_covariance(full):
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.tensor([[1.0, -2.0], [10.0, 0.0]], dtype=torch.float64)
+    cov = torch.tensor([[[2.0, 0.6], [0.6, 1.0]], [[1.0, -0.5], [-0.5, 4.0]]], dtype=torch.float64)
+    root = roots(cov if full else cov.diagonal(dim1=1, dim2=2))
+    classes = torch.arange(2).repeat_interleave(20_000)
+    drawn = sample(mean, root, classes, torch.randn(40_000, 2, generator=generator, dtype=torch.float64))
+    for c in range(2):
+        rows = drawn[classes == c]
+        expected = cov[c] if full else torch.diag(cov[c].diagonal())
+        assert torch.allclose(rows.mean(dim=0), mean[c], atol=0.05)
+        assert torch.allclose(rows.T.cov(), expected, atol=0.1)

@@ -1,0 +1,72 @@
+"""Ridge regression from sufficient statistics against the direct solution."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fcilbench.vectors.class_sums import class_sums, scatter_rows
+from fcilbench.vectors.ridge import GRID, solve_ridge, solve_ridge_gcv
+
+
+def problem(samples=40, features=6, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(samples) % classes
+    inputs = torch.randn(samples, features, generator=generator, dtype=torch.float64)
+    inputs[:, :classes] += F.one_hot(labels, classes)
+    return inputs, labels
+
+
+def test_by_hand():
+    """x = 1, 2 of classes 0, 1: G = 5, S = (1, 2); lambda = 0.2 * 5: W = S / 6."""
+    solution = solve_ridge(torch.tensor([[5.0]]), torch.tensor([[1.0], [2.0]]), 0.2)
+    assert solution.weight.flatten().tolist() == pytest.approx([1 / 6, 2 / 6])
+
+
+def test_equals_stacked_least_squares():
+    inputs, labels = problem()
+    sums, _ = class_sums([(inputs, labels)], 3, 6)
+    level = 0.3 * float((inputs.T @ inputs).diagonal().mean())
+    stacked = torch.cat([inputs, level**0.5 * torch.eye(6, dtype=torch.float64)])
+    targets = torch.cat([F.one_hot(labels, 3).double(), torch.zeros(6, 3).double()])
+    expected = torch.linalg.lstsq(stacked, targets).solution.T
+    assert torch.allclose(solve_ridge(inputs.T @ inputs, sums, 0.3).weight, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [40, 12, 5])
+def test_gcv_is_the_minimum_of_its_definition(samples):
+    """n RSS / (n - tr H)^2, from the samples themselves; also with fewer samples than features."""
+    inputs, labels = problem(samples, 8)
+    targets = F.one_hot(labels, 3).double()
+    gram = inputs.T @ inputs
+    sums, _ = class_sums([(inputs, labels)], 3, 8)
+    scores = []
+    for strength in GRID:
+        level = strength * float(gram.diagonal().mean())
+        hat = inputs @ torch.linalg.solve(gram + level * torch.eye(8).double(), inputs.T)
+        rss, left = float((targets - hat @ targets).square().sum()), samples - float(hat.trace())
+        scores.append(samples * rss / left**2 if left > 1e-6 * samples else float("inf"))
+    chosen = solve_ridge_gcv(gram, sums, samples)
+    assert chosen.strength == GRID[scores.index(min(scores))]
+    assert torch.equal(chosen.weight, solve_ridge(gram, sums, chosen.strength).weight)
+
+
+def test_the_scale_of_the_features_changes_no_logit():
+    inputs, labels = problem()
+    logits = []
+    for scale in (1.0, 1000.0):
+        sums, _ = class_sums([(scale * inputs, labels)], 3, 6)
+        solution = solve_ridge_gcv(scale**2 * inputs.T @ inputs, sums, 40)
+        logits.append(scale * inputs @ solution.weight.T)
+    assert torch.allclose(*logits, atol=1e-10)
+
+
+def test_features_of_zeros_give_weights_of_zero():
+    assert solve_ridge_gcv(torch.zeros(2, 2), torch.zeros(3, 2), 4).weight.abs().sum() == 0
+
+
+def test_class_sums_travel_without_the_absent_classes():
+    rows, labels = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([2, 0, 2])
+    sums, counts = class_sums([(rows[:1], labels[:1]), (rows[1:], labels[1:])], 4, 2)
+    assert sums.tolist() == [[3, 4], [0, 0], [6, 8], [0, 0]]
+    assert counts.tolist() == [1, 0, 2, 0]
+    assert torch.equal(scatter_rows(sums[counts > 0], counts), sums)
