@@ -1,0 +1,149 @@
+"""Workloads, synthetic images and the table printer that the benchmarks share."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.api.protocol import Evaluation, Partition, Protocol, Runtime
+from fcilbench.federation.experiment import Experiment
+from fcilbench.plugins.backbones.timm import Timm
+from fcilbench.plugins.stressors.none import NoStress
+
+PEAK = {"H100": 790e12, "H200": 790e12}
+"""Dense bf16 FLOP/s that large matrix products reach on a card, measured, not the data sheet's number."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One communication round to time.
+
+    Attributes:
+        model: timm architecture, random weights.
+        args: Its arguments.
+        clients: Number of clients N.
+        images: Training images of each client.
+        epochs: Local epochs E.
+        batch_size: Samples per step.
+    """
+
+    model: str
+    args: dict[str, Any]
+    clients: int
+    images: int
+    epochs: int
+    batch_size: int = 16
+
+
+SMALL = {"img_size": 64, "patch_size": 8}
+WORKLOADS = {
+    # The paper's CIFAR-100 round: 10 clients, 5,000 images a task, 5 epochs.
+    "vit-b": Workload("vit_base_patch16_224", {}, clients=10, images=500, epochs=5),
+    "vit-small": Workload("vit_tiny_patch16_224", SMALL, clients=10, images=500, epochs=5),
+    "vit-small-cpu": Workload("vit_tiny_patch16_224", SMALL, clients=2, images=64, epochs=1),
+    "dry": Workload("vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 1}, 2, images=20, epochs=1),
+}
+
+
+class Noise(Dataset):
+    """CIFAR-shaped noise: 10 classes in one task."""
+
+    classes, default_tasks = 10, 1
+    augmentation = Augmentation(crop_padding=4, flip=True)
+
+    def __init__(self, train: int, test: int = 100) -> None:
+        super().__init__()
+        self._sizes = (train, test)
+
+    def open(self, *_: Any) -> tuple[Corpus, str]:
+        """Returns the noise; there is nothing to read or verify."""
+        random = np.random.default_rng(0)
+        splits = [
+            Samples(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % 10)
+            for count in self._sizes
+        ]
+        return Corpus(splits[0], splits[1], tuple("0123456789")), ""
+
+
+def experiment(
+    work: Workload, aggregator: Aggregator, device: str, precision: str, capture: str = "auto"
+) -> Experiment:
+    """Returns the experiment whose first round is timed."""
+    return Experiment(
+        dataset=Noise(work.clients * work.images),
+        backbone=Timm(Timm.Params(model=work.model, weights="none", args=work.args)),
+        aggregator=aggregator,
+        stressor=NoStress(),
+        data_root=Path(),
+        protocol=Protocol.model_validate(
+            {
+                "clients": work.clients,
+                "rounds": 1,
+                "local_epochs": work.epochs,
+                "batch_size": work.batch_size,
+                "precision": precision,
+            }
+        ),
+        partition=Partition(kind="iid"),
+        evaluate=Evaluation(task_identity=("none",)),
+        runtime=Runtime.model_validate({"capture": capture, "threads": torch.get_num_threads()}),
+        device=device,
+    )
+
+
+def flops_per_image(work: Workload) -> float:
+    """Returns forward and backward FLOP of one image, counted from the operations (a multiply-add is two)."""
+    model = Timm(Timm.Params(model=work.model, weights="none", args=work.args)).build()
+    size = work.args.get("img_size", 224)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, size, size)).sum().backward()
+    return float(counter.get_total_flops())
+
+
+def card(device: str) -> str:
+    """Returns the device's name."""
+    return torch.cuda.get_device_name(0) if device == "cuda" else f"CPU ({torch.get_num_threads()} threads)"
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Returns what a reader needs to know about a measurement."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "card": card(device),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Returns rows of equal keys as an aligned text table."""
+    heads = list(rows[0])
+    cells = [heads, *[[_text(row[head]) for head in heads] for row in rows]]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
+    return "\n".join("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in cells)
+
+
+def write(path: Path | None, name: str, device: str, rows: list[dict[str, Any]]) -> None:
+    """Adds the rows of a benchmark to a JSON file."""
+    if path is None:
+        return
+    record = json.loads(path.read_text()) if path.exists() else {"facts": facts(device), "benchmarks": {}}
+    record["benchmarks"][name] = rows
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
