@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import UsageError
@@ -108,9 +109,16 @@ def _lay_out(
             for rule in rules if hit is not None else ():
                 rule.used += rule.matches(point, suite.protocol, seed)
     partitions = [label for each in suite.grid.partition for label in (each.label, each.kind)]
-    unused = [rule for rule in [*assembly.rules, *rules] if not rule.used]
+    unused = [rule for rule in [*assembly.rules, *rules] if not rule.used and not _inherited(loaded, rule)]
     assembly.unused += [unused_problem(rule, entries, partitions, tree) for rule in unused]
     return excluded
+
+
+def _inherited(loaded: LoadedSuite, rule: Rule) -> bool:
+    """Whether a rule comes from a file that the suite extends: such a file may serve many suites."""
+    origin = locate(loaded.tree, rule.path)
+    file = origin.rsplit(":", 2)[0]
+    return not origin.startswith("-s ") and Path(file).resolve() != Path(loaded.path).resolve()
 
 
 def points_of(grid: Grid, entries: Entries) -> Iterator[Point]:
