@@ -1,0 +1,212 @@
+"""How fast SUM's server mathematics is, beside the printed formula and beside the memory itself.
+
+    python benchmarks/aggregation.py [--clients 10] [--size 5400000] [--threads 1] [--json FILE]
+
+All times of one table come from one run on one machine: ours (three passes: statistics, Gram matrix, weighted sum of
+the trimmed vectors), the printed formula (trimmed copy, then N (N - 1) projections), and reading the N x D numbers three
+times (a sum each). Each is the best of several repeats, taken in turns so that other load hits all alike. Memory is the
+peak of what is allocated on top of the clients' rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fcilbench.engine.meters import device_name, peak_memory, reset_peak_memory
+from fcilbench.vectors.basis import project_out
+from fcilbench.vectors.surgery import coefficients, gram, merge, surgery_matrix
+from fcilbench.vectors.topk import Cut, cut
+from fcilbench.vectors.trim import Trimmed
+from fcilbench.vectors.unify import Modulators, unify
+
+Z_THR, LAMBDA_S, K_PCT = 4.5, 0.4, 0.05
+
+
+def ours(rows: torch.Tensor) -> torch.Tensor:
+    vectors = Trimmed(rows, Z_THR)
+    weights = coefficients(surgery_matrix(gram(vectors)))
+    return merge(LAMBDA_S * weights, vectors)[0]
+
+
+def printed(rows: torch.Tensor) -> torch.Tensor:
+    """The paper's algorithm as it stands: trim, project each vector on each other one, sum."""
+    trimmed = rows.clone()
+    for row in trimmed:
+        variance, mean = torch.var_mean(row, correction=0)
+        row[(row - mean).abs() > Z_THR * variance.sqrt()] = 0.0
+    total = torch.zeros_like(rows[0])
+    for i, row in enumerate(trimmed):
+        refined = row.clone()
+        for j, other in enumerate(trimmed):
+            if j != i:
+                refined -= (row @ other) / (other @ other) * other
+        total += refined
+    return LAMBDA_S * total
+
+
+def reading(rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack([rows.sum() for _ in range(3)])
+
+
+def task_end(vectors: list[torch.Tensor], cuts: list[Cut]) -> torch.Tensor:
+    """Temporal projection of the last task on the others, and the module of all tasks; earlier cuts are kept."""
+    refined, kept = project_out(vectors[-1], vectors[:-1])
+    basis = [*vectors[:-1], refined]
+    unified = unify(basis, [*cuts, cut(refined, K_PCT)], "count", refined.device)
+    coefficients_ = [torch.zeros(k, dtype=torch.float64) for k in range(len(vectors) - 1)]
+    return Modulators(basis, [*coefficients_, kept], unified).scales()
+
+
+def clients(count: int, size: int, device: torch.device) -> torch.Tensor:
+    """Heavy-tailed updates with a common direction: mean pairwise cosine about 0.06, as early rounds have."""
+    generator = torch.Generator(device).manual_seed(0)
+    rows = torch.empty(count, size, device=device)
+    common = torch.randn(size, generator=generator, device=device) * 2.5e-6
+    for row in rows:
+        row.normal_(generator=generator).mul_(1e-5)
+        row.mul_(torch.rand(size, generator=generator, device=device).add_(0.2).reciprocal_().mul_(0.5)).add_(common)
+    return rows
+
+
+def best(functions: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
+    """Returns the best seconds of each, measured in turns."""
+    seconds = dict.fromkeys(functions, float("inf"))
+    for turn in range(repeats + 1):  # the first turn warms up
+        for name, function in functions.items():
+            _wait(device)
+            start = time.perf_counter()
+            function()
+            _wait(device)
+            if turn:
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
+
+
+def extra_memory(function: Callable[[], object], device: torch.device) -> int:
+    """Returns the peak of the bytes that a call allocates."""
+    gc.collect()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        reset_peak_memory(device)
+        function()
+        _wait(device)
+        return peak_memory(device) - before
+    with Sampler() as sampler:
+        function()
+    return sampler.peak
+
+
+class Sampler:
+    """Peak of the process's resident set above where it began, sampled every millisecond."""
+
+    def __enter__(self) -> Sampler:
+        self.peak, self._done, self._start = 0, threading.Event(), _resident()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._done.wait(1e-3):
+            self.peak = max(self.peak, _resident() - self._start)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[str, object]:
+    rows = clients(count, size, device)
+    spatial = best(
+        {
+            "ours": lambda: ours(rows),
+            "printed formula": lambda: printed(rows),
+            "reading three times": lambda: reading(rows),
+        },
+        repeats,
+        device,
+    )
+    difference = (ours(rows) - printed(rows)).norm() / printed(rows).norm()
+    whole = rows.numel() * rows.element_size()
+    memory = {
+        "ours": extra_memory(lambda: ours(rows), device) / whole,
+        "printed formula": extra_memory(lambda: printed(rows), device) / whole,
+    }
+    tasks, cuts = list(rows), [cut(row, K_PCT) for row in rows[:-1]]
+    end = best({"task end": lambda: task_end(tasks, cuts), "reading once": rows.sum}, repeats, device)
+    return {
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "clients": count,
+        "size": size,
+        "seconds": {**spatial, **end},
+        "ratio_printed_to_ours": spatial["printed formula"] / spatial["ours"],
+        "ratio_ours_to_reading": spatial["ours"] / spatial["reading three times"],
+        "extra_memory_over_rows": memory,
+        "relative_difference": float(difference),
+        "trimmed_share": _trimmed_share(rows),
+    }
+
+
+def _trimmed_share(rows: torch.Tensor) -> float:
+    vectors = Trimmed(rows, Z_THR)
+    gram(vectors)
+    return int(vectors.zeroed) / rows.numel()
+
+
+def table(found: dict[str, object]) -> str:
+    seconds, memory = found["seconds"], found["extra_memory_over_rows"]
+    assert isinstance(seconds, dict)
+    assert isinstance(memory, dict)
+    lines = [
+        f"N = T = {found['clients']}, D = {found['size']:,}, {found['device']}, {found['threads']} threads, "
+        f"torch {found['torch']}",
+        f"{'':24}{'seconds':>10}{'extra memory / (N D 4 bytes)':>32}",
+    ]
+    for name, value in seconds.items():
+        extra = f"{memory[name]:.2f}" if name in memory else ""
+        lines.append(f"{name:24}{value:10.4f}{extra:>32}")
+    lines.append(
+        f"printed formula / ours {found['ratio_printed_to_ours']:.2f}, ours / reading three times "
+        f"{found['ratio_ours_to_reading']:.2f}, relative difference of the results {found['relative_difference']:.1e}, "
+        f"trimmed {found['trimmed_share']:.2%}"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--clients", type=int, default=10, help="N")
+    parser.add_argument("--size", type=int, default=86_000_000 if cuda else 5_400_000, help="D")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="torch CPU threads")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = measure(options.clients, options.size, options.repeats, torch.device(options.device))
+    print(table(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
