@@ -14,7 +14,7 @@ gradients as one batched matrix product. All other parameters are done by `vmap(
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcilbench.api.client import Batch, FisherKind
-from fcilbench.api.task import Task
 from fcilbench.engine.linear_taps import LinearTaps
 
 _BUDGET = 1 << 26
@@ -56,10 +55,18 @@ def fisher_diagonal(
     totals = {name: torch.zeros_like(network.get_parameter(name), dtype=torch.float64) for name in names}
     samples = 0.0
     for batch, uniform in batches:
-        probabilities = F.softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
-        targets, weights = _terms(kind, probabilities, batch.task.local(batch.labels), uniform)
+        with LinearTaps(network, totals) as taps, torch.enable_grad():
+            log_p = F.log_softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
+        targets, weights = _terms(kind, log_p.detach().exp(), batch.task.local(batch.labels), uniform)
+        weights = weights * batch.mask[:, None]
         for column in range(targets.shape[1]):
-            _add_squares(network, totals, batch, targets[:, column], weights[:, column] * batch.mask)
+            with torch.enable_grad():
+                objective = log_p.gather(1, targets[:, column : column + 1]).sum()
+            taps.add_squares(objective, totals, weights[:, column], _BUDGET)
+            rest = [name for name in names if name not in taps.covered]
+            if rest:
+                for name, squares in _squares(network, rest, batch, targets[:, column], weights[:, column]):
+                    totals[name] += squares
         samples += float(batch.mask.sum())
     if samples == 0.0:
         raise ValueError("the Fisher of no samples is not defined")
@@ -81,32 +88,22 @@ def _terms(
     return targets, probabilities.gather(1, targets) if kind == "label_prob" else torch.ones_like(probabilities[:, :1])
 
 
-def _add_squares(
-    network: nn.Module, totals: dict[str, torch.Tensor], batch: Batch, targets: torch.Tensor, weights: torch.Tensor
-) -> None:
-    """Adds `sum_i weights_i * (gradient of log p of targets_i)^2` to the totals."""
-    with LinearTaps(network, totals) as taps, torch.enable_grad():
-        objective = _log_probability(network(batch.inputs), batch.task, targets).sum()
-    taps.add_squares(objective, totals, weights, _BUDGET)
-    rest = {name: network.get_parameter(name).detach() for name in totals if name not in taps.covered}
-    if not rest:
-        return
+def _squares(
+    network: nn.Module, names: Sequence[str], batch: Batch, targets: torch.Tensor, weights: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterates over the named parameters' parts of `sum_i weights_i * (gradient of log p of targets_i)^2`, by vmap."""
+    parameters = {name: network.get_parameter(name).detach() for name in names}
 
     def log_p_of_one(parameters: dict[str, torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         logits = functional_call(network, parameters, (x[None],))
-        return _log_probability(logits, batch.task, target[None])[0]
+        return F.log_softmax(logits[:, batch.task.classes], dim=1)[0].gather(0, target[None])[0]
 
     per_sample = vmap(grad(log_p_of_one), in_dims=(None, 0, 0))
-    step = max(1, _BUDGET // sum(value.numel() for value in rest.values()))
+    step = max(1, _BUDGET // sum(value.numel() for value in parameters.values()))
     for start in range(0, len(targets), step):
         part = slice(start, start + step)
         # The plain kernel of attention is the one with a batching rule on every device.
         with sdpa_kernel(SDPBackend.MATH):
-            gradients = per_sample(rest, batch.inputs[part], targets[part])
+            gradients = per_sample(parameters, batch.inputs[part], targets[part])
         for name, gradient in gradients.items():
-            totals[name] += (weights[part] @ gradient.flatten(1).square()).view_as(totals[name])
-
-
-def _log_probability(logits: torch.Tensor, task: Task, targets: torch.Tensor) -> torch.Tensor:
-    """Returns log p of the task-local `targets` under the softmax over the task's slice, `[B]`."""
-    return F.log_softmax(logits[:, task.classes], dim=1).gather(1, targets[:, None])[:, 0]
+            yield name, (weights[part] @ gradient.flatten(1).square()).view(gradient.shape[1:])

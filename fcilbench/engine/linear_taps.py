@@ -60,7 +60,7 @@ class LinearTaps:
     def add_squares(
         self, objective: torch.Tensor, totals: dict[str, torch.Tensor], weights: torch.Tensor, budget: int
     ) -> None:
-        """Adds the weighted squares of the per-sample gradients of `objective`.
+        """Adds the weighted squares of the per-sample gradients of `objective`; may be called for several.
 
         Args:
             objective: Scalar, a sum over samples, computed while recording.
@@ -72,7 +72,7 @@ class LinearTaps:
         once = {name: calls[0] for name, calls in self._calls.items() if len(calls) == 1}
         once = {name: call for name, call in once.items() if len(call[0]) % count == 0 and call[0].dim() > 1}
         outputs = [output for _, output in once.values()]
-        gradients = torch.autograd.grad(objective, outputs, allow_unused=True) if outputs else ()
+        gradients = torch.autograd.grad(objective, outputs, allow_unused=True, retain_graph=True) if outputs else ()
         for (name, (inputs, _)), gradient in zip(once.items(), gradients, strict=True):
             layer = self._layers[name]
             self.covered.update(f"{name}.{parameter}" for parameter, _ in layer.named_parameters())
@@ -83,7 +83,6 @@ class LinearTaps:
                 totals[f"{name}.bias"] += weights @ g.sum(dim=1).square()
             a = inputs.reshape(count, -1, layer.in_features)
             totals[f"{name}.weight"] += _weight_squares(a, g, weights, budget)
-        self._calls.clear()
 
 
 def _weight_squares(a: torch.Tensor, g: torch.Tensor, weights: torch.Tensor, budget: int) -> torch.Tensor:

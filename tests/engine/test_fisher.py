@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Batch
 from fcilbench.api.task import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
+from fcilbench.engine.network import Network
 from fcilbench.vectors.fisher import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
@@ -164,6 +166,36 @@ def test_batches_equal_a_loop_of_single_samples_in_float64(build, kind):
     assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-5 * float(expected.max()))
     exact = fisher_diagonal(wide, names(wide), pairs(x.double(), y, task, 3), kind)
     assert torch.allclose(exact, expected, rtol=1e-9, atol=1e-15)
+
+
+def encoder():
+    from transformers import BertConfig, BertModel
+
+    from fcilbench.plugins.backbones.text import EncoderFeatures
+
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return EncoderFeatures(BertModel(BertConfig(vocab_size=20, **size), add_pooling_layer=False), 0, "mean")
+
+
+def decoder():
+    from transformers import T5Config, T5Model
+
+    from fcilbench.plugins.backbones.text import DecoderTokenFeatures
+
+    return DecoderTokenFeatures(
+        T5Model(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)), 0, 1
+    )
+
+
+@pytest.mark.parametrize("build", [encoder, decoder])
+def test_texts_equal_a_loop_of_single_samples(build):
+    torch.manual_seed(6)
+    network, task = Network(FeatureExtractor(build(), 8), 4).double().eval(), Task(0, 0, 4)
+    x, y = torch.randint(1, 20, (5, 6)), torch.randint(0, 4, (5,))
+    x[0, 4:] = 0  # padding
+    found = fisher_diagonal(network, names(network), pairs(x, y, task, 3), "empirical")
+    expected = loop(network, list(zip(x, y, strict=True)), task, "empirical", torch.zeros(5))
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-15)
 
 
 def test_frozen_parameters_are_left_out_and_small_budgets_change_nothing(monkeypatch):

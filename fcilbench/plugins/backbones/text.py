@@ -57,6 +57,21 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Te
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
 
 
+def hide_padding(mask: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """Returns the additive attention mask `[B, 1, 1, length]`: 0 for a token, the lowest number for padding.
+
+    `transformers` looks at the values of a mask `[B, length]` to choose a kernel, which neither a CUDA graph nor
+    per-sample gradients (`torch.func.vmap`) can follow; one of this form it takes as it is, to the same result.
+
+    Args:
+        mask: int64 `[B, length]`, 1 for a token and 0 for padding.
+        model: Whose dtype the mask gets.
+    """
+    dtype = next(model.parameters()).dtype
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask == 0, torch.finfo(dtype).min)
+    return hidden[:, None, None, :]
+
+
 class EncoderFeatures(nn.Module):
     """A `transformers` encoder that pools its last hidden states, padding masked out everywhere.
 
@@ -74,7 +89,9 @@ class EncoderFeatures(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids `[B, length]` to features `[B, F]`."""
         mask = (ids != self._pad).long()
-        hidden: torch.Tensor = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        hidden: torch.Tensor = self.encoder(
+            input_ids=ids, attention_mask=hide_padding(mask, self.encoder)
+        ).last_hidden_state
         return pool(hidden, mask, self._pooling)
 
 
@@ -96,7 +113,8 @@ class DecoderTokenFeatures(nn.Module):
         """Maps token ids `[B, length]` to features `[B, F]`."""
         mask = (ids != self._pad).long()
         start = torch.full((len(ids), 1), self._start, dtype=torch.long, device=ids.device)
-        output = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=start, use_cache=False)
+        visible = hide_padding(mask, self.model)
+        output = self.model(input_ids=ids, attention_mask=visible, decoder_input_ids=start, use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden[:, 0]
 
