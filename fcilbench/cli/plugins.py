@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcilbench.cli import console, options
+from fcilbench.cli import authoring, console, options
 from fcilbench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from fcilbench.registry.entrypoints import PluginRef
     from fcilbench.registry.records import Description
 
-app = typer.Typer(help="List and describe plugins.", no_args_is_help=True)
+app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
+app.command("test", epilog="Example: [bold]fcilbench plugins test sum[/bold]")(authoring.examine)
+app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")(authoring.scaffold)
 
 
 @app.command("list", epilog="Example: [bold]fcilbench plugins list --kind aggregators[/bold]")

@@ -45,7 +45,7 @@ def contract(kind: str, base: type[Plugin]) -> Laws[Any]:
 
     @laws.law(
         "contract",
-        f"the plugin is a {base.__name__} with a version, a summary, and facts and identity that JSON can hold",
+        f"the plugin derives from {base.__name__}; it has a version, a summary, and facts and identity fit for JSON",
         fix=f'`class Mine({base.__name__}):` with a docstring, `version = "1"`, and plain values in `facts` and '
         "`identity`",
     )

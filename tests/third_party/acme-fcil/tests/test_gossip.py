@@ -1,0 +1,5 @@
+from fcilbench.testing import AggregatorConformance
+
+
+class TestGossip(AggregatorConformance):
+    plugin = "acme-fcil/gossip"

@@ -1,0 +1,61 @@
+"""A third party's package: found, tested by its own test file and by the command line, and run beside a built-in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+SUITE = """\
+fcilbench: 1
+name: neighbours
+protocol: {clients: 4, rounds: 1, local_epochs: 1, batch_size: 8, lr: 1e-3}
+grid:
+  dataset: [{use: digits, tasks: [6, 4], train_per_class: 8, test_per_class: 4}]
+  backbone:
+    - {use: timm, model: vit_tiny_patch16_224, weights: none,
+       args: {img_size: 8, patch_size: 4, embed_dim: 16, depth: 1, num_heads: 2}}
+  partition: [{dirichlet: 0.5}]
+  aggregator: [fedavg, acme-fcil/gossip, {use: gossip, label: wide, neighbours: 2}]
+  stress: [none]
+seeds: 1
+boards: [accuracy]
+"""
+
+
+def test_the_plugin_is_under_40_lines_with_its_registration():
+    folder = Path(__file__).parent / "acme-fcil"
+    assert len((folder / "acme_fcil.py").read_text().splitlines()) < 40
+    assert 'gossip = "acme_fcil:Gossip"' in (folder / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(acme):
+    done = acme.pytest(acme.folder / "project")
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
+    assert "warning" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_command_line_tests_it_and_shows_the_declared_law(acme):
+    done = acme.fcilbench("plugins", "test", "gossip", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    body = json.loads(done.stdout)
+    assert (body["schema"], body["plugin"], body["kind"]) == (1, "acme-fcil/gossip", "aggregators")
+    status = {law["law"]: law["status"] for law in body["laws"]}
+    assert status["permutation"] == "declared"
+    assert set(status.values()) <= {"holds", "declared", "skipped"}
+
+
+@pytest.mark.slow
+def test_it_runs_in_a_suite_beside_fedavg(acme):
+    (acme.folder / "suite.yaml").write_text(SUITE)
+    done = acme.fcilbench("run", "suite.yaml", "--tracking", "none", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (acme.folder / "out" / "rows.jsonl").read_text().splitlines()]
+    found = {row["coords"]["aggregator"].rpartition("/")[2]: row for row in rows}
+    assert {name: row["status"] for name, row in found.items()} == dict.fromkeys(("fedavg", "gossip", "wide"), "ok")
+    assert found["gossip"]["params"]["aggregator"] == {"neighbours": 1}
+    digests = {row["model_digest"] for row in rows}
+    assert len(digests) == 3  # four unequal clients: each method ends elsewhere
