@@ -371,7 +371,7 @@ def test_built_ins_are_planned_without_torch(write):
     assert out.strip() == "2 False False"
 
 
-def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base, tmp_path):
-    (tmp_path / "shared.yaml").write_text("tuned: [{where: {aggregator: other}, set: {lr: 1}}]\n")
+def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base):
+    write("tuned: [{where: {aggregator: other}, set: {lr: 1}}]\n", "shared.yaml")
     found = expand(load_suite(write(base + "extends: shared.yaml\n")))
     assert found.unused == []
