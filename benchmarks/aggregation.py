@@ -3,9 +3,9 @@
     python benchmarks/aggregation.py [--clients 10] [--size 5400000] [--threads 1] [--json FILE]
 
 All times of one table come from one run on one machine: ours (three passes: statistics, Gram matrix, weighted sum of
-the trimmed vectors), the printed formula (trimmed copy, then N (N - 1) projections), and reading the N x D numbers three
-times (a sum each). Each is the best of several repeats, taken in turns so that other load hits all alike. Memory is the
-peak of what is allocated on top of the clients' rows.
+the trimmed vectors), the printed formula (trimmed copy, then N (N - 1) projections), and reading the N x D numbers
+three times (a sum each). Each is the best of several repeats, taken in turns so that other load hits all alike. Memory
+is the peak of what is allocated on top of the clients' rows, taken first, before anything can be reused.
 """
 
 from __future__ import annotations
@@ -133,6 +133,11 @@ def _wait(device: torch.device) -> None:
 
 def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[str, object]:
     rows = clients(count, size, device)
+    whole = rows.numel() * rows.element_size()
+    memory = {
+        "ours": extra_memory(lambda: ours(rows), device) / whole,
+        "printed formula": extra_memory(lambda: printed(rows), device) / whole,
+    }
     spatial = best(
         {
             "ours": lambda: ours(rows),
@@ -143,11 +148,6 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
         device,
     )
     difference = (ours(rows) - printed(rows)).norm() / printed(rows).norm()
-    whole = rows.numel() * rows.element_size()
-    memory = {
-        "ours": extra_memory(lambda: ours(rows), device) / whole,
-        "printed formula": extra_memory(lambda: printed(rows), device) / whole,
-    }
     tasks, cuts = list(rows), [cut(row, K_PCT) for row in rows[:-1]]
     end = best({"task end": lambda: task_end(tasks, cuts), "reading once": rows.sum}, repeats, device)
     return {

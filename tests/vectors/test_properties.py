@@ -1,0 +1,176 @@
+"""Laws of SUM's mathematics, searched for counterexamples (specs/sum.md, sections 1 to 3 and 6)."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcilbench.vectors.basis import project_out, rebuild
+from fcilbench.vectors.pack import Packed
+from fcilbench.vectors.storage import from_half, to_half
+from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.surgery import coefficients, gram, merge, surgery_matrix
+from fcilbench.vectors.topk import cut, top_k
+from fcilbench.vectors.trim import Trimmed
+from fcilbench.vectors.unify import Modulators, elect, restore, unify
+
+settings.register_profile("laws", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("laws")
+
+TARGETS = st.sampled_from(["both", "positive", "negative", "none"])
+SEEDS = st.integers(0, 2**31)
+
+
+@st.composite
+def clients(draw, dtype=torch.float64, width=60):
+    """Rows with a common direction of any strength, of any scale, some of them zero."""
+    count, seed = draw(st.integers(1, 8)), draw(SEEDS)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    rows += draw(st.floats(-3, 3)) * torch.randn(width, generator=generator, dtype=torch.float64)
+    rows *= 10.0 ** draw(st.integers(-6, 3))
+    rows[torch.rand(count, generator=generator) < 0.1] = 0.0
+    return rows.to(dtype)
+
+
+def printed_formula(rows, target):
+    """Refined vectors by N (N - 1) projections, as the paper prints them."""
+    refined = rows.clone()
+    for i, row in enumerate(rows):
+        for j, other in enumerate(rows):
+            inner = float(row @ other)
+            wanted = {"both": True, "positive": inner > 0, "negative": inner < 0, "none": False}[target]
+            if j != i and wanted and float(other @ other) > 0:
+                refined[i] -= inner / float(other @ other) * other
+    return refined
+
+
+def close(left, right, relative):
+    return float((left - right).abs().max()) <= relative * max(float(right.abs().max()), 1e-300)
+
+
+@given(clients(), TARGETS)
+def test_closed_form_equals_the_printed_formula(rows, target):
+    expected = printed_formula(rows, target)
+    matrix = surgery_matrix(gram(rows), target)
+    merged, _ = merge(coefficients(matrix), rows)
+    scale = float(rows.abs().max()) * len(rows) ** 2
+    assert (matrix @ rows - expected).abs().max() <= 1e-12 * scale
+    assert (merged - expected.sum(0)).abs().max() <= 1e-11 * scale
+
+
+@given(clients(), TARGETS)
+def test_gram_of_refined_vectors_needs_no_refined_vectors(rows, target):
+    expected = printed_formula(rows, target)
+    products = gram(rows)
+    matrix = surgery_matrix(products, target)
+    scale = float(rows.abs().max()) ** 2 * rows.shape[1] * len(rows) ** 2
+    assert (matrix @ products @ matrix.T - expected @ expected.T).abs().max() <= 1e-11 * scale
+
+
+@given(clients(torch.float32), TARGETS, SEEDS)
+def test_client_order_changes_nothing(rows, target, seed):
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+
+    def merged(given_rows):
+        vectors = Trimmed(given_rows, 2.0)
+        return merge(coefficients(surgery_matrix(gram(vectors), target)), vectors)[0]
+
+    weights = coefficients(surgery_matrix(gram(Trimmed(rows, 2.0)), target)).abs().max()
+    scale = float(weights) * float(rows.abs().max()) * len(rows)
+    assert (merged(rows) - merged(rows[order])).abs().max() <= 1e-6 * max(scale, 1e-300)
+
+
+@given(st.integers(2, 10), SEEDS)
+def test_identical_clients(count, seed):
+    row = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    weights = coefficients(surgery_matrix(gram(row.repeat(count, 1))))
+    assert weights.tolist() == [2.0 - count] * count
+
+
+@given(clients(torch.float32, 5000), st.integers(60, 5000), st.floats(0.5, 5.0))
+def test_streaming_equals_one_pass(rows, step, threshold):
+    whole, apart = Trimmed(rows, threshold, step=5000), Trimmed(rows, threshold, step=step)
+    # A coordinate at the very edge of the threshold may fall on either side; all others agree exactly.
+    differing = whole.dense() != apart.dense()
+    assert int(differing.sum()) <= 1
+    if not differing.any():
+        assert close(gram(apart), gram(whole), 1e-6)
+        weights = coefficients(surgery_matrix(gram(whole)))
+        assert close(weighted_sum(weights, apart), weighted_sum(weights, whole), 1e-6)
+        assert int(whole.zeroed) == int(apart.zeroed)
+
+
+@given(st.integers(2, 8), SEEDS)
+def test_accumulated_vectors_and_increments_give_the_same_basis(tasks, seed):
+    deltas = torch.randn(tasks, 100, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    bases = []
+    for vectors in (deltas, deltas.cumsum(0)):
+        basis, kept = [], []
+        for vector in vectors:
+            refined, own = project_out(vector, basis)
+            basis.append(refined)
+            kept.append(own)
+        bases.append(torch.stack(basis))
+        assert torch.allclose(torch.stack([rebuild(k, basis, kept) for k in range(tasks)]), vectors, atol=1e-12)
+    assert torch.allclose(bases[0], bases[1], atol=1e-10)
+
+
+@given(SEEDS)
+@settings(max_examples=5)
+def test_fifty_tasks_stay_orthogonal(seed):
+    """Accumulated vectors of one run are nearly parallel: the hard case for Gram-Schmidt in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    deltas = torch.randn(50, 20_000, generator=generator) * 1e-4 / torch.arange(1, 51)[:, None]
+    basis = []
+    for tau in (deltas + 3e-5 * torch.randn(20_000, generator=generator)).cumsum(0):
+        basis.append(project_out(tau, basis)[0])
+    unit = torch.nn.functional.normalize(torch.stack(basis).double(), dim=1)
+    assert float((unit @ unit.T).fill_diagonal_(0.0).abs().max()) < 1e-5
+
+
+@given(st.integers(1, 400), st.floats(0.001, 1.0), SEEDS)
+def test_top_k_keeps_exactly_the_largest(size, fraction, seed):
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(seed)).mul(3).round()
+    kept = cut(vector, fraction).keeps(vector, 0)
+    order = vector.abs().argsort(descending=True, stable=True)[: int(kept.sum())]
+    assert sorted(order.tolist()) == kept.nonzero()[:, 0].tolist()
+    assert 1 <= int(kept.sum()) <= max(1, fraction * size + 1e-9)
+
+
+@given(st.integers(1, 5), SEEDS)
+def test_elected_values_are_the_extreme_of_the_winning_side(tasks, seed):
+    stack = torch.randn(tasks, 30, generator=torch.Generator().manual_seed(seed)).mul(2).round()
+    for p, value in enumerate(elect(stack).tolist()):
+        entries = [float(entry) for entry in stack[:, p] if entry != 0]
+        balance = sum(1 if entry > 0 else -1 for entry in entries)
+        winners = [entry for entry in entries if entry * balance > 0]
+        assert value == (max(winners, key=abs) if winners else 0.0)
+
+
+@given(st.integers(1, 4), st.integers(1, 300), st.sampled_from(["accumulated", "refined", None]), SEEDS)
+def test_packing_loses_nothing_but_the_rounding_to_half_precision(tasks, size, source, seed):
+    generator = torch.Generator().manual_seed(seed)
+    basis, kept = [], []
+    for tau in torch.randn(tasks, size, generator=generator).cumsum(0) * 1e-5:
+        refined, own = project_out(tau, basis)
+        basis.append(refined)
+        kept.append(own)
+    unified = unify(basis, [cut(vector, 0.2) for vector in basis], "count", torch.device("cpu"))
+    modulators = Modulators(basis, kept, unified, source)
+    packed = Packed.of(modulators, modulators.scales())
+    half = from_half(*to_half(unified))
+    assert torch.equal(packed.unified(), half)
+    for k in range(tasks):
+        mask = torch.cat([piece for _, piece in modulators.masks(k)])
+        assert torch.equal(packed.task_vector(k), restore(half, mask, float(packed.scales[k])))
+
+
+@given(st.integers(1, 500), SEEDS)
+def test_one_task_with_every_entry_kept_is_deployed_as_it_is(size, seed):
+    tau = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(top_k(tau, 1.0), tau)
+    unified = unify([tau], [cut(tau, 1.0)], "count", tau.device)
+    modulators = Modulators([tau], [torch.zeros(0)], unified)
+    assert modulators.scales().tolist() == pytest.approx([1.0], rel=1e-6)
+    assert torch.allclose(modulators.deployed(0, float(modulators.scales()[0])), tau, rtol=1e-6)
