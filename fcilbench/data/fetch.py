@@ -45,7 +45,8 @@ def fetch(
     if not archives:
         hint = f"get it from {facts['homepage']} and put it at {describe_layouts(layouts, root)}"
         raise DataError(f"{name}: its plugin declares no archive to fetch", hint=hint)
-    shelf = _Shelf(name, root / ARCHIVES, facts.get("by_hand") or f"see {facts['homepage']}", offline)
+    by_hand = facts.get("by_hand") or f"see {facts['homepage']}"
+    shelf = _Shelf(name, root / ARCHIVES, by_hand, describe_layouts(layouts, root), offline)
     shelf.check_by_hand([archive for archive in archives if not archive.url])
     for archive in archives:
         shelf.provide(archive, progress)
@@ -64,6 +65,7 @@ class _Shelf:
     name: str
     folder: Path
     by_hand: str
+    unpacked: str
     offline: bool
 
     def check_by_hand(self, archives: Sequence[Archive]) -> None:
@@ -95,7 +97,8 @@ class _Shelf:
 
     def _advice(self, archives: Sequence[Archive]) -> str:
         files = ", ".join(f"{each.file} ({each.checksum}, published by {each.published})" for each in archives)
-        return f"put {files} into {self.folder} and run `fcilbench data fetch {self.name}` again"
+        again = f"run `fcilbench data fetch {self.name}` again"
+        return f"put {files} into {self.folder} and {again}; or put the data themselves at {self.unpacked}"
 
     def _verify(self, archive: Archive) -> None:
         place = self.folder / archive.file

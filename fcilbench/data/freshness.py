@@ -11,12 +11,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fcilbench.api import content
 from fcilbench.api.dataset import Dataset
+from fcilbench.data import folders, images
 from fcilbench.data.layout import find_layout
 from fcilbench.registry.sources import normalised
 
 _FORMAT = 1
-_DECIDING = ("fcilbench.api.content", "fcilbench.data.images", "fcilbench.data.folders")
+# Imported whether the data set uses them or not, so that every process gets the same answer.
+_DECIDING = (content, folders, images)
 
 
 def key(dataset: Dataset, root: Path) -> str:
@@ -31,7 +34,7 @@ def now(dataset: Dataset, root: Path) -> dict[str, Any]:
     """Returns what a cache must have been made from to hold: files, code and decoder, as they are now."""
     kinds = [kind for kind in type(dataset).__mro__ if issubclass(kind, Dataset) and kind is not Dataset]
     code = hashlib.sha256()
-    for module in [*(kind.__module__ for kind in kinds), *_DECIDING]:
+    for module in [*(kind.__module__ for kind in kinds), *(each.__name__ for each in _DECIDING)]:
         code.update(f"{module}\0{_source(module)}\0".encode())
     files, stamp = _stamp(find_layout(dataset.layouts, root) or ())
     pillow = metadata.version("pillow")

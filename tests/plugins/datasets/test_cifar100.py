@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.cifar100 import Cifar100
@@ -201,3 +202,22 @@ def test_facts() -> None:
     assert (facts["classes"], facts["train"], facts["test"], facts["default_tasks"]) == (100, 50_000, 10_000, 10)
     assert Cifar100.augmentation.flip
     assert Cifar100.augmentation.crop_padding == 4
+
+
+def test_tree_of_lossless_images_is_the_same_data(tmp_path: Path, write: Write) -> None:
+    corpus, digest = Tiny().open(tmp_path)
+    names = ("apple", "bear", "can")
+    for split, samples in (("train", corpus.train), ("test", corpus.test)):
+        for i, (image, label) in enumerate(zip(samples.inputs, samples.labels, strict=True)):
+            path = tmp_path / "tree" / "cifar100" / split / names[label] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+    again, same = Tiny().open(tmp_path / "tree")
+    assert same == digest
+    assert np.array_equal(again.train.inputs, corpus.train.inputs)
+
+
+def test_second_use_does_not_load(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, digest = Tiny().open(tmp_path)
+    monkeypatch.setattr(Tiny, "load", None)
+    assert Tiny().open(tmp_path)[1] == digest

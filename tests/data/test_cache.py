@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Samples
+from fcilbench.data import images
+from fcilbench.data.folders import Listed
+from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.errors import DataError
+
+
+class Pets(ImageDataset):
+    name = "pets"
+    classes, default_tasks, train_samples, test_samples = 2, 2, 4, 2
+    layouts = (("pets/train", "pets/test"),)
+
+    class Params(DatasetParams):
+        size: int = 8
+
+    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
+        raise AssertionError("only the tree is here")
+
+
+@pytest.fixture
+def root(tmp_path: Path, image) -> Path:
+    for i in range(4):
+        image(tmp_path / "pets" / "train" / ("cat" if i < 2 else "dog") / f"{i}.png", i)
+    for i in range(2):
+        image(tmp_path / "pets" / "test" / ("cat", "dog")[i] / f"{i}.png", 10 + i)
+    return tmp_path
+
+
+def caches(cache: Path) -> list[str]:
+    folder = cache / "datasets"
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.exists() else []
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no(*_: object, **__: object) -> None:
+        raise AssertionError("an image was read")
+
+    monkeypatch.setattr(images, "read_image", no)
+    monkeypatch.setattr(images, "_sha256", no)
+
+
+def same(one: Corpus, two: Corpus) -> bool:
+    pairs = ((one.train, two.train), (one.test, two.test))
+    return one.class_names == two.class_names and all(
+        np.array_equal(a.inputs, b.inputs) and np.array_equal(a.labels, b.labels) for a, b in pairs
+    )
+
+
+def test_second_use_reads_no_image_and_is_fast(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, digest = Pets().open(root)
+    assert isinstance(first.train.inputs, np.memmap)
+    assert first.train.inputs.shape == (4, 8, 8, 3)
+    forbid(monkeypatch)
+    began = time.perf_counter()
+    second, again = Pets().open(root)
+    assert time.perf_counter() - began < 0.2
+    assert again == digest
+    assert same(first, second)
+    assert len(caches(cache)) == 1
+
+
+def test_equals_what_memory_would_hold(root: Path) -> None:
+    class InMemory(Pets):
+        cached = False
+
+    cached, digest = Pets().open(root)
+    held, other = InMemory().open(root)
+    assert digest == other
+    assert same(cached, held)
+    loaded = Pets().load(root)
+    rows = {row.tobytes() for row in loaded.train.inputs}
+    assert rows == {row.tobytes() for row in cached.train.inputs}
+
+
+def test_writing_to_the_corpus_changes_no_file(root: Path) -> None:
+    corpus, _ = Pets().open(root)
+    before = corpus.train.inputs.copy()
+    corpus.train.inputs[:] = 0
+    assert np.array_equal(Pets().open(root)[0].train.inputs, before)
+    assert before.any()
+
+
+def test_limits_share_the_cache_and_size_does_not(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, digest = Pets().open(root)
+    other, same_digest = Pets(Pets.Params(size=16)).open(root)
+    assert other.train.inputs.shape == (4, 16, 16, 3)
+    assert same_digest == digest  # the files are the content, whatever they are decoded to
+    assert other.train.labels.tolist() == whole.train.labels.tolist()
+    assert len(caches(cache)) == 2
+    forbid(monkeypatch)
+    few, _ = Pets(Pets.Params(train_per_class=1)).open(root)
+    assert sorted(few.train.labels.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["content", "time", "name", "fewer"])
+def test_changed_source_is_read_again(root: Path, cache: Path, image, change: str) -> None:
+    before, digest = Pets().open(root)
+    path = root / "pets" / "train" / "cat" / "0.png"
+    if change == "content":
+        image(path, 77)
+    elif change == "time":
+        os.utime(path, ns=(1, 1))
+    elif change == "name":
+        path.rename(path.with_name("other.png"))
+    else:
+        path.unlink()
+        with pytest.raises(DataError, match=r"classes, train, test are \(2, 3, 2\), expected \(2, 4, 2\)"):
+            Pets().open(root)
+        return
+    after, new_digest = Pets().open(root)
+    assert same(before, after) == (change != "content")
+    assert (new_digest == digest) == (change != "content")
+    assert len(caches(cache)) == 1
+
+
+def test_order_of_names_does_not_matter(root: Path) -> None:
+    before, digest = Pets().open(root)
+    folder = root / "pets" / "train" / "dog"
+    (folder / "2.png").rename(folder / "9.png")
+    after, again = Pets().open(root)
+    assert again == digest
+    assert same(before, after)
+
+
+def test_another_version_is_another_cache(root: Path, cache: Path) -> None:
+    Pets().open(root)
+
+    class Newer(Pets):
+        version = "2"
+
+    Newer.__name__, Newer.__qualname__ = "Pets", "Pets"
+    Newer().open(root)
+    assert len(caches(cache)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cache.json", "train.npy", "test-labels.npy"])
+def test_damaged_cache_is_made_again(root: Path, cache: Path, damage: str) -> None:
+    before, _ = Pets().open(root)
+    kept = before.train.inputs.copy()
+    (path,) = cache.glob(f"datasets/*/{damage}")
+    path.write_bytes(path.read_bytes()[:-30])
+    after, _ = Pets().open(root)
+    assert np.array_equal(after.train.inputs, kept)
+    assert len(caches(cache)) == 1
+
+
+def test_broken_image_leaves_nothing(root: Path, cache: Path) -> None:
+    path = root / "pets" / "train" / "dog" / "3.png"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=f"broken image {path}: "):
+        Pets().open(root)
+    assert caches(cache) == []
+
+
+def test_full_disk_leaves_nothing_and_works_in_memory(
+    root: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # a write beyond it fails as on a full disk
+    try:
+        with caplog.at_level(logging.WARNING):
+            corpus, digest = Pets().open(root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not isinstance(corpus.train.inputs, np.memmap)
+    assert "decoded into memory, every time: no cache at" in caplog.text
+    assert "FCILBENCH_CACHE" in caplog.text
+    assert caches(cache) == []
+    again, same_digest = Pets().open(root)
+    assert isinstance(again.train.inputs, np.memmap)
+    assert same_digest == digest
+    assert same(again, corpus)
+
+
+def test_disk_that_is_too_small_is_not_filled(
+    root: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fcilbench.data import cache as module
+
+    free = 6 * 8 * 8 * 3 - 1  # one byte short of six images
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with caplog.at_level(logging.WARNING):
+        Pets().open(root)
+    assert "0.00 GB needed, 0.00 GB free" in caplog.text
+    assert caches(cache) == []
+
+
+def test_what_a_killed_process_left_is_removed(root: Path, cache: Path) -> None:
+    Pets().open(root)
+    (name,) = caches(cache)
+    left = cache / "datasets" / f".{name}.abc.tmp"
+    left.mkdir()
+    (left / "train.npy").write_bytes(b"half")
+    os.utime(root / "pets" / "train" / "cat" / "0.png", ns=(1, 1))
+    Pets().open(root)
+    assert caches(cache) == [name]
+
+
+def test_progress_counts_every_sample(root: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    Pets().open(root, lambda done, total: seen.append((done, total)))
+    assert seen == [(i, 6) for i in range(1, 7)]
+    Pets().open(root, lambda done, total: seen.append((done, total)))
+    assert len(seen) == 6
+
+
+def test_missing_data_say_where_to_put_them(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=f"pets: not found: no {tmp_path}/pets/train and {tmp_path}/pets/test"
+    ) as caught:
+        Pets().open(tmp_path)
+    assert "fcilbench data fetch pets" in (caught.value.hint or "")
+
+
+WORKER = """\
+import sys, time
+from pathlib import Path
+import numpy as np
+from fcilbench.api.dataset import Corpus, Dataset, Samples
+
+class Slow(Dataset):
+    classes, default_tasks, train_samples, test_samples, cached = 2, 2, 2, 2, True
+
+    def load(self, root):
+        with (root / "log").open("a") as log:
+            log.write("loaded\\n")
+        time.sleep(0.5)
+        half = Samples(np.arange(2, dtype=np.uint8).reshape(2, 1, 1, 1), np.arange(2))
+        return Corpus(half, half, ("a", "b"))
+
+print(Slow().open(Path(sys.argv[1]))[1])
+"""
+
+
+def test_two_processes_decode_once(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {worker.communicate(timeout=60)[0] for worker in workers}
+    assert len(answers) == 1
+    assert answers.pop().startswith("sha256:")
+    assert (tmp_path / "log").read_text() == "loaded\n"
+    (facts,) = cache.glob("datasets/*/cache.json")
+    assert json.loads(facts.read_text())["train"] == 2
+
+
+def test_arrays_are_cached_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Toy(Dataset):
+        classes, default_tasks, train_samples, test_samples, cached = 2, 2, 3, 2, True
+        loaded = 0
+
+        def load(self, root: Path) -> Corpus:
+            Toy.loaded += 1
+            inputs = np.arange(3 * 4, dtype=np.float32).reshape(3, 2, 2, 1)
+            train = Samples(inputs, np.array([0, 1, 1]))
+            return Corpus(train, train.take(np.array([0, 2])), ("a", "b"), inputs[:1])
+
+    first, digest = Toy().open(tmp_path)
+    second, again = Toy().open(tmp_path)
+    assert Toy.loaded == 1
+    assert digest == again
+    assert second.train.inputs.dtype == np.float32
+    assert second.outside is not None
+    assert second.outside.tolist() == [[[[0.0], [1.0]], [[2.0], [3.0]]]]
+    assert same(first, second)

@@ -1,0 +1,272 @@
+"""Fault S16: whatever a server does, the answer is one error that helps, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import resource
+import tarfile
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcilbench.api.archive import Archive
+from fcilbench.data import fetch as module
+from fcilbench.data.fetch import fetch
+from fcilbench.errors import DataError
+
+
+def tar_of(**files: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+BODY = tar_of(pets__train__cat=os.urandom(300), pets__test__cat=b"t", litter=b"x")
+
+
+def facts(web: Any, body: bytes = BODY, **changes: Any) -> dict[str, Any]:
+    """What a plugin declares whose archive is `body` at `/pets.tgz`."""
+    archive = Archive("pets.tgz", f"md5:{hashlib.md5(body).hexdigest()}", "us", f"{web.url}/pets.tgz", len(body))
+    declared = {**asdict(archive), **changes}
+    return {"layouts": [["pets/train", "pets/test"]], "archives": [declared], "by_hand": "", "homepage": "https://pets"}
+
+
+def everything(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY)
+    seen: list[tuple[str, int, int | None]] = []
+    found = fetch("pets", facts(web), tmp_path, progress=lambda *now: seen.append(now))
+    assert found == (tmp_path / "pets/train", tmp_path / "pets/test")
+    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+    assert seen[-1] == ("pets.tgz", len(BODY), len(BODY))
+
+
+def test_sha256_and_unknown_size(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, length=False)
+    declared = facts(web, checksum=f"sha256:{hashlib.sha256(BODY).hexdigest()}", size=None)
+    fetch("pets", declared, tmp_path)
+    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+
+
+def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY)
+    fetch("pets", facts(web), tmp_path)
+    web.asked.clear()
+    fetch("pets", facts(web), tmp_path)
+    for path in ("pets/train/cat", "pets/test/cat"):
+        (tmp_path / path).unlink()
+    for path in ("pets/train", "pets/test", "pets"):
+        (tmp_path / path).rmdir()
+    fetch("pets", facts(web), tmp_path, offline=True)  # the archive is valid
+    assert web.asked == []
+    assert (tmp_path / "pets/test/cat").read_bytes() == b"t"
+
+
+def test_data_without_files_need_nothing(tmp_path: Path) -> None:
+    assert fetch("digits", {"layouts": [], "archives": []}, tmp_path) == ()
+
+
+def test_offline_says_what_to_put_where(tmp_path: Path, web) -> None:
+    with pytest.raises(DataError, match=f"pets: {web.url}/pets.tgz: not fetched, since --offline") as caught:
+        fetch("pets", facts(web), tmp_path, offline=True)
+    assert f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into {tmp_path}/archives" in str(
+        caught.value.hint
+    )
+    assert web.asked == []
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "gone": ({"status": 404}, "the server answers 404 Not Found"),
+    "down": ({"status": 503}, "the server answers 503 Service Unavailable"),
+    "short": ({"body": BODY, "stops": 100}, f"the transfer broke off after 100 of {len(BODY)} bytes"),
+    "short without length": (
+        {"body": BODY, "stops": 100, "length": False},
+        f"the transfer broke off after 100 of {len(BODY)} bytes",
+    ),
+    "cut file": ({"body": BODY[:100]}, f"the server offers 100 bytes, the file has {len(BODY)}"),
+    "page": ({"body": b"<html>" + BODY, "kind": "text/html; charset=utf-8"}, "answers with a web page instead"),
+    "other": ({"body": BODY[::-1]}, "what came does not have the published checksum md5:"),
+    "longer": ({"body": BODY + b"more", "length": False}, f"sends more than the {len(BODY)} bytes"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_answer_is_one_error_and_leaves_nothing(tmp_path: Path, web, answer, fault: str) -> None:
+    behaviour, reason = FAULTS[fault]
+    web.answers["/pets.tgz"] = answer(**behaviour)
+    with pytest.raises(DataError) as caught:
+        fetch("pets", facts(web), tmp_path)
+    assert str(caught.value).startswith(f"pets: {web.url}/pets.tgz: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    hint = caught.value.hint or ""
+    assert f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into {tmp_path}/archives" in hint
+    assert everything(tmp_path) == set()
+
+
+def test_a_page_with_the_right_size_does_not_pass(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(b"<html>".ljust(len(BODY)))
+    with pytest.raises(DataError, match="published checksum"):
+        fetch("pets", facts(web), tmp_path)
+    assert everything(tmp_path) == set()
+
+
+def test_nobody_there(tmp_path: Path, web) -> None:
+    declared = facts(web, url="http://127.0.0.1:9/pets.tgz")
+    with pytest.raises(DataError, match=r"pets: http://127\.0\.0\.1:9/pets\.tgz: cannot be reached \("):
+        fetch("pets", declared, tmp_path)
+    assert everything(tmp_path) == set()
+
+
+def test_broken_transfer_goes_on_where_the_server_can(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, stops=len(BODY) // 3 + 1, ranges=True)
+    fetch("pets", facts(web), tmp_path)
+    third = len(BODY) // 3 + 1
+    assert [ranges for _, ranges in web.asked] == ["", f"bytes={third}-", f"bytes={2 * third}-"]
+    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+
+
+def test_the_next_call_goes_on_too(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, stops=10, ranges=True)
+    with pytest.raises(DataError, match=f"broke off after 50 of {len(BODY)} bytes"):
+        fetch("pets", facts(web), tmp_path)
+    assert everything(tmp_path) == {"archives/.pets.tgz.part"}
+    web.asked.clear()
+    web.answers["/pets.tgz"] = answer(BODY, ranges=True)
+    fetch("pets", facts(web), tmp_path)
+    assert [ranges for _, ranges in web.asked] == ["bytes=50-"]
+    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+
+
+def test_a_wrong_beginning_is_not_kept(tmp_path: Path, web, answer) -> None:
+    """The file has changed since the transfer broke off: the checksum tells, and the next call starts anew."""
+    web.answers["/pets.tgz"] = answer(BODY, ranges=True)
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives/.pets.tgz.part").write_bytes(b"old" * 10)
+    with pytest.raises(DataError, match="published checksum"):
+        fetch("pets", facts(web), tmp_path)
+    assert everything(tmp_path) == set()
+    fetch("pets", facts(web), tmp_path)
+    assert web.asked[-1][1] == ""
+
+
+def test_server_that_cannot_go_on_sends_all_again(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY)
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives/.pets.tgz.part").write_bytes(b"old" * 10)
+    fetch("pets", facts(web), tmp_path)
+    assert web.asked == [("/pets.tgz", "bytes=30-")]
+    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+
+
+def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY)
+    (tmp_path / "archives").mkdir()
+    part = tmp_path / "archives/.pets.tgz.part"
+    with part.open("ab") as other:
+        other.write(b"half")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is fetching it"):
+            fetch("pets", facts(web), tmp_path)
+        assert part.read_bytes() == b"half"
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, ranges=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # a write beyond it fails as on a full disk
+    try:
+        with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"):
+            fetch("pets", facts(web), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert everything(tmp_path) == set()
+
+
+def test_a_wrong_file_put_there_by_hand_is_refused_and_left(tmp_path: Path, web) -> None:
+    (tmp_path / "archives").mkdir()
+    place = tmp_path / "archives/pets.tgz"
+    place.write_bytes(b"mine")
+    with pytest.raises(DataError, match=rf"pets: {place} has md5:\w+ and 4 bytes, the official file has md5:\w+ and"):
+        fetch("pets", facts(web), tmp_path)
+    assert place.read_bytes() == b"mine"
+    assert web.asked == []
+
+
+def test_archive_without_an_address(tmp_path: Path, web) -> None:
+    declared = {**facts(web, url=""), "by_hand": "its site is gone:"}
+    with pytest.raises(
+        DataError, match=r"pets: pets\.tgz cannot be fetched automatically: its site is gone$"
+    ) as caught:
+        fetch("pets", declared, tmp_path)
+    assert f"into {tmp_path}/archives" in (caught.value.hint or "")
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives/pets.tgz").write_bytes(BODY)
+    fetch("pets", declared, tmp_path)
+    assert web.asked == []
+    assert (tmp_path / "pets/test/cat").read_bytes() == b"t"
+
+
+def test_plugin_without_archives(tmp_path: Path) -> None:
+    declared = {"layouts": [["pets"]], "archives": [], "homepage": "https://pets"}
+    with pytest.raises(DataError, match="its plugin declares no archive") as caught:
+        fetch("pets", declared, tmp_path)
+    assert caught.value.hint == f"get it from https://pets and put it at {tmp_path}/pets"
+
+
+@pytest.fixture
+def zip_body() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("pets/train/cat", b"t")
+        file.writestr("pets/test/cat", b"t")
+        file.writestr("__MACOSX/pets/._cat", b"t")
+    return buffer.getvalue()
+
+
+def test_zip(tmp_path: Path, web, answer, zip_body: bytes) -> None:
+    web.answers["/pets.tgz"] = answer(zip_body)
+    fetch("pets", facts(web, zip_body), tmp_path)
+    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+
+
+def test_what_is_in_the_way_stays(tmp_path: Path, web, answer) -> None:
+    web.answers["/pets.tgz"] = answer(BODY)
+    (tmp_path / "pets/train").mkdir(parents=True)
+    with pytest.raises(DataError, match="pets: unpacked, but there is no") as caught:
+        fetch("pets", facts(web), tmp_path)
+    assert caught.value.hint == f"move {tmp_path}/pets out of the way and try again"
+
+
+def test_parts_go_into_their_folder(tmp_path: Path, web, answer) -> None:
+    """As for Stanford Cars: two archives and a plain file below one folder."""
+    bodies = {"train.tgz": tar_of(train__a=b"1"), "kit.tgz": tar_of(kit__a=b"1"), "labels.mat": b"MATLAB 5.0"}
+    archives = []
+    for name, body in bodies.items():
+        web.answers[f"/{name}"] = answer(body)
+        archives.append(
+            asdict(Archive(name, f"md5:{hashlib.md5(body).hexdigest()}", "us", f"{web.url}/{name}", None, "cars"))
+        )
+    layouts = [["tree/train", "tree/test"], ["cars/train", "cars/kit", "cars/labels.mat"]]
+    found = fetch("cars", {"layouts": layouts, "archives": archives, "homepage": ""}, tmp_path)
+    assert found == (tmp_path / "cars/train", tmp_path / "cars/kit", tmp_path / "cars/labels.mat")
+    assert (tmp_path / "cars/labels.mat").read_bytes() == b"MATLAB 5.0"
+
+
+def test_no_torch_for_a_fetch() -> None:
+    assert not {name for name in vars(module) if name in ("torch", "np", "numpy", "pooch")}

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fcilbench.data.images import ImageFiles, read_image
+from fcilbench.errors import DataError
+
+CENTRAL = 256 / 224
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (30, 40), (224, 224), (500, 375), (33, 333), (256, 300)])
+@pytest.mark.parametrize("size", [32, 224])
+def test_resizes_and_crops_as_torchvision_does(tmp_path: Path, image, shape: tuple[int, int], size: int) -> None:
+    from torchvision import transforms as T
+
+    path = image(tmp_path / "a.png", 1, shape)
+    steps = [T.Resize(round(size * CENTRAL), T.InterpolationMode.BICUBIC), T.CenterCrop(size)]
+    with Image.open(path) as opened:
+        expected = np.asarray(T.Compose(steps)(opened.convert("RGB")))
+    found = read_image(path, size, CENTRAL)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_native_size_without_margin_is_the_image_itself(tmp_path: Path, image) -> None:
+    path = image(tmp_path / "a.png", 2, (64, 64))
+    with Image.open(path) as opened:
+        np.testing.assert_array_equal(read_image(path, 64, 1.0), np.asarray(opened))
+
+
+def flat(path: Path, mode: str, colour: object, **options: object) -> list[int]:
+    Image.new(mode, (16, 16), colour).save(path, **options)
+    pixels = read_image(path, 8, 1.0)
+    assert pixels.shape == (8, 8, 3)
+    assert (pixels == pixels[0, 0]).all()
+    return pixels[0, 0].tolist()
+
+
+def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
+    assert flat(tmp_path / "grey.jpg", "L", 90, quality=95) == [90, 90, 90]
+    assert flat(tmp_path / "bits.png", "1", 1) == [255, 255, 255]
+    assert flat(tmp_path / "deep.png", "I;16", 0xAB12) == [0xAB, 0xAB, 0xAB]
+    # No ink but a quarter of black: 255 - 64 on each channel.
+    assert flat(tmp_path / "print.tif", "CMYK", (0, 0, 0, 64)) == [191, 191, 191]
+    assert flat(tmp_path / "ink.tif", "CMYK", (0, 255, 0, 0)) == [255, 0, 255]
+    # Half transparent on white: (200 + 255) / 2, (0 + 255) / 2.
+    assert flat(tmp_path / "half.png", "RGBA", (200, 0, 0, 128)) == pytest.approx([227, 127, 127], abs=1)
+    assert flat(tmp_path / "clear.png", "LA", (7, 0)) == [255, 255, 255]
+    palette = Image.new("P", (16, 16), 1)
+    palette.putpalette([1, 2, 3, 40, 50, 60])
+    palette.save(tmp_path / "palette.gif")
+    assert read_image(tmp_path / "palette.gif", 8, 1.0)[0, 0].tolist() == [40, 50, 60]
+    palette.save(tmp_path / "hole.png", transparency=1)
+    assert read_image(tmp_path / "hole.png", 8, 1.0)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_cmyk_jpeg(tmp_path: Path) -> None:
+    """Pillow writes them as Adobe does, inverted, and reads them back."""
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=95)
+    assert read_image(tmp_path / "a.jpg", 8, 1.0)[4, 4].tolist() == pytest.approx([255, 0, 0], abs=4)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 60, -100])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_truncated_file_is_named(tmp_path: Path, image, kept: int, suffix: str) -> None:
+    path = image(tmp_path / f"a.{suffix}", 3, (200, 200))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=f"broken image {path}: "):
+        read_image(path, 8, 1.0)
+
+
+def test_a_broken_file_among_many_is_named(tmp_path: Path, image) -> None:
+    files = [image(tmp_path / f"{i}.png", i) for i in range(40)]
+    files[33].write_bytes(b"no image")
+    with pytest.raises(DataError, match=f"broken image {files[33]}: cannot identify image file"):
+        list(ImageFiles(files, np.zeros(40, dtype=np.int64), 8, 1.0).rows())
+    with pytest.raises(DataError, match=f"cannot read image {tmp_path}/gone.png: No such file"):
+        ImageFiles([tmp_path / "gone.png"], np.zeros(1, dtype=np.int64), 8, 1.0).digests()
+
+
+def test_rows_keep_their_order_and_take_selects(tmp_path: Path, image) -> None:
+    files = [image(tmp_path / f"{i}.png", i) for i in range(100)]
+    images = ImageFiles(files, np.arange(100), 8, 1.0)
+    for row, path in zip(images.rows(), files, strict=True):
+        np.testing.assert_array_equal(row, read_image(path, 8, 1.0))
+    digests = images.digests()
+    part = images.take(np.array([7, 3]))
+    assert part.labels.tolist() == [7, 3]
+    assert part.digests() == [digests[7], digests[3]]
+    np.testing.assert_array_equal(part.samples().inputs[1], read_image(files[3], 8, 1.0))
+
+
+def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image) -> None:
+    path = image(tmp_path / "a.png")
+    one = ImageFiles([path], np.array([1]), 8, 1.0).digests()
+    assert ImageFiles([path], np.array([1]), 16, 1.0).digests() == one
+    assert ImageFiles([path], np.array([2]), 8, 1.0).digests() != one
+    assert ImageFiles([image(tmp_path / "a.png", 9)], np.array([1]), 8, 1.0).digests() != one
