@@ -10,7 +10,7 @@ from functools import cache
 
 from fcilbench.registry.entrypoints import KINDS, find
 
-_TRIES = 3
+_TRIES, _QUICK = 3, 0.3
 _SCRIPT = """
 import importlib, json, os, sys, time
 for name in {base}:
@@ -21,15 +21,18 @@ for module in {modules}:
     for _ in range({tries}):
         child = os.fork()
         if child:
-            os.waitpid(child, 0)
+            if os.waitpid(child, 0)[1] == 0:
+                break
             continue
-        start = time.perf_counter()
+        start, slow = time.perf_counter(), 1
         try:
             importlib.import_module(module)
-            out.write(json.dumps([module, time.perf_counter() - start]) + "\\n")
+            seconds = time.perf_counter() - start
+            slow = int(seconds > {quick})
+            out.write(json.dumps([module, seconds]) + "\\n")
             out.flush()
         finally:
-            os._exit(0)
+            os._exit(slow)
 """
 _BASE = {"backbones": ("torch", "timm", "fcilbench.api.backbone")}
 _PLAIN = ("torch", "fcilbench.api.aggregator", "fcilbench.api.dataset")
@@ -38,7 +41,7 @@ _PLAIN = ("torch", "fcilbench.api.aggregator", "fcilbench.api.dataset")
 def import_seconds(kind: str, module: str) -> float | None:
     """Returns the seconds that a module takes to import once torch (for backbones: and timm) is there.
 
-    The best of three, each in a fresh child, so that neither a busy machine nor a cold cache of byte code counts. All
+    The best of up to three, each in a fresh child, so that neither a busy machine nor cold byte code counts. All
     modules of the kind are measured at the first question, because starting torch takes longer than the rest.
 
     Args:
@@ -55,7 +58,7 @@ def import_seconds(kind: str, module: str) -> float | None:
 
 @cache
 def _measure(kind: str, modules: tuple[str, ...]) -> dict[str, float]:
-    script = _SCRIPT.format(base=_BASE.get(kind, _PLAIN), modules=list(modules), tries=_TRIES)
+    script = _SCRIPT.format(base=_BASE.get(kind, _PLAIN), modules=list(modules), tries=_TRIES, quick=_QUICK)
     # Where this process finds modules, the child must find them too.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(

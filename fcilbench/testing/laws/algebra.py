@@ -79,7 +79,7 @@ def permutation(subject: AggregatorSubject) -> None:
     stage = subject.stage(spread([0.3, 0.1, 0.25, 0.2, 0.15]), clients=5, tasks=(5, 5))
     given = stage.updates
     count = len(given.clients)
-    order = [*range(0, count, 2), *range(1, count, 2)]  # no two neighbours of five stay neighbours
+    order = [*range(1, count, 2), *range(0, count, 2)]  # no two neighbours of five stay neighbours
     shuffled = Updates(
         given.delta[order],
         tuple(given.samples[i] for i in order),

@@ -1,0 +1,313 @@
+"""Aggregators that each break a law, to show that the kit finds it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcilbench.api import Aggregator, AllClasses, Field, No, Params, Predictors, Space, TrueTask, masked_cross_entropy
+
+
+class NoVersion(Aggregator):
+    """Has an empty version."""
+
+    version = ""
+
+
+class Undocumented(Aggregator):
+    """Has a parameter without a description."""
+
+    class Params(Params):
+        beta: float = 0.5
+
+
+class OutsideItsSpace(Aggregator):
+    """Has a default that its own search space excludes."""
+
+    class Params(Params):
+        beta: float = Field(5.0, description="x", space=Space(low=0.1, high=1.0))
+
+
+class Declines(Aggregator):
+    """Runs nowhere."""
+
+    def supports(self, request):
+        return No("it is Monday")
+
+
+class Adds(Aggregator):
+    """Adds the updates up instead of averaging them: twice as far for two equal clients."""
+
+    def aggregate(self, updates, server):
+        server.step(updates.delta.sum(0))
+
+
+class Halves(Aggregator):
+    """Goes half of the way."""
+
+    def aggregate(self, updates, server):
+        server.step(0.5 * updates.mean())
+
+
+class CountsRegistered(Aggregator):
+    """Divides by the registered clients, those without samples among them."""
+
+    def arrange(self, schedule):
+        self.registered = len(schedule.phases[0].clients)
+        return schedule
+
+    def aggregate(self, updates, server):
+        server.step(updates.delta.sum(0) / self.registered)
+
+
+class TrustsTheFirst(Aggregator):
+    """Takes the first client's update."""
+
+    def aggregate(self, updates, server):
+        server.step(updates.delta[0])
+
+
+class ScalesInPlace(Aggregator):
+    """Weights the rows of the update matrix in place."""
+
+    def aggregate(self, updates, server):
+        server.step(updates.delta.mul_(updates.weights[:, None]).sum(0))
+
+
+class DividesByZero(Aggregator):
+    """Deploys a module that is not finite."""
+
+    def predictors(self, server):
+        given = super().predictors(server)
+        return Predictors({**given.modules, "bad": lambda: server.theta / 0}, given.answers)
+
+
+class ExpectsEveryone(Aggregator):
+    """Has three weights for three clients."""
+
+    def aggregate(self, updates, server):
+        server.step(torch.tensor([0.2, 0.3, 0.5]) @ updates.delta)
+
+
+class NeedsARound(Aggregator):
+    """Expects `aggregate` to have run before the task ends."""
+
+    def aggregate(self, updates, server):
+        server.state["last"] = updates.mean()
+        server.step(server.state["last"])
+
+    def end_task(self, server, statistics):
+        server.state["kept"] = server.state["last"].clone()
+
+
+class Standardises(Aggregator):
+    """Divides by the deviation of the labels of a client, which is zero for one class and undefined for one sample."""
+
+    def statistics(self, client):
+        labels = torch.cat([batch.labels for batch in client.batches()]).float()
+        return {"inverse": (1 / labels.std(correction=0))[None].nan_to_num(posinf=-1.0)}
+
+    def aggregate(self, updates, server):
+        if any(float(message["inverse"]) < 0 for message in updates.statistics):
+            raise ZeroDivisionError("deviation of one class")
+        super().aggregate(updates, server)
+
+
+class SecondHelping(Aggregator):
+    """Expects a client of the first round in every later one."""
+
+    def aggregate(self, updates, server):
+        first = server.state.setdefault("clients", list(updates.clients))
+        assert list(updates.clients) == first
+        super().aggregate(updates, server)
+
+
+class EqualTasks(Aggregator):
+    """Computes offsets from a task's index and the first task's size."""
+
+    def loss(self, net, batch, context):
+        logits = net.logits(batch.inputs)
+        return torch.nn.functional.cross_entropy(logits[:, batch.task.classes], batch.labels - batch.task.index * 3)
+
+
+class LastTaskOnly(Aggregator):
+    """Trains the last task alone, so that nothing is measured before."""
+
+    def arrange(self, schedule):
+        return type(schedule)(schedule.phases[-1:])
+
+
+class Lottery(Aggregator):
+    """Draws merge weights from torch's global generator."""
+
+    def aggregate(self, updates, server):
+        weights = torch.rand(len(updates.clients))
+        server.step((weights / weights.sum()) @ updates.delta)
+
+
+class KeepsObjects(Aggregator):
+    """Keeps an object of its own class in the state."""
+
+    @dataclass
+    class Memory:
+        rounds: int = 0
+
+    def begin(self, server):
+        server.state["memory"] = self.Memory()
+
+
+class KeepsAReference(Aggregator):
+    """Keeps the global vector itself as the anchor, which then moves with every step."""
+
+    def begin(self, server):
+        server.state["anchor"] = server.theta
+
+    def aggregate(self, updates, server):
+        server.step(updates.mean() + 0.5 * (server.state["anchor"] - server.theta))
+
+
+class Momentum(Aggregator):
+    """Keeps its momentum on the object, where a resume loses it."""
+
+    momentum: ClassVar = 0.0
+
+    def aggregate(self, updates, server):
+        self.velocity = 0.5 * getattr(self, "velocity", 0.0) + updates.mean()
+        server.step(self.velocity)
+
+
+class Whispers(Aggregator):
+    """The client half leaves its sample count on the object for the server half."""
+
+    def __init__(self, params=None):
+        super().__init__(params)
+        self.counts = {}
+
+    def statistics(self, client):
+        self.counts[client.id] = float(client.samples)
+        return {}
+
+    def aggregate(self, updates, server):
+        weights = torch.tensor([self.counts.get(client, 1.0) ** 2 for client in updates.clients])
+        server.step((weights / weights.sum()) @ updates.delta)
+
+
+class SendsAView(Aggregator):
+    """Sends a view of the resident model, which the next client overwrites."""
+
+    def statistics(self, client):
+        return {"bias": client.net.theta[-10:].detach()}
+
+
+class SendsANumber(Aggregator):
+    """Sends a Python number."""
+
+    def statistics(self, client):
+        return {"count": client.samples}
+
+
+class MeanOfMeans(Aggregator):
+    """Averages the means of batches, whose last one is short."""
+
+    def statistics(self, client):
+        return {"mean": torch.stack([client.net.features(b.inputs).mean(0) for b in client.batches()]).mean(0)}
+
+
+class TrainsWhileCounting(Aggregator):
+    """Computes its statistics in training mode: BatchNorm's buffers move."""
+
+    def statistics(self, client):
+        client.network.train()
+        total = sum(client.net.features(batch.inputs).sum(0) for batch in client.batches())
+        client.network.eval()
+        return {"sum": total}
+
+
+class LeavesHooks(Aggregator):
+    """Does not remove its forward hook."""
+
+    def statistics(self, client):
+        client.network.register_forward_hook(lambda *arguments: None)
+        return {}
+
+
+class CountsCalls(Aggregator):
+    """Anneals its loss with a counter on the object."""
+
+    calls = 0
+
+    def loss(self, net, batch, context):
+        self.calls += 1
+        return super().loss(net, batch, context) * (1 + 0.1 * self.calls)
+
+
+class MeanOverPadding(Aggregator):
+    """Takes the mean over all rows, padding too."""
+
+    def loss(self, net, batch, context):
+        logits = net.logits(batch.inputs)[:, batch.task.classes]
+        return torch.nn.functional.cross_entropy(logits, batch.task.local(batch.labels))
+
+
+class Branches(Aggregator):
+    """Branches on the value of the loss."""
+
+    def loss(self, net, batch, context):
+        loss = masked_cross_entropy(net.logits(batch.inputs), batch)
+        return loss if loss.item() > 1.0 else 0.5 * loss
+
+
+class NoOracle(Aggregator):
+    """Does not answer under `oracle` in the true task's slice: it forgets the offset."""
+
+    def predictors(self, server):
+        class Local(TrueTask):
+            def __call__(self, logits, tasks, true):
+                return super().__call__(logits, tasks, true) - true.offset
+
+        return Predictors({"global": lambda: server.theta}, {**super().predictors(server).answers, "oracle": Local()})
+
+
+class MajorityVote(Aggregator):
+    """Gives a whole batch the answer of its majority."""
+
+    def predictors(self, server):
+        class Vote(AllClasses):
+            def __call__(self, logits, tasks, true):
+                found = super().__call__(logits, tasks, true)
+                return torch.full_like(found, int(found.mode().values))
+
+        return Predictors({"global": lambda: server.theta}, {**super().predictors(server).answers, "none": Vote()})
+
+
+BROKEN = {
+    "contract": [NoVersion],
+    "params-documented": [Undocumented, OutsideItsSpace],
+    "supports": [Declines],
+    "one-client": [Halves],
+    "identical-clients": [Adds],
+    "empty-client": [CountsRegistered],
+    "permutation": [TrustsTheFirst],
+    "inputs-untouched": [ScalesInPlace],
+    "finite": [DividesByZero],
+    "nan-client": [ExpectsEveryone],
+    "no-update": [NeedsARound],
+    "one-class-client": [Standardises],
+    "partial-participation": [SecondHelping],
+    "uneven-tasks": [EqualTasks],
+    "accuracy-matrix": [LastTaskOnly],
+    "repeatable": [Lottery],
+    "state-round-trip": [KeepsObjects, KeepsAReference],
+    "resume-rounds": [Momentum],
+    "resume-tasks": [Momentum],
+    "isolation": [Whispers, CountsCalls],
+    "messages": [SendsAView, SendsANumber],
+    "statistics-batch-size": [MeanOfMeans],
+    "statistics-leave-model": [TrainsWhileCounting, LeavesHooks],
+    "loss-pure": [CountsCalls],
+    "loss-mask": [MeanOverPadding],
+    "loss-stacks": [Branches],
+    "answers": [NoOracle],
+    "answers-per-sample": [MajorityVote],
+}
+"""For each law the aggregators that break it; the two of the machine (import time, GPU) and of bytes stand alone."""

@@ -1,0 +1,225 @@
+"""Laws of backbones and data sets can fail too, and the kit's errors are plain."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Phase, Samples, Task
+from fcilbench.errors import UsageError
+from fcilbench.testing import LAWS, AggregatorConformance, BackboneConformance, DatasetConformance, case
+from fcilbench.testing.bench import BenchNet, one_class_first, spread
+from fcilbench.testing.law import judge
+from fcilbench.testing.laws.backbone import BackboneSubject
+from fcilbench.testing.laws.dataset import DatasetSubject
+
+
+class TwoMeans(BenchNet):
+    """Has two means for one channel."""
+
+    def image_input(self):
+        return ImageInput(size=8, channels=1, mean=(0.5, 0.5), std=(0.5,))
+
+
+class WrongWidth(BenchNet):
+    """Says 17 features and gives 16."""
+
+    def build(self):
+        return FeatureExtractor(super().build().body, 17)
+
+
+class CentresTheBatch(BenchNet):
+    """Subtracts the batch's mean."""
+
+    def build(self):
+        class Centred(nn.Module):
+            def __init__(self, body):
+                super().__init__()
+                self.body = body
+
+            def forward(self, inputs):
+                features = self.body(inputs)
+                return features - features.mean(0)
+
+        return FeatureExtractor(Centred(super().build().body), 16)
+
+
+class OwnDice(BenchNet):
+    """Initialises from the system's randomness."""
+
+    def build(self):
+        torch.seed()
+        return super().build()
+
+
+class Outside(BenchNet):
+    """Keeps a weight that is neither parameter nor persistent buffer, drawn anew in each build."""
+
+    def build(self):
+        class Scaled(nn.Module):
+            def __init__(self, body):
+                super().__init__()
+                self.body = body
+                self.register_buffer("scale", torch.rand(16), persistent=False)
+
+            def forward(self, inputs):
+                return self.body(inputs) * self.scale
+
+        return FeatureExtractor(Scaled(super().build().body), 16)
+
+
+class Unused(BenchNet):
+    """Has a classifier that the features do not use."""
+
+    def build(self):
+        extractor = super().build()
+        extractor.classifier = nn.Linear(16, 1000)
+        return extractor
+
+
+class NoFederation(BenchNet):
+    """Works for one batch size only."""
+
+    def build(self):
+        return FeatureExtractor(nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (4, 64)), nn.Linear(64, 16)), 16)
+
+
+@pytest.mark.parametrize(
+    ("id_", "cls"),
+    [
+        ("input", TwoMeans),
+        ("features", WrongWidth),
+        ("per-sample", CentresTheBatch),
+        ("seeded", OwnDice),
+        ("flat", Outside),
+        ("gradients", Unused),
+        ("federation", NoFederation),
+    ],
+)
+def test_a_broken_backbone_is_found(id_, cls):
+    laws = {law.id: law for law in LAWS["backbones"]}
+    assert judge(laws[id_], BackboneSubject(cls, __name__), {}).status == "broken"
+
+
+def test_the_bench_network_keeps_the_laws_of_backbones():
+    subject = BackboneSubject(BenchNet, "fcilbench.testing.bench")
+    assert [judge(law, subject, {}).status for law in LAWS["backbones"]] == ["holds"] * len(LAWS["backbones"])
+
+
+class Toy(Dataset):
+    """Four grey images of each of three classes."""
+
+    classes, default_tasks, train_samples, test_samples = 3, (2, 1), 9, 3
+    licence, homepage, citation = "CC0", "https://example.org", "nobody"
+
+    def load(self, root):
+        inputs = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2, 1)
+        labels = np.repeat(np.arange(3), 4)
+        train = np.arange(12) % 4 < 3
+        return Corpus(Samples(inputs[train], labels[train]), Samples(inputs[~train], labels[~train]), ("a", "b", "c"))
+
+
+class NoLicence(Toy):
+    """Does not say what its terms are."""
+
+    licence = ""
+
+
+class BadTasks(Toy):
+    """Splits three classes into two equal tasks."""
+
+    default_tasks = 2
+
+
+class BadCount(Toy):
+    """Declares a sample too many."""
+
+    train_samples = 10
+
+
+class Floats(Toy):
+    """Gives images as floats."""
+
+    def load(self, root):
+        given = super().load(root)
+        return Corpus(*(Samples(s.inputs / 255.0, s.labels) for s in (given.train, given.test)), given.class_names)
+
+
+class InFileOrder(Toy):
+    """Numbers samples by their place in the file."""
+
+    def open(self, root, *rest, **others):
+        return self.load(root), "sha256:0"
+
+
+@pytest.mark.parametrize(
+    ("id_", "cls"),
+    [
+        ("terms", NoLicence),
+        ("default-tasks", BadTasks),
+        ("declared-content", BadCount),
+        ("samples", Floats),
+        ("order", InFileOrder),
+        ("per-class", InFileOrder),
+    ],
+)
+def test_a_broken_data_set_is_found(id_, cls):
+    laws = {law.id: law for law in LAWS["datasets"]}
+    assert judge(laws[id_], DatasetSubject(cls, __name__), {}).status == "broken"
+    assert judge(laws[id_], DatasetSubject(Toy, __name__), {}).status == "holds"
+
+
+def test_data_that_are_not_here_are_no_finding(tmp_path):
+    found = case("datasets", "cifar100", root=tmp_path)
+    status = {verdict.law: verdict.status for verdict in found.verdicts() if verdict.law != "import-time"}
+    assert status == {
+        **dict.fromkeys(("contract", "params-documented", "terms", "default-tasks"), "holds"),
+        **dict.fromkeys(("declared-content", "samples", "order", "per-class"), "skipped"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "text"),
+    [
+        ("boards", "accuracy", {}, "there are no laws for boards"),
+        ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
+        ("aggregators", "fedavg", {"average": "odd"}, "fcilbench/fedavg: average: "),
+        ("backbones", "timm", {}, "fcilbench/timm: model: Field required"),
+    ],
+)
+def test_errors_of_the_kit(kind, name, options, text):
+    with pytest.raises(UsageError, match=text):
+        case(kind, name, options)
+
+
+def test_the_three_classes_find_their_plugins():
+    class Uniform(AggregatorConformance):
+        plugin = "fcilbench/fedavg"
+        params = {"average": "uniform"}  # noqa: RUF012
+        backbone = BenchNet
+
+    class Net(BackboneConformance):
+        plugin = "fcilbench/timm"
+        params = {"model": "vit_tiny_patch16_224", "weights": "none"}  # noqa: RUF012
+
+    class Data(DatasetConformance):
+        plugin = "digits"
+        root = Path("/nowhere")
+
+    assert Uniform.case().subject.make().params.average == "uniform"
+    assert isinstance(Uniform.case().subject.bench.backbone(), Backbone)
+    assert isinstance(Net.case().subject, BackboneSubject)
+    assert Data.case().subject.root == Path("/nowhere")
+    assert len(Uniform.case().laws) > len(Net.case().laws) > len(Data.case().laws)
+
+
+def test_edits_of_phases_by_hand():
+    pool = np.arange(36)
+    phase = Phase(Task(0, 0, 3), (pool[:20], pool[20:]), 1, 1, 8, after=0)
+    assert [len(own) for own in spread([0.5, 0.25, 0.25, 0.0])(phase).clients] == [18, 9, 9, 0]
+    assert np.concatenate(spread([0.3, 0.7])(phase).clients).tolist() == pool.tolist()
+    edited = one_class_first()(phase)
+    assert len(edited.clients[1]) == 1
+    assert sorted(np.concatenate(edited.clients).tolist()) == pool.tolist()
