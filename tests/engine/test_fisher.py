@@ -121,6 +121,19 @@ def test_f4_a_linear_head_is_an_outer_product():
             assert bool((rows == 0).all())  # exactly: rows outside the task
 
 
+@pytest.mark.parametrize(("task", "classes"), [(Task(9, 171, 25), 196), (Task(2, 4, 2), 6), (Task(1, 3, 1), 6)])
+def test_labels_of_uneven_tasks_count_from_their_offset(task, classes):
+    """9 x 19 + 25 and [3, 1, 2]: `y % size` would name other classes (171 % 25 = 21)."""
+    torch.manual_seed(7)
+    x, y = torch.randn(30, 4, dtype=torch.float64), task.offset + torch.arange(30) % task.size
+    head = nn.Linear(4, classes, dtype=torch.float64).eval()
+    p = F.softmax(head(x)[:, task.classes], dim=1).detach()
+    residual = (F.one_hot(y - task.offset, task.size) - p) ** 2
+    found = fisher_diagonal(head, ["weight"], pairs(x, y, task, 8), "empirical").view(classes, 4)
+    assert torch.allclose(30 * found[task.classes], residual.T @ x**2, rtol=0, atol=1e-12)
+    assert int((found != 0).any(dim=1).sum()) == (task.size if task.size > 1 else 0)
+
+
 # ---------------------------------------------------------------- real networks
 
 

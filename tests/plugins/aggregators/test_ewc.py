@@ -157,6 +157,24 @@ def test_bytes_per_task(play, mode, down):
     assert tied.cost.bytes_down - plain.cost.bytes_down == 2 * 3 * down * MODEL
 
 
+def test_the_last_task_asks_for_no_fisher_and_what_is_not_finite_is_left_out(play):
+    asked = []
+
+    class Spoilt(Ewc):
+        def task_statistics(self, client):
+            asked.append(client.task.index)
+            message = super().task_statistics(client)
+            return {**message, "fisher": message["fisher"] * float("nan")} if client.id == 1 else message
+
+        def end_task(self, server, statistics):
+            assert sorted(statistics) == ([] if server.last_task else [0])
+            super().end_task(server, statistics)
+            assert bool(torch.isfinite(server.state["fisher"]).all())
+
+    play(Spoilt(), **IID)
+    assert asked == [0, 0, 1, 1, 2, 2]
+
+
 def test_a_resumed_run_ends_bit_equal(play):
     whole, resumed = play(Ewc()), play(Ewc(), stop=5)
     assert (resumed.model_digest, resumed.cost.bytes_down) == (whole.model_digest, whole.cost.bytes_down)

@@ -100,6 +100,16 @@ def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates
     assert torch.equal(session.fisher("empirical", samples=10**6), session.fisher("empirical"))
 
 
+@pytest.mark.parametrize("kind", ["exact", "sampled", "empirical", "label_prob"])
+def test_the_clients_fisher_does_not_depend_on_the_batch_size(make_experiment, kind):
+    found = []
+    for size in (3, 64):
+        federation = build(make_experiment(batch_size=size))
+        federation.model.network.eval()
+        found.append(ClientSession(federation, Turn(federation.schedule.phases[0], 0), 0).fisher(kind, samples=17))
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-9)
+
+
 def test_bytes_are_two_models_up():
     assert round(nbytes({"fisher": torch.empty(VIT, device="meta")}) / 1e6, 2) == 343.5
 
