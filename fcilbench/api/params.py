@@ -68,7 +68,7 @@ class PresetParams(Params):
 
     Example:
         >>> class Mine(PresetParams):
-        ...     presets = {"fed_mammoth": {"alpha": 0.5}}
+        ...     presets: ClassVar = {"fed_mammoth": {"alpha": 0.5}}
         ...     alpha: float = Field(1.0, ge=0)
         >>> Mine().alpha, Mine(preset="fed_mammoth").alpha, Mine(preset="fed_mammoth", alpha=2.0).alpha
         (1.0, 0.5, 2.0)

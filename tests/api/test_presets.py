@@ -1,5 +1,7 @@
 """Presets: one place resolves them, single options win."""
 
+from typing import ClassVar
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,7 +10,7 @@ from fcilbench.registry.validation import validate
 
 
 class Mine(PresetParams):
-    presets = {"original": {"alpha": 2.0}, "fed_mammoth": {"alpha": 0.5, "few": None}}
+    presets: ClassVar = {"original": {"alpha": 2.0}, "fed_mammoth": {"alpha": 0.5, "few": None}}
 
     alpha: float = Field(1.0, ge=0)
     few: int | None = Field(3, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -37,7 +37,7 @@ class Ewc(Aggregator):
     class Params(PresetParams):
         """Hyperparameters of EWC."""
 
-        presets = {  # noqa: RUF012 -- a ClassVar of the base
+        presets: ClassVar = {
             "original": {"mode": "separate"},
             "fed_mammoth": {"fisher_type": "label_prob", "skip_last_round": True},
         }

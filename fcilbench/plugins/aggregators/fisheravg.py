@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -29,7 +29,7 @@ class FisherAvg(Aggregator):
     class Params(PresetParams):
         """Hyperparameters of FisherAvg."""
 
-        presets = {  # noqa: RUF012 -- a ClassVar of the base
+        presets: ClassVar = {
             "original": {"fisher_type": "exact", "lambda_k": "uniform", "normalize": "l2", "epsilon": 1e-6},
             "fed_mammoth": {"fisher_type": "label_prob", "fisher_sum": True, "lambda_k": "uniform", "raw_inputs": True},
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class Lwf(Aggregator):
     class Params(PresetParams):
         """Hyperparameters of LwF."""
 
-        presets = {  # noqa: RUF012 -- a ClassVar of the base
+        presets: ClassVar = {
             "original": {"distill_scope": "old_per_task"},
             "fed_mammoth": {"distill_scope": "current", "alpha": 0.5},
         }
