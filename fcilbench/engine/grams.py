@@ -16,7 +16,8 @@ class GramTaps:
     """Sums X^T X over all forward passes inside the `with` block, for each `nn.Linear` whose weight is exchanged.
 
     Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets the sum of all
-    its inputs. Subclasses of `nn.Linear` may compute something else and are left out, as are layers that never run.
+    its inputs. Run it outside of autocast, which would round the products. Subclasses of `nn.Linear` may compute
+    something else and are left out, as are layers that never run.
 
     Args:
         network: The network.
@@ -56,7 +57,7 @@ class GramTaps:
 
     def _recorder(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def record(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            with torch.no_grad():
                 self._add(name, inputs[0].detach().float())
 
         return record

@@ -97,11 +97,3 @@ def test_a_shared_weight_gets_one_sum_and_frozen_or_idle_layers_none():
     expected = inputs.T @ inputs + second.T @ second
     assert torch.allclose(grams["extractor.body.a"].total, expected.double(), rtol=1e-5)
     assert grams["extractor.body.a"].rows.item() == 12
-
-
-def test_autocast_around_does_not_reach_the_products():
-    flat, inputs = model(), torch.randn(50, 4)
-    plain = run(flat, [inputs])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = run(flat, [inputs])
-    assert torch.equal(cast[FIRST].total, plain[FIRST].total)

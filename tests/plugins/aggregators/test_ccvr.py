@@ -1,0 +1,174 @@
+"""CCVR: what is refitted, what stays, bytes, presets, real rounds. Statistics by hand: tests/vectors."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fcilbench.api.client import Batch
+from fcilbench.api.message import nbytes
+from fcilbench.api.protocol import Partition
+from fcilbench.api.server import Parts, Updates
+from fcilbench.api.task import Task
+from fcilbench.federation.server import FederationServer
+from fcilbench.plugins.aggregators.ccvr import Ccvr
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+
+PARTS = Parts(slice(0, 4), slice(4, 4 + 6 * 2 + 6), slice(22, 23), classes=6, features=2)
+TASKS = (Task(0, 0, 2), Task(1, 2, 3), Task(2, 5, 1))
+
+
+def ccvr(**params):
+    return Ccvr(Ccvr.Params(**params))
+
+
+def host(index=0, seed=0):
+    theta = torch.randn(23, generator=torch.Generator().manual_seed(seed))
+    server = FederationServer(theta, torch.zeros(0, dtype=torch.int64), PARTS, TASKS, seed=7)
+    server.enter(TASKS[index], index)
+    return server
+
+
+def client(features, labels, task):
+    """A client whose inputs are its features."""
+    batch = Batch(torch.tensor(features), torch.tensor(labels), torch.ones(len(labels)), task)
+    net = SimpleNamespace(features=lambda inputs: inputs)
+    return SimpleNamespace(net=net, task=task, feature_dim=len(features[0]), batches=lambda raw=False: [batch])
+
+
+def split(theta):
+    return theta[:4], theta[4:16].view(6, 2), theta[16:22], theta[22:]
+
+
+@pytest.mark.parametrize("cov", ["diag", "full"])
+def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
+    """Task 1 owns classes 2, 3, 4; class 3 has no samples and must not be pushed down."""
+    method, server = ccvr(cov=cov), host(1)
+    before = server.theta.clone()
+    first = client([[5.0, 0.0], [6.0, 1.0]], [2, 2], TASKS[1])
+    second = client([[0.0, 5.0], [1.0, 6.0], [4.0, 0.0]], [4, 4, 2], TASKS[1])
+    method.end_task(server, {0: method.task_statistics(first), 2: method.task_statistics(second)})
+    (backbone, weight, bias, buffers), (b0, w0, c0, f0) = split(server.theta), split(before)
+    assert torch.equal(backbone, b0)
+    assert torch.equal(buffers, f0)
+    assert torch.equal(weight[[0, 1, 3, 5]], w0[[0, 1, 3, 5]])
+    assert torch.equal(bias[[0, 1, 3, 5]], c0[[0, 1, 3, 5]])
+    assert (weight[[2, 4]] != w0[[2, 4]]).all()
+    assert server.logs["ccvr/classes"] == 2
+    points = torch.tensor([[5.0, 0.5], [0.5, 5.5]])
+    assert (points @ weight[[2, 4]].T + bias[[2, 4]]).argmax(dim=1).tolist() == [0, 1]
+    assert method.predictors(server).modules["global"]() is server.theta
+
+
+@pytest.mark.parametrize("cov", ["diag", "full"])
+@pytest.mark.parametrize("density", ["pooled", "mixture"])
+def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov, density):
+    method, server = ccvr(cov=cov, density=density), host()
+    before = server.theta.clone()
+    found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
+    method.end_task(server, {0: method.task_statistics(found)})
+    assert server.logs["ccvr/classes"] == 2
+    assert 0 < server.logs["ccvr/loss"] < 10
+    assert bool(torch.isfinite(server.theta).all())
+    assert (split(server.theta)[1][:2] != split(before)[1][:2]).all()
+
+
+def test_the_peer_drops_a_class_of_one_sample():
+    method, server = ccvr(drop_singletons=True), host()
+    before = server.theta.clone()
+    found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
+    method.end_task(server, {0: method.task_statistics(found)})
+    assert server.logs["ccvr/classes"] == 1
+    assert torch.equal(split(server.theta)[1][0], split(before)[1][0])
+
+
+def test_no_samples_are_no_calibration():
+    method, server = ccvr(samples=0), host()
+    before = server.theta.clone()
+    found = client([[1.0, 2.0], [0.0, 0.0]], [0, 1], TASKS[0])
+    method.end_task(server, {0: method.task_statistics(found)})
+    assert torch.equal(server.theta, before)
+    ccvr().end_task(server, {})  # no client had data
+    assert torch.equal(server.theta, before)
+
+
+def test_seen_classes_are_refitted_together_and_current_ones_alone():
+    for scope, expected in (("seen", [2, 5]), ("current", [2, 3])):
+        method, server = ccvr(scope=scope), host()
+        counts = []
+        for task, labels in ((TASKS[0], [0, 1]), (TASKS[1], [2, 3, 4])):
+            server.enter(task, task.index)
+            own = client(
+                [[float(y), 1.0 - y] for y in labels for _ in range(2)], [y for y in labels for _ in "ab"], task
+            )
+            method.end_task(server, {0: method.task_statistics(own)})
+            counts.append(server.logs["ccvr/classes"])
+        assert counts == expected
+
+
+def test_local_statistics_calibrate_each_round_or_the_last_one_at_the_end():
+    own = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
+    delta = torch.zeros(1, 23)
+    delta[0, 22] = 1.0
+    for when, after_round in (("round", True), ("task_end", False)):
+        method, server = ccvr(when=when, stats_on="local"), host()
+        assert not method.wants_task_statistics(server)
+        before = server.theta.clone()
+        method.aggregate(Updates(delta, (3,), (0,), (method.statistics(own),), PARTS), server)
+        assert torch.equal(server.theta[:22], before[:22]) is not after_round
+        method.end_task(server, {})
+        assert not torch.equal(server.theta[4:22], before[4:22])
+        assert "latest" not in server.state
+    assert ccvr().statistics(own) == {}
+    assert ccvr().wants_task_statistics(server)
+
+
+def test_a_second_broadcast_a_round_is_refused():
+    with pytest.raises(ValueError, match="stats_on=local"):
+        Ccvr.Params(when="round")
+
+
+def test_bytes_of_vit_b16():
+    """specs/methods-a.md, 5.3: 1,537 floats a class, 296,065 with triangles; ten classes of one task."""
+    task = Task(3, 30, 10)
+    rows = torch.randn(20, 768).tolist()
+    own = client(rows, [30 + i // 2 for i in range(20)], task)
+    diagonal = nbytes(ccvr().task_statistics(own))
+    assert diagonal == 4 * 10 * 1537
+    assert nbytes(ccvr(cov="full").task_statistics(own)) == 4 * 10 * 296_065
+    assert diagonal / 1e6 == pytest.approx(0.0615, abs=5e-5)
+    assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.56, abs=0.005)
+    assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.86, abs=0.6)  # the paper's table
+    absent = client(rows[:2], [30, 30], task)
+    assert nbytes(ccvr().task_statistics(absent)) == 4 * (10 + 2 * 768)
+
+
+def test_presets_are_resolved_and_overridden():
+    original, peer = ccvr(preset="original").identity(), ccvr(preset="fed_mammoth").identity()
+    assert (original["cov"], original["scope"], original["when"], original["logit_norm"]) == (
+        "full", "seen", "task_end", None,
+    )  # fmt: skip
+    expected = {
+        "when": "round", "stats_on": "local", "density": "mixture", "cov": "diag", "drop_singletons": True,
+        "sampling": "multinomial", "logit_norm": 0.1, "raw_inputs": True, "scope": "current",
+    }  # fmt: skip
+    assert peer.items() >= expected.items()
+    assert ccvr(preset="fed_mammoth", logit_norm=None).identity()["logit_norm"] is None
+    default = ccvr().identity()
+    assert (default["samples"], default["epochs"], default["batch_size"], default["lr_head"]) == (256, 5, 256, 0.01)
+
+
+@pytest.mark.parametrize("preset", ["default", "original", "fed_mammoth"])
+def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
+    outcome = play(ccvr(preset=preset), partition=Partition(kind="dirichlet", value=0.05, min_samples=0))
+    assert outcome.metrics["faa/oracle"].value > 0.4
+
+
+def test_without_samples_a_run_is_fedavg(play):
+    assert play(ccvr(samples=0)).model_digest == play(FedAvg()).model_digest
+
+
+@pytest.mark.parametrize("preset", ["original", "fed_mammoth"])
+@pytest.mark.parametrize("stop", [3, 4])
+def test_resume_ends_bit_equal(play, preset, stop):
+    assert play(ccvr(preset=preset), stop).model_digest == play(ccvr(preset=preset)).model_digest

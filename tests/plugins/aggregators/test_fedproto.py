@@ -1,0 +1,171 @@
+"""FedProto: identities of specs/methods-b.md, 3 (8), bytes, presets, real rounds."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fcilbench.api.client import Batch
+from fcilbench.api.message import nbytes
+from fcilbench.api.protocol import Partition
+from fcilbench.api.server import Parts, Updates
+from fcilbench.api.task import Task
+from fcilbench.federation.server import FederationServer
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.fedproto import FedProto, batch_mean_term, per_sample_term
+
+TASKS = (Task(0, 0, 2), Task(1, 2, 3))
+PARTS = Parts(slice(0, 4), slice(4, 4 + 5 * 2 + 5), slice(19, 19), classes=5, features=2)
+
+
+def fedproto(**params):
+    return FedProto(FedProto.Params(**params))
+
+
+def batch(labels, mask=None, task=TASKS[1]):
+    return Batch(torch.zeros(len(labels)), torch.tensor(labels), torch.tensor(mask or [1.0] * len(labels)), task)
+
+
+def host(task=TASKS[1]):
+    server = FederationServer(torch.zeros(19), torch.zeros(0, dtype=torch.int64), PARTS, TASKS)
+    server.enter(task, task.index)
+    return server
+
+
+FEATURES = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+GLOBAL = torch.tensor([[0.0, 0.0], [1.0, 2.0], [9.0, 9.0]])
+KNOWN = torch.tensor([True, True, False])
+
+
+def test_terms_by_hand():
+    """G = (1, 2), features (1, 0), (3, 2): 1.0 for the batch's mean, 2.0 for every sample; class 3 is local 1."""
+    assert batch_mean_term(FEATURES, batch([3, 3]), GLOBAL, KNOWN).item() == 1.0
+    assert per_sample_term(FEATURES, batch([3, 3]), GLOBAL, KNOWN).item() == 2.0
+
+
+def test_classes_add_up_and_unknown_ones_are_skipped():
+    # Class 2 has mean (1, 0), G = 0: 0.5. Class 3 has (3, 2): (4 + 0) / 2 = 2. Class 4 has no prototype.
+    assert batch_mean_term(FEATURES, batch([2, 3]), GLOBAL, KNOWN).item() == 2.5
+    assert per_sample_term(FEATURES, batch([2, 3]), GLOBAL, KNOWN).item() == 1.25
+    assert batch_mean_term(FEATURES, batch([4, 4]), GLOBAL, KNOWN).item() == 0.0
+    assert per_sample_term(FEATURES, batch([4, 4]), GLOBAL, KNOWN).item() == 0.0
+
+
+@pytest.mark.parametrize("term", [batch_mean_term, per_sample_term])
+def test_padding_changes_nothing_and_prototypes_get_no_gradient(term):
+    prototypes = GLOBAL.clone().requires_grad_()
+    features = torch.cat([FEATURES, torch.full((2, 2), 7.0)]).requires_grad_()
+    value = term(features, batch([2, 3, 3, 2], [1.0, 1.0, 0.0, 0.0]), prototypes, KNOWN)
+    assert value.item() == term(FEATURES, batch([2, 3]), GLOBAL, KNOWN).item()
+    value.backward()
+    assert prototypes.grad is None
+    assert features.grad[2:].abs().sum() == 0
+
+
+def aggregate(method, server, messages, delta=None, samples=None):
+    count = len(messages)
+    delta = torch.zeros(count, 19) if delta is None else delta
+    method.aggregate(Updates(delta, samples or (1,) * count, tuple(range(count)), tuple(messages), PARTS), server)
+
+
+def message(counts, rows):
+    return {"counts": torch.tensor(counts, dtype=torch.int32), "prototypes": torch.tensor(rows)}
+
+
+@pytest.mark.parametrize(("average", "expected"), [("weighted", [2.0, 1.0]), ("uniform", [3.0, 2.0])])
+def test_prototypes_of_two_clients(average, expected):
+    """n = 3 at (1, 0) and n = 1 at (5, 4)."""
+    method, server = fedproto(proto_avg=average), host()
+    method.begin(server)
+    assert method.broadcast(server) == {}
+    aggregate(method, server, [message([0, 3, 0], [[1.0, 0.0]]), message([0, 1, 0], [[5.0, 4.0]])])
+    sent = method.broadcast(server)
+    assert sent["prototypes"][1].tolist() == expected
+    assert sent["known"].tolist() == [False, True, False]
+    # A class that nobody reports keeps its prototype; another one appears.
+    aggregate(method, server, [message([2, 0, 0], [[8.0, 8.0]])])
+    assert method.broadcast(server)["prototypes"][:2].tolist() == [[8.0, 8.0], expected]
+    server.enter(TASKS[0], 0)
+    assert method.broadcast(server) == {}
+    assert server.state["known"].tolist() == [False, False, True, True, False]
+
+
+def test_model_weights_weighted_or_uniform():
+    delta = torch.stack([torch.ones(19), 5 * torch.ones(19)])
+    for average, expected in (("weighted", 2.0), ("uniform", 3.0)):
+        method, server = fedproto(weight_avg=average), host()
+        method.begin(server)
+        aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
+        assert server.theta.tolist() == [expected] * 19
+
+
+def test_the_nearest_prototype_answers():
+    method, server = fedproto(predict="prototype"), host()
+    method.begin(server)
+    aggregate(method, server, [message([1, 1, 0], [[100.0, 100.0], [101.0, 100.0]])])
+    deployed = method.predictors(server).modules["global"]()
+    weight, bias = deployed[4:14].view(5, 2), deployed[14:]
+    points = torch.tensor([[100.4, 100.0], [100.6, 100.0], [0.0, 0.0]])
+    assert (points @ weight.T + bias).argmax(dim=1).tolist() == [2, 3, 2]
+    assert server.theta.abs().sum() == 0  # the trained head is what training goes on from
+
+
+def test_statistics_are_class_means_by_hand():
+    data = Batch(torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]), torch.tensor([3, 3, 4]), torch.ones(3), TASKS[1])
+    net = SimpleNamespace(features=lambda inputs: inputs)
+    client = SimpleNamespace(net=net, task=TASKS[1], feature_dim=2, batches=lambda raw=False: [data])
+    sent = fedproto().statistics(client)
+    assert sent["counts"].tolist() == [0, 2, 1]
+    assert sent["prototypes"].tolist() == [[2.0, 1.0], [9.0, 9.0]]
+
+
+def test_bytes_of_vit_b16():
+    """specs/methods-b.md, 3 (3): 10 x 768 floats each way and 4 bytes a class for the counts; up 343.533 MB."""
+    task = Task(0, 0, 10)
+    data = Batch(torch.randn(20, 768), torch.arange(20) % 10, torch.ones(20), task)
+    net = SimpleNamespace(features=lambda inputs: inputs)
+    client = SimpleNamespace(net=net, task=task, feature_dim=768, batches=lambda raw=False: [data])
+    sent = nbytes(fedproto().statistics(client))
+    assert sent == 10 * 768 * 4 + 10 * 4
+    assert (343_502_224 + sent) / 1e6 == pytest.approx(343.533, abs=0.001)
+    assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # the paper's table: 343.83 - 343.79
+
+
+def test_presets_are_resolved_and_overridden():
+    default, original, peer = (fedproto(preset=name).identity() for name in ("default", "original", "fed_mammoth"))
+    names = ("lambda_proto", "proto_term", "proto_avg", "weight_avg", "predict", "raw_inputs")
+    assert [default[n] for n in names] == [0.1, "batch_mean", "weighted", "weighted", "classifier", False]
+    assert [original[n] for n in names] == [1.0, "per_sample", "uniform", "weighted", "prototype", False]
+    assert [peer[n] for n in names] == [0.1, "batch_mean", "weighted", "uniform", "classifier", True]
+    assert fedproto(preset="original", lambda_proto=0.3).identity()["lambda_proto"] == 0.3
+    with pytest.raises(ValueError, match="no global model"):
+        FedProto.Params(share_weights=False)
+
+
+def test_lambda_zero_is_fedavg_step_for_step(play):
+    assert play(fedproto(lambda_proto=0.0)).model_digest == play(FedAvg()).model_digest
+
+
+def test_the_first_round_of_every_task_is_fedavg(play):
+    assert play(fedproto(lambda_proto=5.0), rounds=1).model_digest == play(FedAvg(), rounds=1).model_digest
+    assert play(fedproto(lambda_proto=5.0)).model_digest != play(FedAvg()).model_digest
+
+
+@pytest.mark.parametrize("preset", ["default", "original", "fed_mammoth"])
+def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
+    outcome = play(fedproto(preset=preset), partition=Partition(kind="dirichlet", value=0.05, min_samples=0))
+    assert outcome.metrics["faa/oracle"].value > 0.4
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_resume_ends_bit_equal(play, stop):
+    assert play(fedproto(), stop).model_digest == play(fedproto()).model_digest
+
+
+def test_traffic_by_hand(play):
+    """Counts 4 bytes a class in every round, rows of present classes; down 64 + 1 bytes a class from round two on."""
+    outcome = play(fedproto(), partition=Partition(kind="iid"))
+    model = 4 * 1210
+    classes = 3 + 1 + 4 + 2
+    assert outcome.cost.bytes_down == 24 * model + 3 * classes * 65
+    assert outcome.cost.bytes_up == 24 * model + 3 * 2 * classes * (64 + 4)

@@ -1,0 +1,182 @@
+"""RegMean as a method: whole networks, bytes of ViT-B/16, presets, real rounds. R1 to R6: tests/vectors."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+from fcilbench.api.message import nbytes
+from fcilbench.api.protocol import Partition
+from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.grams import GramTaps
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.engine.network import Network
+from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import build
+from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.turn import Turn
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.regmean import RegMean
+
+
+class Smooth(Backbone):
+    """A hidden layer whose units are never dead, so that a float32 Gram tells all its directions."""
+
+    def build(self):
+        return FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6)
+
+    def image_input(self):
+        return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+class Recording(RegMean):
+    """Keeps the last updates."""
+
+    def aggregate(self, updates, server):
+        self.updates, self.before = updates, server.theta.clone()
+        super().aggregate(updates, server)
+
+
+def one_round(experiment):
+    federation = build(experiment)
+    phase = federation.schedule.phases[0]
+    rows = torch.empty(len(phase.clients), len(federation.server.theta))
+    run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")), Traffic())
+    return federation
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_one_client_returns_its_model(make_experiment, norm_backbone, gamma):
+    method = Recording(Recording.Params(gamma_backbone=gamma, gamma_head=gamma))
+    federation = one_round(make_experiment(method, backbone=norm_backbone, clients=1))
+    own = method.before + method.updates.delta[0]
+    assert torch.allclose(federation.server.theta, own, atol=1e-6)
+    assert not torch.allclose(federation.server.theta, method.before, atol=1e-3)
+
+
+def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make_experiment):
+    """At gamma = 1: the merged layer's outputs on all clients' inputs are the projection of their own outputs."""
+    method = Recording(Recording.Params(gamma_backbone=1.0, gamma_head=1.0))
+    federation = one_round(make_experiment(method, backbone=Smooth(), local_epochs=3))
+    merged, model = federation.server.theta, federation.model
+    phase = federation.schedule.phases[0]
+    inputs = {"extractor.body.1": [], "head": []}
+    for row, client in enumerate(method.updates.clients):
+        local = model.under(method.before + method.updates.delta[row])
+        session = ClientSession(federation, Turn(phase, 0), client)
+        pixels = torch.cat([batch.inputs for batch in session.batches()])
+        inputs["extractor.body.1"].append(pixels.flatten(1).double())
+        inputs["head"].append(local.features(pixels).double())
+    for layer, stacked in inputs.items():
+        piece = model.parts.piece(f"{layer}.weight")
+        weights = [(method.before + delta)[piece.span].view(piece.shape).double() for delta in method.updates.delta]
+        x = torch.cat(stacked)
+        targets = torch.cat([own @ w.T for own, w in zip(stacked, weights, strict=True)])
+        best = x @ torch.linalg.lstsq(x, targets, driver="gelsd").solution
+        assert torch.allclose(x @ merged[piece.span].view(piece.shape).double().T, best, atol=1e-4)
+        mean = sum(p * w for p, w in zip(method.updates.weights.double(), weights, strict=True))
+        assert not torch.allclose(x @ mean.T, best, atol=1e-2)
+    bias = model.parts.piece("head.bias")  # everything else is FedAvg
+    assert torch.allclose(merged[bias.span], (method.before + method.updates.mean())[bias.span], atol=1e-7)
+
+
+def test_rows_of_other_tasks_never_move(make_experiment):
+    federation = one_round(make_experiment(RegMean(), tasks=(3, 1, 4, 2)))
+    head = federation.model.parts.piece("head.weight")
+    before, after = (v[head.span].view(head.shape) for v in (federation.initial, federation.server.theta))
+    assert torch.equal(before[3:], after[3:])
+    assert not torch.allclose(before[:3], after[:3], atol=1e-4)
+
+
+def test_a_network_whose_head_is_averaged_sends_no_gram_of_it(make_experiment):
+    method = Recording(Recording.Params(head="fedavg"))
+    one_round(make_experiment(method))
+    assert [list(message) for message in method.updates.statistics] == [["gram/extractor.body.1"]] * 3
+
+
+def test_gram_passes_norm_and_augmentation(make_experiment):
+    def sent(**params):
+        method = Recording(Recording.Params(**params))
+        one_round(make_experiment(method))
+        return method.updates
+
+    one, two, mean = sent(), sent(gram_passes=2), sent(gram_norm="mean")
+    for client, samples in enumerate(one.samples):
+        a, b, c = (u.statistics[client]["gram/head"] for u in (one, two, mean))
+        assert torch.allclose(b, 2 * a)
+        assert torch.allclose(c * samples, a, rtol=1e-5)
+
+
+VIT = {"full": 135_069_696, "triangle": 67_567_488, "diagonal": 65_280}
+"""Floats, specs/methods-a.md, 4.3."""
+
+
+class MetaClient:
+    """ViT-B/16 without weights."""
+
+    def __init__(self):
+        with torch.device("meta"):
+            body = timm.create_model("vit_base_patch16_224", num_classes=0)
+            network = Network(FeatureExtractor(body, 768), 100)
+        self.model = FlatModel(network, torch.device("meta"))
+
+    def grams(self, diagonal, augment=None):
+        names = {piece.name for piece in self.model.parts.layout}
+        with torch.no_grad(), GramTaps(self.model.network, names, diagonal) as taps:
+            self.model.logits(torch.empty(1, 3, 224, 224, device="meta"))
+        return taps.grams()
+
+
+def test_bytes_of_vit_b16():
+    client = MetaClient()
+    model = nbytes({"theta": client.model.vector})
+    assert model == 343_502_224
+    triangles = RegMean().statistics(client)
+    diagonals = RegMean(RegMean.Params(gamma_backbone=0.0, gamma_head=0.0)).statistics(client)
+    assert len(triangles) == 49
+    assert nbytes(triangles) == 4 * VIT["triangle"]
+    assert nbytes(diagonals) == 4 * VIT["diagonal"]
+    assert sum(gram.total.numel() for gram in client.grams(lambda name: False).values()) == VIT["full"]
+    table = {"full": (540.28, 883.78), "triangle": (270.27, 613.77), "diagonal": (0.26, 343.76)}
+    for kind, (alone, total) in table.items():
+        assert 4e-6 * VIT[kind] == pytest.approx(alone, abs=0.005)
+        assert 1e-6 * (model + 4 * VIT[kind]) == pytest.approx(total, abs=0.01)
+
+
+def test_presets_are_resolved_and_overridden():
+    def told(**params):
+        return RegMean(RegMean.Params(**params)).identity()
+
+    default, original, peer = told(), told(preset="original"), told(preset="fed_mammoth")
+    assert (default["solver"], default["gram_norm"], default["gamma_backbone"]) == ("residual", "sum", 0.5)
+    assert (original["solver"], original["gram_norm"], original["average"]) == ("plain", "mean", "uniform")
+    assert (peer["solver"], peer["gram_norm"], peer["gram_augment"], peer["gamma_head"]) == ("plain", "sum", True, 0.5)
+    assert told(preset="original", gamma_backbone=0.7)["gamma_backbone"] == 0.7
+
+
+@pytest.mark.parametrize("preset", ["default", "original", "fed_mammoth"])
+def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
+    outcome = play(
+        RegMean(RegMean.Params(preset=preset)), partition=Partition(kind="dirichlet", value=0.05, min_samples=0)
+    )
+    assert outcome.metrics["faa/oracle"].value > 0.5
+
+
+def test_all_layers_averaged_is_fedavg(play, monkeypatch):
+    """Without Grams nothing is left of the method."""
+    monkeypatch.setattr(RegMean, "statistics", lambda self, client: {})
+    assert play(RegMean()).model_digest == play(FedAvg()).model_digest
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_resume_ends_bit_equal(play, stop):
+    method = RegMean(RegMean.Params(gram_augment=True))
+    assert play(method, stop).model_digest == play(method).model_digest
+
+
+def test_traffic_is_the_model_and_the_triangles(play):
+    """Two layers, 64 and 16 inputs: 2080 + 136 floats beside the model's 1210; 3 clients, 2 rounds, 4 tasks."""
+    outcome = play(RegMean(), partition=Partition(kind="iid"))
+    assert outcome.cost.bytes_up == 24 * 4 * (1210 + 2080 + 136)
+    assert outcome.cost.bytes_down == 24 * 4 * 1210
