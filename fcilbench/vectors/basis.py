@@ -22,7 +22,7 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
     Args:
         vector: tau_k, `[D]`.
         basis: tau_hat_1 .. tau_hat_{k-1}, each `[D]`.
-        limit: Project on at most so many of them, those with the largest |cosine| to tau_k; ties by index.
+        limit: Project on at most so many of them, those with the largest |cosine| to tau_k; ties by index. 0: on none.
 
     Returns:
         tau_hat_k `[D]` and the coefficients r float64 `[k-1]` with `tau_k = tau_hat_k + sum_j r_j tau_hat_j`, so that
@@ -30,7 +30,7 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
     """
     refined = vector.clone()
     kept = torch.zeros(len(basis), dtype=torch.float64, device=vector.device)
-    if not len(basis):
+    if not len(basis) or limit == 0:
         return refined, kept
     norms = squared_norms(basis)
     used = norms > 0

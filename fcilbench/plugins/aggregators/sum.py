@@ -116,8 +116,8 @@ class Sum(Aggregator):
         """Adds the task's vector to the basis; elects tau_uni and scales all tasks anew."""
         options, state, backbone = self.params, server.state, server.parts.backbone
         task_vector = server.theta[backbone] - state["pre"][backbone]
-        earlier = state["basis"] if options.temporal_surgery == "on" else []
-        refined, kept = project_out(task_vector, earlier, options.max_basis)
+        limit = options.max_basis if options.temporal_surgery == "on" else 0
+        refined, kept = project_out(task_vector, state["basis"], limit)
         stored = store(refined, options.storage, options.storage_keep)
         state["basis"].append(stored)
         state["coefficients"].append(kept)

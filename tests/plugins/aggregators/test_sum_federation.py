@@ -1,0 +1,85 @@
+"""SUM in a real federation: faults of clients, resume, bytes of the prototypes."""
+
+import pytest
+import torch
+
+from fcilbench.api.stressor import Stressor
+from fcilbench.federation.experiment import build
+from fcilbench.federation.server import tree_nbytes
+from fcilbench.plugins.aggregators.sum import Sum
+
+FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
+
+
+class Broken(Stressor):
+    """Client 1 sends NaN."""
+
+    def affected(self, clients, random):
+        return (1,)
+
+    def upload(self, delta, random):
+        return torch.full_like(delta, torch.nan)
+
+
+def test_a_client_that_sends_nan_is_left_out_with_a_counted_warning(play):
+    outcome = play(Sum(Sum.Params(selector="prototype")), stressor=Broken())
+    assert any("not finite" in warning for warning in outcome.warnings)
+    assert outcome.metrics["faa/inferred"].value is not None
+    # The same as a federation in which nobody is broken but the merge saw the others only: it moved and is finite.
+    assert outcome.model_digest != play(Sum(Sum.Params(selector="prototype"))).model_digest
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {"storage": "topk", "selector": "energy", "head": "sum"}])
+def test_an_interrupted_run_ends_bit_equal(play, options):
+    whole, resumed = play(Sum(Sum.Params(**options))), play(Sum(Sum.Params(**options)), stop=5)
+    assert whole.model_digest == resumed.model_digest
+    assert whole.accuracy == resumed.accuracy
+    assert (whole.cost.bytes_up, whole.cost.bytes_down) == (resumed.cost.bytes_up, resumed.cost.bytes_down)
+
+
+def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
+    plain, chosen = play(Sum()), play(Sum(Sum.Params(selector="prototype")))
+    federation = build(make_experiment(tasks=(3, 1, 4, 2)))
+    visits = [sum(len(own) > 0 for own in phase.clients) for phase in federation.schedule.phases]
+    sizes = [phase.task.size for phase in federation.schedule.phases]
+    features, theta = federation.server.parts.features, tree_nbytes(federation.server.theta)
+    up = sum(count * (size * features * 4 + size * 8) for count, size in zip(visits, sizes, strict=True))
+    assert chosen.cost.bytes_up - plain.cost.bytes_up == up
+    assert chosen.cost.bytes_down - plain.cost.bytes_down == sum(visits) * theta
+    assert chosen.model_digest == plain.model_digest
+
+
+def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_path):
+    from fcilbench.api.protocol import Runtime
+    from fcilbench.federation import final
+    from fcilbench.federation.run import run_experiment
+    from fcilbench.plugins.aggregators import sum_prototypes
+
+    experiment = make_experiment(
+        Sum(Sum.Params(selector="prototype")),
+        tasks=(3, 7),
+        participation=0.67,
+        rounds=3,
+        runtime=Runtime(keep_model=True),
+    )
+    run_experiment(experiment, tmp_path)
+    server, federation = final.load(tmp_path), build(experiment)
+    federation.model.load(federation.initial, federation.model.counters)
+    federation.model.network.eval()
+    with torch.no_grad():
+        everything = torch.arange(len(federation.train))
+        features, labels = federation.model.features(federation.train.plain(everything)), federation.train.labels
+    counts = server.state["prototype_counts"]
+    assert 0 < int(counts.sum()) <= len(labels)
+    for label in counts.nonzero()[:, 0].tolist():
+        mine = features[labels == label]
+        if int(counts[label]) == len(mine):
+            mean = server.state["prototype_sums"][label] / counts[label]
+            assert torch.allclose(mean.float(), mine.mean(0), atol=1e-5)
+    theta = sum_prototypes.model(server)
+    assert torch.equal(theta[server.parts.backbone], federation.initial[server.parts.backbone])
+
+
+def test_storage_shrinks_the_server_state(play):
+    sizes = {kind: play(Sum(Sum.Params(storage=kind))).cost.server_state for kind in ("fp32", "fp16", "int8")}
+    assert sizes["fp32"] > sizes["fp16"] > sizes["int8"]
