@@ -27,7 +27,7 @@ def plan(
     only: options.Only = None,
     rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
-    jobs: options.Jobs = 1,
+    jobs: options.Jobs = None,
     data: options.Data = None,
     show_config: options.ShowConfig = False,
     form: options.Format = options.Form.TABLE,
@@ -49,12 +49,19 @@ def plan(
         console.show_json(_as_json(prepared))
     else:
         if form is options.Form.TABLE:
-            print_plan(prepared, slots=len(devices) * jobs, to=console.out())
+            print_plan(prepared, slots=len(devices) * slots_per_device(prepared, devices, jobs), to=console.out())
         _print_groups(prepared, form)
     if prepared.plan.expansion.prerequisites:
         raise typer.Exit(PREREQUISITE)
     if not prepared.plan.items:
         raise typer.Exit(NOTHING_SELECTED)
+
+
+def slots_per_device(prepared: Prepared, devices: list[str], jobs: int | None) -> int:
+    """Returns `--jobs`, or as many as the device takes where nobody says."""
+    from fcilbench.execution.devices import default_jobs
+
+    return jobs or default_jobs(devices, max((item.cell.runtime.threads for item in prepared.plan.items), default=1))
 
 
 def print_plan(prepared: Prepared, *, slots: int, to: Console) -> None:

@@ -43,17 +43,17 @@ def run(
     The same command again resumes what broke off and repeats nothing that is done. Each planned cell ends as one row
     of rows.jsonl in the results folder.
     """
-    from fcilbench.cli.plan import print_plan
+    from fcilbench.cli.plan import print_plan, slots_per_device
     from fcilbench.cli.prepare import prepare, use_data_root
     from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.devices import choose_devices, default_jobs
+    from fcilbench.execution.devices import choose_devices
     from fcilbench.execution.run import run_plan
 
     root = use_data_root(data)
     devices = choose_devices(gpus)
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     plan = prepared.plan
-    jobs = jobs or default_jobs(devices, max((item.cell.runtime.threads for item in plan.items), default=1))
+    jobs = slots_per_device(prepared, devices, jobs)
     if not console.state.quiet:
         print_plan(prepared, slots=len(devices) * jobs, to=console.err())
     if not plan.items:
