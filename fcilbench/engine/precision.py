@@ -15,3 +15,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def forbid_tf32() -> None:
+    """Makes float32 mean float32 on a GPU too; by default cuDNN would round convolutions' inputs to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False

@@ -12,6 +12,7 @@ import torch
 
 from fcilbench.api.message import Message, nbytes
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
+from fcilbench.engine.precision import forbid_tf32
 from fcilbench.federation import checkpoint, final
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.client import ClientSession
@@ -47,6 +48,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.runtime.threads)
+    forbid_tf32()
     reset_peak_memory(torch.device(experiment.device))
     federation = build(experiment)
     final.forget(workdir)
