@@ -54,6 +54,7 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
         "theta": server.theta,
         "counters": server.counters,
         "version": server.version,
+        "changed": server.changed,
         "state": server.state,
         "warnings": server.warnings,
         "clients": federation.clients,
@@ -85,6 +86,7 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         return None
     server.theta.copy_(record["theta"])
     server.counters.copy_(record["counters"])
-    server.version, server.state, server.warnings = record["version"], record["state"], record["warnings"]
+    server.version, server.changed = record["version"], record["changed"]
+    server.state, server.warnings = record["state"], record["warnings"]
     federation.clients.update(record["clients"])
     return Progress(**{**record["progress"], "traffic": Traffic(**record["progress"]["traffic"])})

@@ -143,15 +143,14 @@ def _train(federation: Federation, turn: Turn, session: ClientSession, received:
 
 
 def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:
-    """Counts the global model as sent to a client, unless it holds this version already.
+    """Counts the global model as sent to a client: the parts that changed since the version that it holds.
 
     Clients of a training-free method receive the initial model and need no other.
     """
     server = federation.server
     held = traffic.held.get(client)
-    enough = held == server.version or (held is not None and not federation.experiment.aggregator.trains)
-    if federation.schedule.federated and not enough:
-        traffic.down += nbytes({"theta": server.theta, "counters": server.counters})
+    if federation.schedule.federated and (held is None or federation.experiment.aggregator.trains):
+        traffic.down += nbytes(server.news(held))
         traffic.held[client] = server.version
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcilbench.api.message import Message
 from fcilbench.api.server import Parts, State
 from fcilbench.api.task import Task
 from fcilbench.federation.streams import stream
@@ -28,6 +29,7 @@ class FederationServer:
         counters: Integer buffers, taken from the first client of a round.
         state: The method's persistent state.
         version: Rises with every change of `theta`; a client that holds it need not be sent it again.
+        changed: Version at which each part of `theta` changed last.
         logs: Diagnostics of the current round.
         warnings: Everything worth a line in the row, each once.
     """
@@ -40,6 +42,7 @@ class FederationServer:
         self.parts = parts
         self.state: State = {}
         self.version = 0
+        self.changed = {"backbone": 0, "head": 0, "buffers": 0}
         self.round = 0
         self.logs: dict[str, float] = {}
         self.warnings: list[str] = []
@@ -70,12 +73,31 @@ class FederationServer:
         if not bool(torch.isfinite(direction).all()):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)
-        self.version += 1
+        self._touch(part or self.parts.all)
 
     def reset(self, theta: torch.Tensor) -> None:
         """Puts the global vector back to `theta`, bit for bit."""
         self.theta.copy_(theta)
+        self._touch(self.parts.all)
+
+    def _touch(self, part: slice) -> None:
         self.version += 1
+        start, stop, _ = part.indices(len(self.theta))
+        for name in self.changed:
+            own: slice = getattr(self.parts, name)
+            if own.start < stop and start < own.stop:
+                self.changed[name] = self.version
+
+    def news(self, held: int | None) -> Message:
+        """Returns what of the global model a client must be sent: parts that changed since the version it holds.
+
+        Args:
+            held: That version; `None` if it holds nothing.
+        """
+        if held == self.version:
+            return {}
+        parts = [name for name, version in self.changed.items() if held is None or version > held]
+        return {"counters": self.counters, **{name: self.theta[getattr(self.parts, name)] for name in parts}}
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

@@ -30,6 +30,7 @@ class Ccvr(Aggregator):
 
     version = "1"
     traits = Traits(replay=True, training_modification=True)
+    task_end_statistics = True
 
     class Params(PresetParams):
         """Hyperparameters of CCVR."""

@@ -172,3 +172,12 @@ def test_without_samples_a_run_is_fedavg(play):
 @pytest.mark.parametrize("stop", [3, 4])
 def test_resume_ends_bit_equal(play, preset, stop):
     assert play(ccvr(preset=preset), stop).model_digest == play(ccvr(preset=preset)).model_digest
+
+
+def test_a_calibrated_head_is_all_that_a_new_task_sends(play):
+    """The task-end broadcast doubles as the next first one, except for the head (specs/methods-a.md, 5.3)."""
+    outcome = play(ccvr(), partition=Partition(kind="iid"))
+    model, head, tasks = 1210, 170, 4
+    # Each task: the first round, the second one, and the final model for its statistics.
+    assert outcome.cost.bytes_down == 3 * 4 * (model + (tasks - 1) * head + 2 * tasks * model)
+    assert outcome.cost.bytes_up == 3 * 4 * (2 * tasks * model + 10 * (1 + 16 + 16))
