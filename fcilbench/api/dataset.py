@@ -136,7 +136,7 @@ class Dataset(Plugin):
         corpus = self.load(root)
         return Listing(Arrays(corpus.train), Arrays(corpus.test), corpus.class_names, corpus.outside)
 
-    def open(self, root: Path, progress: Progress | None = None) -> tuple[Corpus, str]:
+    def open(self, root: Path, progress: Progress | None = None, *, fresh: bool = False) -> tuple[Corpus, str]:
         """Loads, verifies and numbers the samples by content, then keeps the requested number per class.
 
         A cached data set is memory-mapped: it is read and numbered once, and again when its files change.
@@ -144,6 +144,7 @@ class Dataset(Plugin):
         Args:
             root: The data root.
             progress: Called with the number of samples done and of all samples while a cache is made.
+            fresh: Read everything again, whatever the cache holds.
 
         Returns:
             The corpus and the content digest of the whole data set.
@@ -154,7 +155,7 @@ class Dataset(Plugin):
         if self.cached:
             from fcilbench.data.cache import open_cached
 
-            corpus, digest = open_cached(self, root, progress)
+            corpus, digest = open_cached(self, root, progress, fresh=fresh)
         else:
             listing, digest = self.numbered(root)
             corpus = Corpus(listing.train.samples(), listing.test.samples(), listing.class_names, listing.outside)

@@ -56,16 +56,20 @@ def verify(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:
-    """Read data sets whole and compare their content with what the plugins declare.
+    """Read data sets whole and compare their content with what the plugins declare; fills their caches.
 
     Exit codes: 0; 5 if one of them is missing, incomplete or something else.
     """
+    from fcilbench.cli.bar import Bar
     from fcilbench.cli.prepare import use_data_root
     from fcilbench.execution.probe import probe_datasets
 
     root = use_data_root(data)
     found = _describe(names)
-    problems = [each.problem or probe_datasets([(each.ref.name, {})], root)[0] for each in found]
+    with Bar("decoding", "samples") as bar:
+        problems = [
+            each.problem or probe_datasets([(each.ref.name, {})], root, bar.show, fresh=True)[0] for each in found
+        ]
     if form is options.Form.JSON:
         answers: list[dict[str, Any]] = [
             {
@@ -97,7 +101,7 @@ def fetch(
     What is there already is left alone and needs no network. Verification cannot be switched off. Exit codes: 0; 5 if
     one of them cannot be had: the hint then says which file to put where by hand.
     """
-    from fcilbench.cli.fetching import Bar
+    from fcilbench.cli.bar import Bar
     from fcilbench.cli.prepare import use_data_root
     from fcilbench.data.fetch import fetch as fetch_one
 
@@ -107,7 +111,7 @@ def fetch(
         try:
             if each.problem:
                 raise PrerequisiteError(f"{each.ref.name} is broken: {each.problem}")
-            with Bar() as bar:
+            with Bar("fetching", "bytes") as bar:
                 places = fetch_one(each.ref.short, each.facts, root, offline=offline, progress=bar.show)
             where = " ".join(map(str, places)) or "needs no files of its own"
             console.show(f"{each.ref.name}: {where}")

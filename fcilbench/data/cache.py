@@ -32,7 +32,9 @@ _FACTS = "cache.json"
 _REPORT_SECONDS = 10.0
 
 
-def open_cached(dataset: Dataset, root: Path, progress: Progress | None = None) -> tuple[Corpus, str]:
+def open_cached(
+    dataset: Dataset, root: Path, progress: Progress | None = None, *, fresh: bool = False
+) -> tuple[Corpus, str]:
     """Opens a data set from its cache, which is made first if there is none or its sources have changed.
 
     Where the cache folder cannot be written or is full, the data set is decoded into memory and a warning says so.
@@ -41,6 +43,7 @@ def open_cached(dataset: Dataset, root: Path, progress: Progress | None = None) 
         dataset: A data set with `cached`.
         root: The data root.
         progress: Called with the number of samples decoded and of all samples.
+        fresh: Make the cache again in any case.
 
     Returns:
         The corpus, memory-mapped (writing to it changes no file), and its content digest.
@@ -50,13 +53,13 @@ def open_cached(dataset: Dataset, root: Path, progress: Progress | None = None) 
     """
     folder = cache_root().absolute() / "datasets" / f"{type(dataset).__name__.lower()}-{key(dataset, root)}"
     made_from = now(dataset, root)
-    found = _read(folder, made_from)
+    found = None if fresh else _read(folder, made_from)
     if found is not None:
         return found
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            found = _read(folder, made_from)
+            found = None if fresh else _read(folder, made_from)
             if found is None:
                 listing, digest = dataset.numbered(root)
                 _make(folder, listing, {**made_from, "digest": digest}, progress)

@@ -6,19 +6,29 @@ plugins print goes to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import FcilbenchError
 from fcilbench.suite.cell import Cell
 
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a data set, the number of samples done and of all samples."""
+Tell = Callable[[dict[str, Any]], None]
+
 _SECONDS = 600.0
+"""Silence after which the child process is given up."""
+_EVERY = 0.2
+"""Seconds between two reports of progress."""
 
 
 def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
@@ -36,40 +46,76 @@ def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cp
     return _ask("cells", items, data_root)
 
 
-def probe_datasets(uses: Sequence[tuple[str, dict[str, Any]]], data_root: Path | None) -> list[str | None]:
+def probe_datasets(
+    uses: Sequence[tuple[str, dict[str, Any]]],
+    data_root: Path | None,
+    progress: Progress | None = None,
+    *,
+    fresh: bool = False,
+) -> list[str | None]:
     """Loads data sets and verifies their content.
 
     Args:
         uses: Name and parameters of each.
         data_root: Data root.
+        progress: Called now and then while a data set is decoded into its cache.
+        fresh: Read the files again even if a cache of them holds.
 
     Returns:
         For each data set why it cannot be used, in one line, or `None`.
     """
-    return _ask("datasets", [{"name": name, "params": params} for name, params in uses], data_root)
+    items = [{"name": name, "params": params, "fresh": fresh} for name, params in uses]
+    return _ask("datasets", items, data_root, progress)
 
 
-def _ask(question: str, items: list[dict[str, Any]], data_root: Path | None) -> list[str | None]:
+def _ask(
+    question: str, items: list[dict[str, Any]], data_root: Path | None, progress: Progress | None = None
+) -> list[str | None]:
     """Asks a child process about each item; one that dies answers for the item that it died of."""
     answers: list[str | None] = []
     while len(answers) < len(items):
         request = {"question": question, "items": items[len(answers) :], "root": str(data_root) if data_root else None}
-        command = [sys.executable, "-m", "fcilbench.execution.probe"]
-        try:
-            done = subprocess.run(
-                command, input=json.dumps(request), capture_output=True, text=True, timeout=_SECONDS, check=False
-            )
-            lines, end = done.stdout.splitlines(), f"the process died with code {done.returncode}"
-        except subprocess.TimeoutExpired as error:
-            lines, end = _text(error.stdout).splitlines(), f"no answer within {_SECONDS:g} s"
-        answers += [json.loads(line)["problem"] for line in lines]
-        if len(answers) < len(items):
-            answers.append(end)
-    return answers
+        for line in _converse(request):
+            if "progress" not in line:
+                answers.append(line.get("problem", line.get("end")))
+            elif progress is not None:
+                progress(*line["progress"])
+    return answers[: len(items)]
 
 
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _converse(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Starts a child process and yields what it says; the last line is its end, in words."""
+    command = [sys.executable, "-m", "fcilbench.execution.probe"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request))
+            process.stdin.close()
+        silent = threading.Event()
+        watchdog = _watch(process, silent)
+        for line in process.stdout:
+            watchdog.cancel()
+            yield json.loads(line)
+            watchdog = _watch(process, silent)
+        code = process.wait()
+        watchdog.cancel()
+    yield {"end": f"no answer within {_SECONDS:g} s" if silent.is_set() else f"the process died with code {code}"}
+
+
+def _watch(process: subprocess.Popen[str], silent: threading.Event) -> threading.Timer:
+    """Kills a child process that says nothing any more."""
+
+    def end() -> None:
+        silent.set()
+        process.kill()
+
+    timer = threading.Timer(_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def main() -> None:
@@ -78,17 +124,21 @@ def main() -> None:
     os.dup2(2, 1)  # what plugins print must not be mistaken for an answer
     request = json.load(sys.stdin)
     root = Path(request["root"]) if request["root"] else None
-    for item in request["items"]:
-        answers.write(json.dumps({"problem": _problem(request["question"], item, root)}) + "\n")
+
+    def tell(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
         answers.flush()
 
+    for item in request["items"]:
+        tell({"problem": _problem(request["question"], item, root, tell)})
 
-def _problem(question: str, item: dict[str, Any], root: Path | None) -> str | None:
+
+def _problem(question: str, item: dict[str, Any], root: Path | None, tell: Tell) -> str | None:
     try:
         if question == "cells":
             _probe_cell(Cell.model_validate(item["cell"]), item["device"], root)
         else:
-            _probe_dataset(item["name"], item["params"], root)
+            _probe_dataset(item, root, tell)
     except FcilbenchError as error:
         return str(error) + (f" ({error.hint})" if error.hint else "")
     except (Exception, SystemExit) as error:
@@ -104,15 +154,23 @@ def _probe_cell(cell: Cell, device: str, root: Path | None) -> None:
     probe(build_experiment(cell, root, device))
 
 
-def _probe_dataset(name: str, params: dict[str, Any], root: Path | None) -> None:
+def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> None:
     from typing import cast
 
     from fcilbench.api.dataset import Dataset
     from fcilbench.data.root import data_root
     from fcilbench.registry import entrypoints
 
-    plugin = cast(type[Dataset], entrypoints.load(entrypoints.lookup("datasets", name)))
-    plugin(plugin.Params.model_validate(params)).open(data_root(root))
+    plugin = cast(type[Dataset], entrypoints.load(entrypoints.lookup("datasets", item["name"])))
+    told = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told > _EVERY:
+            told = time.monotonic()
+            tell({"progress": [item["name"], done, total]})
+
+    plugin(plugin.Params.model_validate(item["params"])).open(data_root(root), report, fresh=item["fresh"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Progress of a download on standard error: a bar on a terminal, one line an archive elsewhere, nothing with `-q`."""
+"""Progress of files and data sets on standard error: bars on a terminal, one line each elsewhere, nothing with `-q`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Shows what `fcilbench.data.fetch` reports; a context manager."""
+    """Shows how far something is, by name; a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        verb: What is done, e.g. `fetching`.
+        unit: `bytes` or what else is counted.
+    """
+
+    def __init__(self, verb: str, unit: str) -> None:
+        self._verb, self._unit = verb, unit
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._said: set[str] = set()
@@ -29,13 +35,13 @@ class Bar:
             self._bars.stop()
 
     def show(self, name: str, done: int, total: int | None) -> None:
-        """Shows how much of an archive is here, in bytes."""
+        """Shows how much of `name` is done."""
         if console.state.quiet:
             return
         if not console.err().is_terminal:
             if name not in self._said:
                 self._said.add(name)
-                console.say(f"fetching {name}" + (f", {total / 1e6:.1f} MB" if total else ""))
+                console.say(f"{self._verb} {name}" + (f" ({total:,} {self._unit})" if total else ""))
             return
         bars = self._bars or self._start()
         if name not in self._tasks:
@@ -43,18 +49,15 @@ class Bar:
         bars.update(self._tasks[name], completed=done, total=total)
 
     def _start(self) -> Progress:
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        from rich import progress
 
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            *(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()),
+        counted = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+        weighed = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+        self._bars = progress.Progress(
+            progress.TextColumn(f"{self._verb} {{task.description}}"),
+            progress.BarColumn(),
+            *(weighed if self._unit == "bytes" else counted),
+            progress.TimeRemainingColumn(),
             console=console.err(),
             transient=True,
         )
