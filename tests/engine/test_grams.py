@@ -1,13 +1,17 @@
 """Gram matrices by hooks against the layers' inputs written out."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.api.backbone import FeatureExtractor, ImageInput, TokenIds
+from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.grams import GramTaps
+from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.network import Network
+from fcilbench.engine.tokens import DeviceTokens
 
 FIRST, SECOND = "extractor.body.0", "extractor.body.2"
 
@@ -97,3 +101,13 @@ def test_a_shared_weight_gets_one_sum_and_frozen_or_idle_layers_none():
     expected = inputs.T @ inputs + second.T @ second
     assert torch.allclose(grams["extractor.body.a"].total, expected.double(), rtol=1e-5)
     assert grams["extractor.body.a"].rows.item() == 12
+
+
+def test_tokens_tell_their_padding_and_images_have_none():
+    tokens = TokenIds(np.array([[5, 6, 0], [7, 0, 0]], dtype=np.int32), np.array([2, 1]), pad=0)
+    data = DeviceTokens(tokens, np.array([0, 1]), torch.device("cpu"))
+    inputs = data.plain(torch.tensor([0, 1]))
+    assert data.token_mask(inputs)[:, :2].tolist() == [[True, True], [True, False]]
+    pixels = Samples(np.zeros((2, 4, 4, 1), dtype=np.uint8), np.array([0, 1]))
+    images = DeviceImages(pixels, ImageInput(4, 1, (0.5,), (0.5,)), Augmentation(), torch.device("cpu"))
+    assert images.token_mask(images.plain(torch.tensor([0]))) is None

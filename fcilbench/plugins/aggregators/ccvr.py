@@ -29,7 +29,7 @@ class Ccvr(Aggregator):
     """
 
     version = "1"
-    traits = Traits(replay=True, training_modification=True)
+    traits = Traits(server_only=True)
     task_end_statistics = True
 
     class Params(PresetParams):
