@@ -59,6 +59,11 @@ class LiveProgress(Progress):
         """Moves the cell's bar, and by its share the suite's."""
         if slot not in self._slots:
             return
+        if event["event"] == "decoding":
+            self._bars.update(
+                self._slots[slot], note=f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
+            )
+            return
         share = fraction(event)
         if share is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,15 +106,19 @@ class Federation:
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
-def build(experiment: Experiment) -> Federation:
+def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
     """Loads data and weights and lays out the federation.
+
+    Args:
+        experiment: What to lay out.
+        decoding: Called with the number of samples done and of all samples while the data set's cache is made.
 
     Raises:
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
     """
     device = _device(experiment.device)
-    corpus, fingerprint = experiment.dataset.open(experiment.data_root)
+    corpus, fingerprint = experiment.dataset.open(experiment.data_root, decoding)
     if experiment.declared_fingerprint not in ("", fingerprint):
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
     classes = len(corpus.class_names)

@@ -16,6 +16,7 @@ from fcilbench.engine.precision import forbid_tf32
 from fcilbench.federation import checkpoint, final
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.client import ClientSession
+from fcilbench.federation.decoding import decoding_events
 from fcilbench.federation.evaluation import evaluate
 from fcilbench.federation.experiment import Experiment, Federation, build
 from fcilbench.federation.outcome import outcome
@@ -37,7 +38,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         experiment: What to run.
         workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`, and for `final.pt` where the runtime asks for
             it; a checkpoint found there is continued.
-        on_event: Told of every round and task as it ends.
+        on_event: Told of every round and task as it ends, and of data that are decoded first.
 
     Returns:
         The measured outcome.
@@ -50,14 +51,15 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     torch.set_num_threads(experiment.runtime.threads)
     forbid_tf32()
     reset_peak_memory(torch.device(experiment.device))
-    federation = build(experiment)
+    on_event = on_event or _ignore
+    federation = build(experiment, decoding_events(on_event))
     final.forget(workdir)
     path = workdir / "checkpoint.pt"
     progress = checkpoint.restore(path, federation)
     if progress is None:
         progress = Progress()
         experiment.aggregator.begin(federation.server)
-    run = _Run(federation, progress, workdir, on_event or _ignore, started)
+    run = _Run(federation, progress, workdir, on_event, started)
     run.phases()
     if experiment.runtime.keep_model:
         final.save(workdir, federation.server)

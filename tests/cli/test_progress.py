@@ -81,6 +81,20 @@ def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any]) 
     play(
         LiveProgress(Console(file=out, force_terminal=True, width=160, highlight=False)), make_cell, make_row, pause=0.6
     )
+    progress = LiveProgress(Console(file=out, force_terminal=True, width=160, highlight=False))
+    progress.run_started(1, [Slot(0)])
+    progress.cell_started(Slot(0), make_cell("sum"), "a" * 64, 1)
+    progress.cell_event(Slot(0), "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
+    time.sleep(0.6)
+    progress.run_finished()
     text = out.getvalue()
-    for expected in ("suite", "task 2/4 round 1/2 loss 0.412", "ok", "failed", "cell [bold]x", "2/2 cells"):
+    for expected in (
+        "suite",
+        "task 2/4 round 1/2 loss 0.412",
+        "decoding 10/30000 samples",
+        "ok",
+        "failed",
+        "cell [bold]x",
+        "2/2 cells",
+    ):
         assert expected in text
