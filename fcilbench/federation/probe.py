@@ -5,10 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fcilbench.api.backbone import ImageInput
+from fcilbench.api.backbone import ImageInput, TextBackbone
 from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.api.protocol import Partition
 from fcilbench.federation.experiment import Experiment, Unsupported
@@ -29,11 +31,27 @@ class _Noise(Dataset):
 
     def load(self, root: Path) -> Corpus:  # noqa: ARG002
         random = np.random.default_rng(0)
-        splits = []
-        for count in (_TRAIN, _TEST):
-            labels = np.repeat(np.arange(_CLASSES), count)
-            splits.append(Samples(random.integers(0, 256, (len(labels), *self._shape), dtype=np.uint8), labels))
-        return Corpus(splits[0], splits[1], tuple("abcd"))
+        train, test = (np.repeat(np.arange(_CLASSES), count) for count in (_TRAIN, _TEST))
+        splits = (Samples(self._draw(len(labels), random), labels) for labels in (train, test))
+        return Corpus(*splits, tuple("abcd"))
+
+    def _draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
+        return random.integers(0, 256, (count, *self._shape), dtype=np.uint8)
+
+
+class _Words(_Noise):
+    """Four classes of texts, each of one to five words."""
+
+    modality = "text"
+
+    def __init__(self) -> None:
+        super().__init__(ImageInput(size=1))
+
+    def _draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
+        words = np.array(["a", "good", "small", "test", "text"])
+        texts = np.empty(count, dtype=object)
+        texts[:] = [" ".join(random.choice(words, 1 + i % 5)) for i in range(count)]
+        return texts
 
 
 def probe(experiment: Experiment) -> None:
@@ -48,9 +66,10 @@ def probe(experiment: Experiment) -> None:
     short = experiment.protocol.model_copy(
         update={"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 4, "participation": 1.0}
     )
+    text = isinstance(experiment.backbone, TextBackbone)
     tiny = replace(
         experiment,
-        dataset=_Noise(experiment.backbone.image_input()),
+        dataset=_Words() if text else _Noise(experiment.backbone.image_input()),
         protocol=short,
         partition=Partition(kind="iid"),
         tasks=None,

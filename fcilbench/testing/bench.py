@@ -54,13 +54,13 @@ class BenchDigits(Digits):
     """A few digits of each class, read once a process."""
 
     def open(self, root: Path, *_: Any, **__: Any) -> tuple[Corpus, str]:  # noqa: ARG002 - part of scikit-learn
-        """Returns 12 training and 6 test images of each class."""
+        """Returns 8 training and 5 test images of each class."""
         return _digits()
 
 
 @cache
 def _digits() -> tuple[Corpus, str]:
-    return Digits(Digits.Params(train_per_class=12, test_per_class=6)).open(Path())
+    return Digits(Digits.Params(train_per_class=8, test_per_class=5)).open(Path())
 
 
 class Poison(Stressor):

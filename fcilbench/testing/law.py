@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from fcilbench.errors import PrerequisiteError
+
 S = TypeVar("S")
 
 Status = Literal["holds", "declared", "skipped", "broken"]
@@ -29,7 +31,8 @@ class Law(Generic[S]):
         id: Its name, e.g. `one-client`; `Plugin.breaks` refers to it.
         statement: What holds, in one line.
         fix: What an author can do where it does not, in one or two lines.
-        check: Raises `LawBroken` or `NotApplicable`; whatever else it raises is the plugin's own failure.
+        check: Raises `LawBroken`, or `NotApplicable`, or a PrerequisiteError where weights or data are not here;
+            whatever else it raises is the plugin's own failure.
         gpu: Whether it needs a CUDA device.
     """
 
@@ -103,7 +106,7 @@ def judge(law: Law[S], subject: S, breaks: Mapping[str, str]) -> Verdict:
     reason = breaks.get(law.id)
     try:
         law.check(subject)
-    except NotApplicable as answer:
+    except (NotApplicable, PrerequisiteError) as answer:
         return Verdict(law.id, law.statement, "skipped", str(answer))
     except LawBroken as finding:
         if reason is None:

@@ -1,7 +1,5 @@
 """Every registered plugin keeps the laws of its kind, so that a new one is covered when it is registered."""
 
-from functools import cache
-
 import pytest
 
 from fcilbench.registry.entrypoints import find
@@ -14,13 +12,21 @@ SMALL = {
         "args": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2},
     },
     "efficientnet-lite0": {"input_size": 32},
+    "hf-encoder": {"model": "bert", "max_length": 8},
+    "t5": {"model": "t5", "max_length": 8},
 }
 """Small hyperparameters of the backbones; one that is not here is tried with its defaults."""
+READY: dict[tuple[str, str], Case] = {}
 
 
-@cache
-def ready(kind: str, name: str) -> Case:
-    return case(kind, name, SMALL.get(name.rpartition("/")[2], {}) if kind == "backbones" else {})
+def ready(kind, name, request) -> Case:
+    """Returns a plugin ready to be judged, made once."""
+    if (kind, name) not in READY:
+        options = dict(SMALL.get(name.rpartition("/")[2], {})) if kind == "backbones" else {}
+        if options.get("model") in ("bert", "t5"):
+            options["model"] = request.getfixturevalue("text_models")[options["model"]]
+        READY[kind, name] = case(kind, name, options)
+    return READY[kind, name]
 
 
 def laws():
@@ -33,8 +39,8 @@ def laws():
 
 
 @pytest.mark.parametrize(("kind", "name", "law"), list(laws()))
-def test_law(kind, name, law):
-    verdict = ready(kind, name).judge(law)
+def test_law(kind, name, law, request):
+    verdict = ready(kind, name, request).judge(law)
     if verdict.status == "skipped":
         pytest.skip(verdict.found)
     assert verdict.status in ("holds", "declared"), f"{name}: {verdict}\n{verdict.trace}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.message import Message, nbytes
@@ -29,6 +31,8 @@ class _Ledger:
         kept: Size of the part of it that is the model at the task's start.
         extra: Size of the round's broadcast.
         task: Last task seen.
+        parts: Backbone, head and buffers of every version of the global model so far.
+        counters: Size of its integer buffers.
         held: Version that each client holds.
         briefed: Task whose broadcast each client has.
     """
@@ -42,6 +46,8 @@ class _Ledger:
     kept: int = 0
     extra: int = 0
     task: int = -1
+    parts: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    counters: int = 0
     held: dict[int, int] = field(default_factory=dict)
     briefed: dict[int, int] = field(default_factory=dict)
 
@@ -50,9 +56,15 @@ class _Ledger:
         if len(server.tasks) != self.task:
             self.task, self.start = len(server.tasks), server.version
         self.model = nbytes({"theta": server.theta, "counters": server.counters})
-        self.version = server.version
+        self.look(server)
         self.briefing = nbytes(briefing)
         self.kept = nbytes({name: value for name, value in briefing.items() if name == held_model})
+
+    def look(self, server: Any) -> None:
+        """The global model may have changed."""
+        self.version, self.counters = server.version, nbytes({"counters": server.counters})
+        slices = (server.parts.backbone, server.parts.head, server.parts.buffers)
+        self.parts[server.version] = tuple(server.theta[part].clone() for part in slices)
 
     def visit(self, client: int, trains: bool) -> None:
         """A client receives the broadcasts, and sends its model if it trains."""
@@ -65,9 +77,13 @@ class _Ledger:
         self.up += self.model if trains else 0
 
     def receive(self, client: int, trains: bool) -> None:
-        """A client is sent the global model, unless it holds this version or needs no other."""
-        if self.held.get(client) != self.version and (trains or client not in self.held):
-            self.down += self.model
+        """A client is sent what of the global model differs from the version it holds, unless it needs no other."""
+        held = self.held.get(client)
+        if held != self.version and (trains or held is None):
+            old: Sequence[torch.Tensor | None] = (None, None, None) if held is None else self.parts[held]
+            pairs = zip(old, self.parts[self.version], strict=True)
+            changed = [new for before, new in pairs if before is None or not torch.equal(before, new)]
+            self.down += self.counters + sum(nbytes({"part": part}) for part in changed)
             self.held[client] = self.version
 
 
@@ -86,7 +102,7 @@ def measured_bytes(subject: AggregatorSubject) -> None:
             ledger.open(argument, message, subject.make().held_model)
         elif hook == "broadcast":
             ledger.extra = nbytes(message)
-            ledger.version = argument.version
+            ledger.look(argument)
         elif hook == "statistics":
             ledger.visit(argument.id, subject.trains)
         if hook in CLIENT_HOOKS:
@@ -111,7 +127,7 @@ def _count_task_end(aggregator: Aggregator, ledger: _Ledger, trains: bool) -> No
 
     def aggregate(updates: Any, server: Any) -> None:
         merge(updates, server)
-        ledger.version = server.version
+        ledger.look(server)
 
     def task_statistics(client: Any) -> Message:
         ledger.receive(client.id, trains)
