@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes, masked_cross_entropy
+    from fcilbench.api.archive import Archive
     from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
     from fcilbench.api.client import Batch, Client, Context, Net
     from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "aggregator": ("Aggregator", "No", "Request", "Traits", "Yes", "masked_cross_entropy"),
+    "archive": ("Archive",),
     "backbone": ("Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds"),
     "client": ("Batch", "Client", "Context", "Net"),
     "dataset": ("Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"),
@@ -45,6 +47,7 @@ __all__ = [
     "Aggregator",
     "AllClasses",
     "Answer",
+    "Archive",
     "Augmentation",
     "Backbone",
     "Batch",

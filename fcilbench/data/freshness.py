@@ -7,6 +7,8 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def _source(module: str) -> str:
 def _stamp(paths: tuple[Path, ...]) -> tuple[int, str]:
     """Returns the number of files below the paths, and a digest of their names, sizes and times."""
     seen: list[tuple[str, int, int]] = []
-    pending = [str(path) for path in reversed(paths)]
+    pending = [str(path) for path in paths]
     while pending:
         place = pending.pop()
         try:
@@ -60,11 +62,17 @@ def _stamp(paths: tuple[Path, ...]) -> tuple[int, str]:
                     if entry.is_dir():
                         pending.append(entry.path)
                     else:
-                        stat = entry.stat()
-                        seen.append((entry.path, stat.st_size, stat.st_mtime_ns))
+                        seen.append(_facts(entry.path, entry.stat))
         except NotADirectoryError:
-            stat = os.stat(place)
-            seen.append((place, stat.st_size, stat.st_mtime_ns))
+            seen.append(_facts(place, partial(os.stat, place)))
         except OSError:
             seen.append((place, -1, -1))  # whoever reads it will say what is wrong
     return len(seen), hashlib.sha256(repr(sorted(seen)).encode()).hexdigest()
+
+
+def _facts(path: str, look: Callable[[], os.stat_result]) -> tuple[str, int, int]:
+    try:
+        stat = look()
+    except OSError:  # a link to nothing
+        return path, -1, -1
+    return path, stat.st_size, stat.st_mtime_ns

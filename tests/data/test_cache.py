@@ -95,6 +95,18 @@ def test_writing_to_the_corpus_changes_no_file(root: Path) -> None:
     assert before.any()
 
 
+def test_device_takes_what_is_mapped(root: Path, recwarn: pytest.WarningsRecorder) -> None:
+    torch = pytest.importorskip("torch")
+    from fcilbench.api.backbone import ImageInput
+    from fcilbench.engine.images import DeviceImages
+
+    dataset = Pets()
+    corpus, _ = dataset.open(root)
+    held = DeviceImages(corpus.train, ImageInput(8), dataset.augmentation, torch.device("cpu"))
+    assert np.array_equal(held.pixels.numpy(), corpus.train.inputs.transpose(0, 3, 1, 2))
+    assert not [each for each in recwarn if "writable" in str(each.message)]
+
+
 def test_limits_share_the_cache_and_size_does_not(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, digest = Pets().open(root)
     other, same_digest = Pets(Pets.Params(size=16)).open(root)
@@ -107,7 +119,7 @@ def test_limits_share_the_cache_and_size_does_not(root: Path, cache: Path, monke
     assert sorted(few.train.labels.tolist()) == [0, 1]
 
 
-@pytest.mark.parametrize("change", ["content", "time", "name", "fewer"])
+@pytest.mark.parametrize("change", ["content", "time", "name", "fewer", "link"])
 def test_changed_source_is_read_again(root: Path, cache: Path, image, change: str) -> None:
     before, digest = Pets().open(root)
     path = root / "pets" / "train" / "cat" / "0.png"
@@ -117,6 +129,8 @@ def test_changed_source_is_read_again(root: Path, cache: Path, image, change: st
         os.utime(path, ns=(1, 1))
     elif change == "name":
         path.rename(path.with_name("other.png"))
+    elif change == "link":
+        path.with_name("gone.txt").symlink_to("nowhere")
     else:
         path.unlink()
         with pytest.raises(DataError, match=r"classes, train, test are \(2, 3, 2\), expected \(2, 4, 2\)"):
