@@ -31,9 +31,11 @@ class _Noise(Dataset):
 
     def load(self, root: Path) -> Corpus:  # noqa: ARG002
         random = np.random.default_rng(0)
-        train, test = (np.repeat(np.arange(_CLASSES), count) for count in (_TRAIN, _TEST))
-        splits = (Samples(self._draw(len(labels), random), labels) for labels in (train, test))
-        return Corpus(*splits, tuple("abcd"))
+        splits = []
+        for count in (_TRAIN, _TEST):
+            labels = np.repeat(np.arange(_CLASSES), count)
+            splits.append(Samples(self._draw(len(labels), random), labels))
+        return Corpus(splits[0], splits[1], tuple("abcd"))
 
     def _draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
         return random.integers(0, 256, (count, *self._shape), dtype=np.uint8)
