@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+_NEVER = -1e30
+"""Score of a class without samples: below any other, and finite in every precision but fp16."""
+
 
 def nearest_mean_head(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Returns the linear classifier that ranks classes by the distance of their feature mean.
@@ -23,5 +26,5 @@ def nearest_mean_head(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     centre = wide.sum(dim=0) / count.sum().clamp(min=1)
     known = count > 0
     mean = torch.where(known[:, None], wide / count.clamp(min=1)[:, None] - centre, 0.0)
-    bias = torch.where(known, -(mean @ centre) - (mean * mean).sum(dim=1) / 2, -torch.inf)
+    bias = torch.where(known, -(mean @ centre) - (mean * mean).sum(dim=1) / 2, _NEVER)
     return torch.cat([mean.flatten(), bias]).to(torch.float32)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcilbench.vectors.sums import weighted_sum
 from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, merge, surgery_matrix
+from fcilbench.vectors.trim import Trimmed
 
 
 def printed_formula(rows, target="both"):
@@ -108,3 +110,27 @@ def test_weighted_sum_rejects_shapes_that_do_not_fit():
         weighted_sum(torch.ones(2), torch.ones(3, 4))
     with pytest.raises(ValueError, match="do not fit"):
         weighted_sum(torch.ones(0), torch.ones(0, 4))
+
+
+class LargestAllocation(TorchDispatchMode):
+    """Remembers the bytes of the largest storage that an operation made."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self._given, self.nbytes = rows.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() != self._given:
+                self.nbytes = max(self.nbytes, tensor.untyped_storage().nbytes())
+        return out
+
+
+def test_a_round_never_makes_a_second_matrix():
+    rows = torch.randn(10, 400_000, generator=torch.Generator().manual_seed(0))
+    with LargestAllocation(rows) as largest:
+        vectors = Trimmed(rows, 4.5)
+        merge(coefficients(surgery_matrix(gram(vectors))), vectors)
+    # The merge itself, 4 D bytes, is the largest thing; the rows are 40 D.
+    assert largest.nbytes == 4 * 400_000

@@ -64,6 +64,8 @@ class Sum(Aggregator):
     def begin(self, server: Server) -> None:
         """Remembers the pretrained model and starts an empty basis."""
         server.state.update(pre=server.theta.clone(), basis=[], coefficients=[], cuts=[])
+        if self.params.selector == "prototype":
+            prototypes.begin(server)
 
     def task_broadcast(self, server: Server) -> Message:
         """Sends theta_pre to clients if the selector needs features under it."""
@@ -74,7 +76,8 @@ class Sum(Aggregator):
         server.step(self._spatial(updates, server), server.parts.backbone)
         server.step(self._head(updates), server.parts.head)
         server.step(updates.mean(server.parts.buffers), server.parts.buffers)
-        prototypes.collect(updates, server)
+        if self.params.selector == "prototype":
+            prototypes.collect(updates, server)
 
     def _spatial(self, updates: Updates, server: Server) -> torch.Tensor:
         """Three passes over N x D: statistics, Gram matrix, weighted sum of the trimmed vectors."""

@@ -33,18 +33,20 @@ def upload(client: Client) -> Message:
     return {"prototype_sum": sums.float(), "prototype_count": counts}
 
 
+def begin(server: Server) -> None:
+    """Starts the sums of all classes on the server."""
+    shape = server.parts.classes, server.parts.features
+    server.state["prototype_sums"] = server.theta.new_zeros(shape, dtype=torch.float64)
+    server.state["prototype_counts"] = server.theta.new_zeros(shape[0], dtype=torch.int64)
+
+
 def collect(updates: Updates, server: Server) -> None:
-    """Adds the uploads of a round to the sums on the server."""
+    """Adds the uploads of a round to the sums."""
     state, classes = server.state, server.task.classes
     for message in updates.statistics:
-        if "prototype_sum" not in message:
-            continue
-        if "prototype_sums" not in state:
-            shape = server.parts.classes, server.parts.features
-            state["prototype_sums"] = server.theta.new_zeros(shape, dtype=torch.float64)
-            state["prototype_counts"] = server.theta.new_zeros(shape[0], dtype=torch.int64)
-        state["prototype_sums"][classes] += message["prototype_sum"].to(torch.float64)
-        state["prototype_counts"][classes] += message["prototype_count"]
+        if "prototype_sum" in message:
+            state["prototype_sums"][classes] += message["prototype_sum"].to(torch.float64)
+            state["prototype_counts"][classes] += message["prototype_count"]
 
 
 def model(server: Server) -> torch.Tensor:
