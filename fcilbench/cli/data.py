@@ -62,13 +62,13 @@ def verify(
     """
     from fcilbench.cli.bar import Bar
     from fcilbench.cli.prepare import use_data_root
-    from fcilbench.execution.probe import probe_datasets
+    from fcilbench.execution.probe import verify_dataset
 
     root = use_data_root(data)
     found = _describe(names)
     with Bar("decoding", "samples") as bar:
-        problems = [
-            each.problem or probe_datasets([(each.ref.name, {})], root, bar.show, fresh=True)[0] for each in found
+        checked = [
+            (each.problem, None) if each.problem else verify_dataset(each.ref.name, root, bar.show) for each in found
         ]
     if form is options.Form.JSON:
         answers: list[dict[str, Any]] = [
@@ -76,15 +76,16 @@ def verify(
                 "name": each.ref.name,
                 "ok": problem is None,
                 "problem": problem,
+                "digest": digest,
                 "declared": each.facts.get("fingerprint"),
             }
-            for each, problem in zip(found, problems, strict=True)
+            for each, (problem, digest) in zip(found, checked, strict=True)
         ]
         console.show_json({"schema": 1, "root": str(root), "datasets": answers})
     else:
-        for each, problem in zip(found, problems, strict=True):
-            console.show(f"{each.ref.name}: {_state(each) if problem is None else problem}")
-    if any(problems):
+        for each, (problem, digest) in zip(found, checked, strict=True):
+            console.show(f"{each.ref.name}: {_state(each, digest) if problem is None else problem}")
+    if any(problem for problem, _ in checked):
         raise typer.Exit(PREREQUISITE)
 
 
@@ -158,9 +159,9 @@ def _here(found: Description, root: Path) -> bool | None:
     return find_layout(layouts, root) is not None if layouts else None
 
 
-def _state(found: Description) -> str:
+def _state(found: Description, digest: str | None) -> str:
     declared = found.facts.get("fingerprint")
-    return f"ok, content {declared}" if declared else "ok, but the plugin declares no digest to compare with"
+    return f"ok, content {digest}" + ("" if declared else ", but the plugin declares no digest to compare with")
 
 
 def _describe(names: list[str] | None) -> list[Description]:

@@ -43,41 +43,50 @@ def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cp
         For each cell what went wrong, in one line, or `None`.
     """
     items = [{"cell": cell.model_dump(mode="json"), "device": device} for cell in cells]
-    return _ask("cells", items, data_root)
+    return [answer["problem"] for answer in _ask("cells", items, data_root)]
 
 
-def probe_datasets(
-    uses: Sequence[tuple[str, dict[str, Any]]],
-    data_root: Path | None,
-    progress: Progress | None = None,
-    *,
-    fresh: bool = False,
-) -> list[str | None]:
-    """Loads data sets and verifies their content.
+def probe_datasets(uses: Sequence[tuple[str, dict[str, Any]]], data_root: Path | None) -> list[str | None]:
+    """Loads data sets and verifies their content, from their caches where these hold.
 
     Args:
         uses: Name and parameters of each.
         data_root: Data root.
-        progress: Called now and then while a data set is decoded into its cache.
-        fresh: Read the files again even if a cache of them holds.
 
     Returns:
         For each data set why it cannot be used, in one line, or `None`.
     """
-    items = [{"name": name, "params": params, "fresh": fresh} for name, params in uses]
-    return _ask("datasets", items, data_root, progress)
+    items = [{"name": name, "params": params, "fresh": False} for name, params in uses]
+    return [answer["problem"] for answer in _ask("datasets", items, data_root)]
+
+
+def verify_dataset(
+    name: str, data_root: Path | None, progress: Progress | None = None
+) -> tuple[str | None, str | None]:
+    """Reads a data set whole, even if a cache of it holds, and verifies its content.
+
+    Args:
+        name: Its name.
+        data_root: Data root.
+        progress: Called now and then while it is decoded into its cache.
+
+    Returns:
+        Why it cannot be used, in one line, or `None`; and its content digest, or `None`.
+    """
+    (answer,) = _ask("datasets", [{"name": name, "params": {}, "fresh": True}], data_root, progress)
+    return answer["problem"], answer.get("digest")
 
 
 def _ask(
     question: str, items: list[dict[str, Any]], data_root: Path | None, progress: Progress | None = None
-) -> list[str | None]:
+) -> list[dict[str, Any]]:
     """Asks a child process about each item; one that dies answers for the item that it died of."""
-    answers: list[str | None] = []
+    answers: list[dict[str, Any]] = []
     while len(answers) < len(items):
         request = {"question": question, "items": items[len(answers) :], "root": str(data_root) if data_root else None}
         for line in _converse(request):
             if "progress" not in line:
-                answers.append(line.get("problem", line.get("end")))
+                answers.append(line)
             elif progress is not None:
                 progress(*line["progress"])
     return answers[: len(items)]
@@ -102,7 +111,7 @@ def _converse(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             watchdog = _watch(process, silent)
         code = process.wait()
         watchdog.cancel()
-    yield {"end": f"no answer within {_SECONDS:g} s" if silent.is_set() else f"the process died with code {code}"}
+    yield {"problem": f"no answer within {_SECONDS:g} s" if silent.is_set() else f"the process died with code {code}"}
 
 
 def _watch(process: subprocess.Popen[str], silent: threading.Event) -> threading.Timer:
@@ -130,21 +139,20 @@ def main() -> None:
         answers.flush()
 
     for item in request["items"]:
-        tell({"problem": _problem(request["question"], item, root, tell)})
+        tell(_answer(request["question"], item, root, tell))
 
 
-def _problem(question: str, item: dict[str, Any], root: Path | None, tell: Tell) -> str | None:
+def _answer(question: str, item: dict[str, Any], root: Path | None, tell: Tell) -> dict[str, Any]:
     try:
         if question == "cells":
             _probe_cell(Cell.model_validate(item["cell"]), item["device"], root)
-        else:
-            _probe_dataset(item, root, tell)
+            return {"problem": None}
+        return {"problem": None, "digest": _probe_dataset(item, root, tell)}
     except FcilbenchError as error:
-        return str(error) + (f" ({error.hint})" if error.hint else "")
+        return {"problem": str(error) + (f" ({error.hint})" if error.hint else "")}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
+        return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
 def _probe_cell(cell: Cell, device: str, root: Path | None) -> None:
@@ -154,7 +162,7 @@ def _probe_cell(cell: Cell, device: str, root: Path | None) -> None:
     probe(build_experiment(cell, root, device))
 
 
-def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> None:
+def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> str:
     from typing import cast
 
     from fcilbench.api.dataset import Dataset
@@ -170,7 +178,8 @@ def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> None:
             told = time.monotonic()
             tell({"progress": [item["name"], done, total]})
 
-    plugin(plugin.Params.model_validate(item["params"])).open(data_root(root), report, fresh=item["fresh"])
+    dataset = plugin(plugin.Params.model_validate(item["params"]))
+    return dataset.open(data_root(root), report, fresh=item["fresh"])[1]
 
 
 if __name__ == "__main__":

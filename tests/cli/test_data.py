@@ -109,7 +109,10 @@ def test_fetch_then_list_path_and_verify(pets, served: tuple[str, Path]) -> None
     assert (again.returncode, again.stderr) == (0, "")
     assert pets("data", "path", "pets").stdout == f"{root}/pets/train\n{root}/pets/test\n"
     assert pets("data", "path").stdout == f"{root}\n"
-    assert "petshop/pets: ok" in pets("data", "verify", "pets").stdout
+    verified = pets.json("data", "verify", "pets", "digits")["datasets"]
+    assert [(each["name"], each["ok"]) for each in verified] == [("petshop/pets", True), ("fcilbench/digits", True)]
+    assert verified[0]["digest"].startswith("sha256:")
+    assert verified[1]["digest"] == verified[1]["declared"]
     here = {
         each["name"]: each["here"] for each in json.loads(pets("data", "list", "--format", "json").stdout)["datasets"]
     }
