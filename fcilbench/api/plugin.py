@@ -17,7 +17,7 @@ class Plugin:
         version: Raised by the author whenever the plugin's results change; part of a cell's identity.
         params: The validated hyperparameters of this instance.
         breaks: Laws of the conformance kit (`fcilbench.testing`) that the plugin breaks by nature, each with the
-            reason; the kit tests that it really breaks them.
+            reason; the kit tests that it really breaks them, with its default hyperparameters.
     """
 
     version: ClassVar[str] = "1"

@@ -50,12 +50,12 @@ class Case:
         return plugin.breaks
 
     def judge(self, law: Law[Any]) -> Verdict:
-        """Checks one law, with one torch thread."""
+        """Checks one law, with one torch thread; a declaration speaks of the default hyperparameters."""
         wrong = unknown_laws(self.breaks, self.laws) if law.id == "contract" else []
         if wrong:
             return Verdict(law.id, law.statement, "broken", f"`breaks`: {'; '.join(wrong)}", "see `plugins test`")
         with quiet_torch():
-            return judge(law, self.subject, self.breaks)
+            return judge(law, self.subject, self.breaks, demand=not self.subject.options)
 
     def verdicts(self) -> Iterator[Verdict]:
         """Checks all laws, one after the other."""

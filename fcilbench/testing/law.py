@@ -92,13 +92,14 @@ class Laws(list[Law[S]]):
         return register
 
 
-def judge(law: Law[S], subject: S, breaks: Mapping[str, str]) -> Verdict:
+def judge(law: Law[S], subject: S, breaks: Mapping[str, str], *, demand: bool = True) -> Verdict:
     """Checks one law.
 
     Args:
         law: The law.
         subject: What its check takes.
         breaks: Laws that the plugin declares to break by nature, with the reasons.
+        demand: Whether a declared law must really be broken.
 
     Returns:
         The verdict; a declared law must be broken by what is seen, not by a crash.
@@ -115,7 +116,7 @@ def judge(law: Law[S], subject: S, breaks: Mapping[str, str]) -> Verdict:
     except Exception as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Verdict(law.id, law.statement, "broken", found, law.fix, traceback.format_exc())
-    if reason is None:
+    if reason is None or not demand:
         return Verdict(law.id, law.statement, "holds")
     found = f"the plugin declares that it breaks this law ({reason}), but it holds"
     return Verdict(law.id, law.statement, "broken", found, f"remove {law.id!r} from `breaks`")

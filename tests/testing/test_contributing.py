@@ -93,12 +93,13 @@ def test_the_grid_is_yaml_with_these_methods():
     assert entries[3]["neighbours"] == 2
 
 
-@pytest.mark.parametrize("name", ["Gossip", "Proximal", "TinyConv", "Stripes"])
+@pytest.mark.parametrize("name", ["Proximal", "TinyConv", "Stripes"])
 def test_examples_keep_the_laws(name):
+    """Of the loss those that a loss can break; Gossip is the third-party package, which has its own test."""
     kind, cls, _ = examples()[name]
     subject = KINDS[kind][1](cls, "fcilbench.api")
     for law in LAWS[kind]:
-        if law.id != "import-time":
+        if law.id.startswith("loss-") or law.id in ("contract", "isolation", "messages") or kind != "aggregators":
             verdict = judge(law, subject, cls.breaks)
             assert verdict.status != "broken", f"{verdict}\n{verdict.trace}"
 

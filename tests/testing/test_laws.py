@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from fcilbench.api import Aggregator
+from fcilbench.testing import case, imports
 from fcilbench.testing.law import judge, unknown_laws
 from fcilbench.testing.laws.aggregator import LAWS
 from fcilbench.testing.subject import AggregatorSubject
@@ -47,6 +48,8 @@ def test_laws_have_unique_ids_one_line_statements_and_a_fix():
 def test_a_slow_module_breaks_the_law_of_import_time(tmp_path, monkeypatch):
     (tmp_path / "slow_plugin.py").write_text("import time\ntime.sleep(1.1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(imports, "_TRIES", 1)
+    monkeypatch.setattr(imports, "_PLAIN", ("json",))
     found = verdict("import-time", Aggregator, "slow_plugin")
     assert found.status == "broken"
     assert "importing slow_plugin took 1.1" in found.found
@@ -115,6 +118,13 @@ def test_a_declaration_that_is_not_true_is_a_finding():
     assert found.status == "broken"
     assert "but it holds" in found.found
     assert found.fix == "remove 'one-client' from `breaks`"
+
+
+def test_a_declaration_speaks_of_the_default_hyperparameters():
+    """Joint declares an incomplete matrix of accuracies; in its other mode the matrix is complete."""
+    matrix = BY_ID["accuracy-matrix"]
+    assert case("aggregators", "joint").judge(matrix).status == "declared"
+    assert case("aggregators", "joint", {"mode": "cumulative"}).judge(matrix).status == "holds"
 
 
 def test_a_crash_is_no_declared_break():
