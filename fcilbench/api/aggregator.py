@@ -96,7 +96,7 @@ class Aggregator(Plugin):
 
     # ---------------------------------------------------------------- the experiment
 
-    def supports(self, request: Request) -> Yes | No:  # noqa: ARG002
+    def supports(self, request: Request) -> Yes | No:
         """Says whether the method is defined for a cell."""
         return Yes()
 
@@ -109,7 +109,7 @@ class Aggregator(Plugin):
 
     # ---------------------------------------------------------------- the client half
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:  # noqa: ARG002
+    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the scalar local loss: cross-entropy over the slice of the task's classes, mean over samples.
 
         The slice is the task's global class set, absent classes included (specs/methods-a.md, 0.2).
@@ -119,11 +119,11 @@ class Aggregator(Plugin):
     def gradient(self, gradient: torch.Tensor, theta: torch.Tensor, context: Context) -> None:
         """Changes the flat gradient `[P]` in place before the optimiser step; by default it is left alone."""
 
-    def statistics(self, client: Client) -> Message:  # noqa: ARG002
+    def statistics(self, client: Client) -> Message:
         """Returns what a client sends beside its update, computed at its own trained parameters."""
         return {}
 
-    def task_statistics(self, client: Client) -> Message:  # noqa: ARG002
+    def task_statistics(self, client: Client) -> Message:
         """Returns what a client sends at the end of a task, computed at the global parameters."""
         return {}
 
@@ -132,11 +132,11 @@ class Aggregator(Plugin):
     def begin(self, server: Server) -> None:
         """Sets up `server.state` before the first round."""
 
-    def broadcast(self, server: Server) -> Message:  # noqa: ARG002
+    def broadcast(self, server: Server) -> Message:
         """Returns what clients receive in every round beside the global vector; part of the loss's context."""
         return {}
 
-    def task_broadcast(self, server: Server) -> Message:  # noqa: ARG002
+    def task_broadcast(self, server: Server) -> Message:
         """Returns what a client receives once per task, when it first takes part; part of the loss's context."""
         return {}
 
@@ -144,7 +144,7 @@ class Aggregator(Plugin):
         """Merges one round's updates into `server.theta`; FedAvg: the sample-weighted mean of everything."""
         server.step(updates.mean())
 
-    def wants_task_statistics(self, server: Server) -> bool:  # noqa: ARG002
+    def wants_task_statistics(self, server: Server) -> bool:
         """Says whether clients are asked for `task_statistics` at the end of this task; by default always or never."""
         return self.task_end_statistics
 

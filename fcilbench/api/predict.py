@@ -48,11 +48,11 @@ class AllClasses:
 
     module: str = "global"
 
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the one module."""
         return (self.module,)
 
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
         """Returns the class with the largest logit."""
         return logits[self.module].argmax(dim=1)
 
@@ -63,7 +63,7 @@ class TrueTask:
 
     module: str = "global"
 
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the module of the true task."""
         if true is None:
             raise ValueError("TrueTask answers only where the true task is given (task identity `oracle`)")
@@ -87,11 +87,11 @@ class MostConfident:
 
     module: str = "global"
 
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the modules of all tasks."""
         return tuple(dict.fromkeys(self.module.format(task.index) for task in tasks))
 
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
         """Returns the most confident task's best class."""
         confidence, label = [], []
         for task in tasks:

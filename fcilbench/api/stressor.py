@@ -15,14 +15,14 @@ from fcilbench.api.task import Task
 class Stressor(Plugin):
     """Base of all stressors; by itself nothing goes wrong."""
 
-    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:  # noqa: ARG002
+    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
         """Returns the ids of the clients that misbehave, drawn once for the whole experiment."""
         return ()
 
-    def labels(self, labels: Indices, task: Task, random: np.random.Generator) -> Indices:  # noqa: ARG002
+    def labels(self, labels: Indices, task: Task, random: np.random.Generator) -> Indices:
         """Returns the labels that an affected client trains on in a task."""
         return labels
 
-    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:  # noqa: ARG002
+    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
         """Returns the update `[D]` that an affected client really sends."""
         return delta

@@ -54,7 +54,7 @@ class LineProgress(Progress):
         """Says why a cell is tried again."""
         self._say(f"{slot.label}: retry {cell_id[:12]} {cell_name(cell.coords)}: {reason}")
 
-    def cell_finished(self, slot: Slot | None, row: Row) -> None:  # noqa: ARG002
+    def cell_finished(self, slot: Slot | None, row: Row) -> None:
         """Says how a cell ended."""
         self._done += 1
         self._say(f"[{self._done}/{self._total}] {verdict(row)}")

@@ -43,19 +43,19 @@ class LiveProgress(Progress):
         self._done = 0
         self._total = 0
 
-    def run_started(self, cells: int, slots: Sequence[Slot]) -> None:  # noqa: ARG002
+    def run_started(self, cells: int, slots: Sequence[Slot]) -> None:
         """Puts up the bars."""
         self._total = cells
         self._suite = self._bars.add_task("suite", total=cells, note=f"0/{cells} cells")
         self._bars.start()
 
-    def cell_started(self, slot: Slot, cell: Cell, cell_id: str, attempt: int) -> None:  # noqa: ARG002
+    def cell_started(self, slot: Slot, cell: Cell, cell_id: str, attempt: int) -> None:
         """Gives the slot a bar for its cell."""
         self._clear(slot)
         name = f"{slot.label} {cell_name(cell.coords)}" + (f" (attempt {attempt})" if attempt > 1 else "")
         self._slots[slot] = self._bars.add_task(escape(name), total=1.0, note="starting")
 
-    def cell_event(self, slot: Slot, cell_id: str, event: Event) -> None:  # noqa: ARG002
+    def cell_event(self, slot: Slot, cell_id: str, event: Event) -> None:
         """Moves the cell's bar, and by its share the suite's."""
         if slot not in self._slots:
             return

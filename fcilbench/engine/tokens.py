@@ -37,7 +37,7 @@ class DeviceTokens:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:  # noqa: ARG002
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
         """Draws nothing."""
         return {}
 
@@ -53,7 +53,7 @@ class DeviceTokens:
             rows = rows[:, : -(-longest // _STEP) * _STEP]
         return rows.long()
 
-    def augmented(self, index: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:  # noqa: ARG002
+    def augmented(self, index: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns what `plain` returns."""
         return self.plain(index)
 

@@ -29,7 +29,7 @@ class _Noise(Dataset):
         super().__init__()
         self._shape = (spec.size, spec.size, spec.channels)
 
-    def load(self, root: Path) -> Corpus:  # noqa: ARG002
+    def load(self, root: Path) -> Corpus:
         random = np.random.default_rng(0)
         splits = []
         for count in (_TRAIN, _TEST):

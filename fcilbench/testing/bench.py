@@ -53,7 +53,7 @@ class BenchNet(Backbone):
 class BenchDigits(Digits):
     """A few digits of each class, read once a process."""
 
-    def open(self, root: Path, *_: Any, **__: Any) -> tuple[Corpus, str]:  # noqa: ARG002 - part of scikit-learn
+    def open(self, root: Path, *_: Any, **__: Any) -> tuple[Corpus, str]:
         """Returns 8 training and 5 test images of each class."""
         return _digits()
 
@@ -70,11 +70,11 @@ class Poison(Stressor):
         super().__init__()
         self._clients = tuple(clients)
 
-    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:  # noqa: ARG002
+    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
         """Returns the given clients."""
         return self._clients
 
-    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:  # noqa: ARG002
+    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
         """Returns NaN."""
         return torch.full_like(delta, float("nan"))
 

@@ -98,7 +98,7 @@ class Ccvr(Aggregator):
         """Sends class statistics of its own model, if those are wanted."""
         return self._measure(client) if self.params.stats_on == "local" else {}
 
-    def wants_task_statistics(self, server: Server) -> bool:  # noqa: ARG002
+    def wants_task_statistics(self, server: Server) -> bool:
         """Asks for statistics at the final global model of a task, unless the clients' own are used."""
         return bool(self.params.stats_on == "global")
 

@@ -83,7 +83,7 @@ class Lwf(Aggregator):
             row[task.classes] = True
         return member
 
-    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:  # noqa: ARG002
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Makes the final global model the next teacher."""
         if not server.last_task:
             server.state["teacher"] = server.theta.clone()

@@ -115,7 +115,7 @@ class Sum(Aggregator):
 
     # ---------------------------------------------------------------- server, end of a task
 
-    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:  # noqa: ARG002
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Adds the task's vector to the basis; elects tau_uni and scales all tasks anew."""
         options, state, backbone = self.params, server.state, server.parts.backbone
         task_vector = server.theta[backbone] - state["pre"][backbone]

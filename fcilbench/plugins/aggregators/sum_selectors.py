@@ -19,11 +19,11 @@ _MODULE = "task-{}"
 class LargestEnergy:
     """Picks the task whose slice, under its own module, has the largest logsumexp; then its argmax. Ties: earlier."""
 
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the modules of all tasks."""
         return tuple(_MODULE.format(task.index) for task in tasks)
 
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
         """Returns the best class of the task with the largest energy."""
         slices = [logits[_MODULE.format(task.index)][:, task.classes] for task in tasks]
         energy = torch.stack([slice_.float().logsumexp(dim=1) for slice_ in slices])
@@ -34,11 +34,11 @@ class LargestEnergy:
 class NearestPrototype:
     """Picks the task of the nearest class mean in the frozen feature space; then the argmax of that task's module."""
 
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:  # noqa: ARG002
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the modules of all tasks, and the prototypes."""
         return (*(_MODULE.format(task.index) for task in tasks), PROTOTYPES)
 
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
         """Returns the best class of the nearest prototype's task."""
         nearest = logits[PROTOTYPES].argmax(dim=1)
         ends = torch.tensor([task.seen for task in tasks], device=nearest.device)

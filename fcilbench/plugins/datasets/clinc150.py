@@ -32,7 +32,13 @@ class Clinc150(Dataset):
     fingerprint = "sha256:02d7093c7fc28d64f4a88329e3ac610aa03135aefa8ebdc93d17d56efacd60f9"
     licence = "CC BY 3.0"
     homepage = "https://github.com/clinc/oos-eval"
-    citation = "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction. EMNLP-IJCNLP."
+    citation = (
+        "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction. EMNLP."
+    )
+    layouts = ((_FILE.as_posix(),),)
+    by_hand = (
+        f"no checksum is published: put data/data_full.json of {homepage} at {_FILE.as_posix()} under the data root"
+    )
 
     def load(self, root: Path) -> Corpus:
         """Reads `<root>/clinc150/data_full.json`, the official file.

@@ -35,7 +35,7 @@ class Digits(Dataset):
     homepage = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
     citation = "Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI, doi:10.24432/C50P49"
 
-    def load(self, root: Path) -> Corpus:  # noqa: ARG002 - the data are part of scikit-learn
+    def load(self, root: Path) -> Corpus:
         """Reads the images from the installed scikit-learn.
 
         Args:

@@ -38,6 +38,7 @@ class Newsgroups20(Dataset):
     licence = "free for research, cite the source"
     homepage = "http://qwone.com/~jason/20Newsgroups/"
     citation = "Lang (1995), NewsWeeder: Learning to filter netnews. ICML."
+    layouts = ((_FOLDER,),)
 
     def load(self, root: Path) -> Corpus:
         """Reads `<root>/20_newsgroups/<group>/<message>`, latin-1.
