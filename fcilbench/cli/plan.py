@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fcilbench.cli.prepare import Prepared
+    from fcilbench.suite.needs import Missing
 
 EXAMPLE = "fcilbench plan suites/quickstart.yaml --only aggregator:sum"
 
@@ -51,7 +52,7 @@ def plan(
         if form is options.Form.TABLE:
             print_plan(prepared, slots=len(devices) * slots_per_device(prepared, devices, jobs), to=console.out())
         _print_groups(prepared, form)
-    if prepared.plan.expansion.prerequisites:
+    if prepared.plan.expansion.prerequisites or _missing(prepared):
         raise typer.Exit(PREREQUISITE)
     if not prepared.plan.items:
         raise typer.Exit(NOTHING_SELECTED)
@@ -82,11 +83,17 @@ def print_plan(prepared: Prepared, *, slots: int, to: Console) -> None:
     lines.append(f"  {counted or 'nothing'}   (store {prepared.store.root})")
     reasons = Counter(item.why for item in plan.items if item.why)
     lines += [f"  {number} x {why}" for why, number in reasons.items()]
-    lines += [f"  missing here: {line}" for line in expansion.prerequisites]
+    lines += [f"  missing here: {line}" for line in [*expansion.prerequisites, *_missing(prepared)]]
     if expansion.blocked:
         lines.append(f"  {expansion.blocked} cells are left out, since what they need is missing")
     lines.append(f"  {_cost(prepared, slots)}")
     to.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _missing(prepared: Prepared) -> list[Missing]:
+    from fcilbench.suite.needs import missing_data
+
+    return missing_data(prepared.plan.expansion)
 
 
 def _plural(axis: str, size: int) -> str:
@@ -155,6 +162,8 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _as_json(prepared: Prepared) -> dict[str, Any]:
+    from fcilbench.suite.needs import download_bytes
+
     plan, expansion = prepared.plan, prepared.plan.expansion
     return {
         "schema": 1,
@@ -162,7 +171,8 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
         "store": str(prepared.store.root),
         "counts": plan.counts,
         "seconds": plan.seconds,
-        "download_bytes": plan.download_bytes,
+        "download_bytes": download_bytes(_missing(prepared)),
+        "missing_data": [{"name": each.name, "bytes": each.bytes, "how": each.how} for each in _missing(prepared)],
         "cells": [
             {
                 "cell_id": item.cell_id,

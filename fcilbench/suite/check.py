@@ -13,6 +13,7 @@ from fcilbench.errors import SuiteError
 from fcilbench.suite.cell import Cell
 from fcilbench.suite.expand import Expansion, expand
 from fcilbench.suite.load import LoadedSuite, load_suite
+from fcilbench.suite.needs import missing_data
 from fcilbench.suite.problems import InvalidSuiteError, Problem
 
 Probe = Callable[[Cell], str | None]
@@ -122,7 +123,8 @@ def run_checks(path: Path | str, overrides: Sequence[str] = (), deep: Probe | No
         if each.id != "deep" or deep is not None:
             results.append(CheckResult(each.id, each.promise, each.id in ran or bool(found), found))
     cells = len(expansion.cells) + expansion.blocked if expansion else 0
-    return Report(results, expansion.prerequisites if expansion else [], cells)
+    missing = [*expansion.prerequisites, *map(str, missing_data(expansion))] if expansion else []
+    return Report(results, missing, cells)
 
 
 def _probe(expansion: Expansion, deep: Probe, loaded: LoadedSuite) -> list[Problem]:

@@ -101,12 +101,6 @@ class Plan:
         """Estimated seconds of one slot for all cells that a run would train."""
         return sum(item.seconds for item in self.todo)
 
-    @property
-    def download_bytes(self) -> int | None:
-        """What the plugins in use declare as the fact `download_bytes`; `None` if none of them declares it."""
-        declared = [facts["download_bytes"] for facts in self.expansion.facts.values() if "download_bytes" in facts]
-        return sum(declared) if declared else None
-
 
 def make_plan(
     expansion: Expansion, view: StoreView | None = None, rerun: str = "stale", only: Sequence[str] = ()

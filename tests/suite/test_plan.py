@@ -176,11 +176,6 @@ class TestCost:
         item = make_plan(other, view(row(expansion.cells[0], wall=10.0))).items[0]
         assert (item.seconds, item.basis) == (30.0, "guess")
 
-    def test_downloads_are_what_plugins_declare(self, expansion):
-        assert make_plan(expansion).download_bytes is None
-        expansion.facts["dataset:lab/ten"]["download_bytes"] = 5
-        assert make_plan(expansion).download_bytes == 5
-
 
 def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, base):
     path = write(base)
