@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.data.layout import find_layout
-from fcilbench.data.root import data_root
 from fcilbench.suite.expand import Expansion
 
 
@@ -37,6 +36,8 @@ def missing_data(expansion: Expansion, root: Path | None = None) -> list[Missing
         expansion: The expanded suite.
         root: The data root; the default one if not given.
     """
+    from fcilbench.data.root import data_root
+
     base = data_root(root)
     found = []
     for key, facts in sorted(expansion.facts.items()):

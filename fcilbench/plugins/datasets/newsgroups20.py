@@ -25,7 +25,8 @@ class Newsgroups20(Dataset):
     first fifth of each group in order of the SHA-256 of the cleaned text: fixed, stratified, and the same for every
     layout of the files. The 56 messages that are empty after cleaning are dropped before the split. The rules of
     cleaning are those of scikit-learn's loader: the header ends at the first empty line, quotes are lines that start
-    with `>` or `|` or introduce one, the footer is the last paragraph. Non-standard marks such as `<` stay.
+    with `>` or `|` or introduce one, the footer is the last paragraph. Non-standard marks such as `<` stay, and so do
+    the 12 forwarded messages whose body begins with a second header.
     """
 
     version = "1"
