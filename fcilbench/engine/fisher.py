@@ -1,4 +1,4 @@
-"""Diagonal Fisher information of a network: mean squares of per-sample gradients (specs/methods-a.md, 0.7).
+"""Diagonal Fisher information of a network: mean squares of per-sample gradients (Matena and Raffel 2022).
 
 For sample x and class c, with p the softmax over the task's slice and g_c the gradient of log p_c, one sample adds
 terms `weight * g_c^2`:
@@ -8,8 +8,9 @@ terms `weight * g_c^2`:
     empirical   c = y, weight 1
     label_prob  c = y, weight p_y
 
-Weights of `nn.Linear` are done by hooks: the layer's inputs and output gradients of a whole batch give the per-sample
-gradients as one batched matrix product. All other parameters are done by `vmap(grad)`. The two routes are equal.
+Linear layers, layer norms and token embeddings are done by hooks: a layer's inputs and output gradients of a whole
+batch give its per-sample gradients (`engine/layer_squares.py`). All other parameters are done by `vmap(grad)`. The two
+routes are equal.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcilbench.api.client import Batch, FisherKind
-from fcilbench.engine.linear_taps import LinearTaps
+from fcilbench.engine.sample_taps import SampleTaps
 
 _BUDGET = 1 << 26
 """Entries of per-sample gradients that may exist at once (256 MB in float32)."""
@@ -55,7 +56,8 @@ def fisher_diagonal(
     totals = {name: torch.zeros_like(network.get_parameter(name), dtype=torch.float64) for name in names}
     samples = 0.0
     for batch, uniform in batches:
-        with LinearTaps(network, totals) as taps, torch.enable_grad():
+        taps = SampleTaps(network, totals, batch.inputs)
+        with taps, torch.enable_grad():
             log_p = F.log_softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
         targets, weights = _terms(kind, log_p.detach().exp(), batch.task.local(batch.labels), uniform)
         weights = weights * batch.mask[:, None]

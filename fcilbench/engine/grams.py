@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import TracebackType
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fcilbench.api.client import LayerGram
+from fcilbench.engine.taps import Taps
 
 
-class GramTaps:
+class GramTaps(Taps):
     """Sums X^T X over all forward passes inside the `with` block, for each `nn.Linear` whose weight is exchanged.
 
     Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets the sum of all
@@ -32,6 +32,7 @@ class GramTaps:
     """
 
     def __init__(self, network: nn.Module, names: Collection[str], diagonal: Callable[[str], bool]) -> None:
+        super().__init__()
         owners = {id(parameter): name for name, parameter in network.named_parameters()}
         self._layers: list[tuple[str, nn.Linear]] = []
         for module in network.modules():
@@ -40,20 +41,12 @@ class GramTaps:
         self._diagonal = diagonal
         self._totals: dict[str, torch.Tensor] = {}
         self._rows: dict[str, torch.Tensor] = {}
-        self._handles: list[RemovableHandle] = []
         self.mask: torch.Tensor | None = None
         """Real tokens of the batch that is about to run, bool `[B, length]`; `None`: every row of an input counts."""
 
-    def __enter__(self) -> GramTaps:
-        for name, layer in self._layers:
-            self._handles.append(layer.register_forward_pre_hook(self._recorder(name)))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def listen(self) -> list[RemovableHandle]:
+        """Registers a hook before every layer."""
+        return [layer.register_forward_pre_hook(self._recorder(name)) for name, layer in self._layers]
 
     def _recorder(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def record(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -11,7 +11,7 @@ from fcilbench.api.backbone import FeatureExtractor
 
 
 class Network(nn.Module):
-    """Backbone plus classifier head, the head allocated once with all C rows (specs/methods-b.md, 0.1).
+    """Backbone plus classifier head, the head allocated once with all C rows.
 
     Args:
         extractor: The backbone.

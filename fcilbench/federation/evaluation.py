@@ -18,7 +18,8 @@ Needed = dict[str, list[int]]
 def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentity, list[float]]:
     """Measures a method's answers.
 
-    Each module is loaded once and run over the test samples that some identity needs it for; then the rules answer.
+    Each module is loaded once and run over the test samples that some identity needs it for (only its head, where the
+    features of its backbone are known, see `features.py`); then the rules answer.
 
     Args:
         federation: The federation; `server.tasks` are the tasks seen so far.
@@ -36,10 +37,11 @@ def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentit
             raise ValueError(f"the method has no answer for task identity {identity!r}")
     needed = _needed(predictors, identities, tasks)
     logits: dict[tuple[str, int], torch.Tensor] = {}
+    federation.features.begin()
     for name, indices in needed.items():
         if name not in predictors.modules:
             raise ValueError(f"the method answers with module {name!r} but deploys {sorted(predictors.modules)}")
-        federation.model.load(predictors.modules[name](), federation.server.counters)
+        federation.features.load(predictors.modules[name](), federation.server.counters)
         for index in indices:
             logits[name, index] = _logits(federation, index, tasks[-1].seen)
     return {
@@ -63,13 +65,8 @@ def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: S
 
 def _logits(federation: Federation, task: int, seen: int) -> torch.Tensor:
     """Returns float32 logits `[n, seen]` of one task's test samples under the loaded module."""
-    model, experiment = federation.model, federation.experiment
-    model.network.eval()
-    pieces = []
-    with torch.no_grad(), autocast(experiment.protocol.precision, model.vector.device):
-        for rows in torch.split(federation.test_index[task], experiment.runtime.eval_batch_size):
-            pieces.append(model.logits(federation.test.plain(rows))[:, :seen].float())
-    return torch.cat(pieces) if pieces else torch.zeros(0, seen, device=model.vector.device)
+    with torch.no_grad(), autocast(federation.experiment.protocol.precision, federation.model.vector.device):
+        return federation.features.logits(task, federation.test, federation.test_index[task], seen)
 
 
 def _accuracy(

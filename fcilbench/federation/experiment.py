@@ -21,6 +21,7 @@ from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.network import Network
 from fcilbench.engine.training import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
+from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.partition import partition
 from fcilbench.federation.placing import place
 from fcilbench.federation.server import FederationServer
@@ -82,6 +83,7 @@ class Federation:
         model: The one resident model.
         trainer: Local training on it.
         server: The server.
+        features: Runs modules over test samples.
         initial: The initial state vector, for phases that restart.
         affected: Ids of the clients that a stressor makes misbehave.
         class_names: Original class names.
@@ -99,6 +101,7 @@ class Federation:
     model: FlatModel
     trainer: Trainer
     server: FederationServer
+    features: FeatureMemory
     initial: torch.Tensor
     affected: frozenset[int]
     class_names: tuple[str, ...]
@@ -136,6 +139,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     train = place(backbone, corpus.train.inputs, labels, experiment.dataset.augmentation, device)
     outside = corpus.outside
     model = _model(experiment, classes, device)
+    initial = model.vector.clone()
     return Federation(
         experiment=experiment,
         stream=stream_,
@@ -147,7 +151,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         model=model,
         trainer=Trainer(model, train, experiment.protocol, capture=experiment.runtime.capture == "auto"),
         server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
-        initial=model.vector.clone(),
+        features=FeatureMemory(model, initial, experiment.runtime.eval_batch_size),
+        initial=initial,
         affected=affected,
         class_names=corpus.class_names,
         fingerprint=fingerprint,

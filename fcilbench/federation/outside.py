@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
 from fcilbench.api.predict import Predictors
@@ -29,10 +31,12 @@ def outside_auroc(federation: Federation, predictors: Predictors) -> float | Non
     names = answer.modules(federation.server.tasks, None)
     if len(names) != 1:
         return None
-    federation.model.load(predictors.modules[names[0]](), federation.server.counters)
-    inside = torch.cat([_confidence(federation, federation.test, index) for index in federation.test_index])
+    federation.features.begin()
+    federation.features.load(predictors.modules[names[0]](), federation.server.counters)
+    own = enumerate(federation.test_index)
+    inside = torch.cat([_confidence(federation, task, federation.test, index) for task, index in own])
     everything = torch.arange(len(federation.outside), device=inside.device)
-    return auroc(inside, _confidence(federation, federation.outside, everything))
+    return auroc(inside, _confidence(federation, "outside", federation.outside, everything))
 
 
 def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
@@ -48,13 +52,9 @@ def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
     return float(roc_auc_score(truth, torch.cat([inside, outside]).double().cpu().numpy()))
 
 
-def _confidence(federation: Federation, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
+def _confidence(federation: Federation, key: Hashable, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
     """Returns the largest softmax probability over all classes seen, `[n]`."""
-    model, experiment = federation.model, federation.experiment
     seen = federation.server.tasks[-1].seen
-    model.network.eval()
-    pieces = []
-    with torch.no_grad(), autocast(experiment.protocol.precision, model.vector.device):
-        for rows in torch.split(index, experiment.runtime.eval_batch_size):
-            pieces.append(model.logits(data.plain(rows))[:, :seen].float().softmax(dim=1).amax(dim=1))
-    return torch.cat(pieces)
+    with torch.no_grad(), autocast(federation.experiment.protocol.precision, federation.model.vector.device):
+        logits = federation.features.logits(key, data, index, seen)
+    return logits.softmax(dim=1).amax(dim=1)

@@ -65,6 +65,15 @@ def execution_order(clients: Sequence[int]) -> Sequence[int]:
     return clients
 
 
+def update_rows(federation: Federation) -> torch.Tensor:
+    """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
+    taking_part = max(p.sampled(federation.experiment.protocol.participation) for p in federation.schedule.phases)
+    theta = federation.server.theta
+    if not federation.experiment.aggregator.trains:
+        return theta.new_zeros(1, 1).expand(taking_part, len(theta))
+    return theta.new_empty(taking_part, len(theta))
+
+
 def run_round(
     federation: Federation,
     turn: Turn,
@@ -120,10 +129,12 @@ def _visit(federation: Federation, turn: Turn, client: int, received: Message, r
     experiment, model, server = federation.experiment, federation.model, federation.server
     session = ClientSession(federation, turn, client, received)
     model.load(server.theta, server.counters)
-    loss = _train(federation, turn, session, received) if experiment.aggregator.trains else None
-    torch.sub(model.vector, server.theta, out=row)
-    if client in federation.affected:
-        row.copy_(experiment.stressor.upload(row, session.random("stress-upload")))
+    loss = None
+    if experiment.aggregator.trains:
+        loss = _train(federation, turn, session, received)
+        torch.sub(model.vector, server.theta, out=row)
+        if client in federation.affected:
+            row.copy_(experiment.stressor.upload(row, session.random("stress-upload")))
     model.network.eval()
     with torch.no_grad():
         statistics = experiment.aggregator.statistics(session)

@@ -21,7 +21,7 @@ from fcilbench.federation.evaluation import evaluate
 from fcilbench.federation.experiment import Experiment, Federation, build
 from fcilbench.federation.outcome import outcome
 from fcilbench.federation.outside import outside_auroc
-from fcilbench.federation.round import finite, receive_model, run_round
+from fcilbench.federation.round import finite, receive_model, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.federation.turn import Turn
 from fcilbench.results.outcome import Outcome
@@ -83,8 +83,7 @@ class _Run:
         self._watch = Stopwatch(self._device)
         self._watch.seconds = progress.seconds
         self._mark = started
-        active = max(p.sampled(self._experiment.protocol.participation) for p in federation.schedule.phases)
-        self._rows = torch.empty(active, len(federation.server.theta), device=self._device)
+        self._rows = update_rows(federation)
 
     def phases(self) -> None:
         """Trains every phase that is left."""

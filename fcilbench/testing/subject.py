@@ -18,7 +18,7 @@ from fcilbench.api.predict import Predictors
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.experiment import Federation, Unsupported, build
-from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.turn import Turn
@@ -162,7 +162,7 @@ class AggregatorSubject:
             got.append(updates)
 
         aggregator.aggregate = record  # type: ignore[method-assign]
-        rows = torch.empty(len(phase.clients), len(server.theta), device=server.theta.device)
+        rows = update_rows(federation)
         with quiet_torch():
             run_round(federation, Turn(phase, 0), rows, Stopwatch(rows.device), Traffic())
         aggregator.aggregate = own  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The diagonal Fisher: hand cases F1 to F4 of specs/methods-a.md, 0.7, and batches against a loop in float64."""
+"""The diagonal Fisher: four cases by hand (f1 to f4), and batches against a loop in float64."""
 
 import math
 
@@ -13,6 +13,7 @@ from fcilbench.api.task import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.network import Network
+from fcilbench.engine.sample_taps import SampleTaps
 from fcilbench.vectors.fisher import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
@@ -200,15 +201,34 @@ def decoder():
     )
 
 
+@pytest.mark.parametrize("size", [3, 6], ids=["batches", "as many samples as tokens"])
 @pytest.mark.parametrize("build", [encoder, decoder])
-def test_texts_equal_a_loop_of_single_samples(build):
+def test_texts_equal_a_loop_of_single_samples(build, size, monkeypatch):
+    """Also where T5's table of relative positions is looked up with as many rows as there are samples."""
     torch.manual_seed(6)
     network, task = Network(FeatureExtractor(build(), 8), 4).double().eval(), Task(0, 0, 4)
-    x, y = torch.randint(1, 20, (5, 6)), torch.randint(0, 4, (5,))
+    x, y = torch.randint(2, 9, (6, 6)), torch.randint(0, 4, (6,))  # few tokens, so they repeat
     x[0, 4:] = 0  # padding
-    found = fisher_diagonal(network, names(network), pairs(x, y, task, 3), "empirical")
-    expected = loop(network, list(zip(x, y, strict=True)), task, "empirical", torch.zeros(5))
+    x[1, 2] = 1  # the decoder's start token
+    data = pairs(x, y, task, size)
+    found = fisher_diagonal(network, names(network), data, "empirical")
+    expected = loop(network, list(zip(x, y, strict=True)), task, "empirical", torch.zeros(6))
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-15)
+    monkeypatch.setattr(fisher_module, "_BUDGET", 1)
+    assert torch.allclose(fisher_diagonal(network, names(network), data, "empirical"), found, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("build", [encoder, decoder])
+def test_no_gradient_of_the_size_of_the_vocabulary_is_formed_per_sample(build):
+    network, x = Network(FeatureExtractor(build(), 8), 4).eval(), torch.randint(2, 9, (6, 6))
+    taps = SampleTaps(network, names(network), x)
+    with taps, torch.enable_grad():
+        objective = network(x).sum()
+    totals = {name: torch.zeros_like(network.get_parameter(name)) for name in names(network)}
+    taps.add_squares(objective, totals, torch.ones(6), 1 << 20)
+    tables = {name for name in names(network) if network.get_parameter(name).shape[0] == 20}
+    assert len(tables) == 1
+    assert tables <= taps.covered
 
 
 def test_frozen_parameters_are_left_out_and_small_budgets_change_nothing(monkeypatch):
