@@ -47,10 +47,14 @@ class Workload:
 
 
 SMALL = {"img_size": 64, "patch_size": 8}
+MINI = {"img_size": 8, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2, "class_token": False}
+MINI |= {"global_pool": "avg"}
 WORKLOADS = {
     # The paper's CIFAR-100 round: 10 clients, 5,000 images a task, 5 epochs.
     "vit-b": Workload("vit_base_patch16_224", {}, clients=10, images=500, epochs=5),
     "vit-small": Workload("vit_tiny_patch16_224", SMALL, clients=10, images=500, epochs=5),
+    # Ten clients of quickstart.yaml's network.
+    "vit-mini": Workload("vit_tiny_patch16_224", MINI, clients=10, images=64, epochs=1),
     "vit-small-cpu": Workload("vit_tiny_patch16_224", SMALL, clients=2, images=64, epochs=1),
     "dry": Workload("vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 1}, 2, images=20, epochs=1),
 }
@@ -76,10 +80,8 @@ class Noise(Dataset):
         return Corpus(splits[0], splits[1], tuple("0123456789")), ""
 
 
-def experiment(
-    work: Workload, aggregator: Aggregator, device: str, precision: str, capture: str = "auto"
-) -> Experiment:
-    """Returns the experiment whose first round is timed."""
+def experiment(work: Workload, aggregator: Aggregator, device: str, precision: str, **runtime: Any) -> Experiment:
+    """Returns the experiment whose first round is timed; `runtime` overrides how it is run."""
     return Experiment(
         dataset=Noise(work.clients * work.images),
         backbone=Timm(Timm.Params(model=work.model, weights="none", args=work.args)),
@@ -97,7 +99,7 @@ def experiment(
         ),
         partition=Partition(kind="iid"),
         evaluate=Evaluation(task_identity=("none",)),
-        runtime=Runtime.model_validate({"capture": capture, "threads": torch.get_num_threads()}),
+        runtime=Runtime.model_validate({"threads": torch.get_num_threads(), **runtime}),
         device=device,
     )
 

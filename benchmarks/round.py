@@ -16,20 +16,20 @@ import torch
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.federation.experiment import build
-from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.turn import Turn
 from fcilbench.registry import entrypoints
 
 
-def measure(name: str, work: common.Workload, device: str, precision: str, capture: str) -> dict[str, Any]:
+def measure(name: str, work: common.Workload, device: str, precision: str, runtime: dict[str, Any]) -> dict[str, Any]:
     """Times the second of two rounds (the first captures and warms up) and the task's end."""
     method = entrypoints.load(entrypoints.lookup("aggregators", name))()
-    federation = build(common.experiment(work, method, device, precision, capture))
+    federation = build(common.experiment(work, method, device, precision, **runtime))
     method.begin(federation.server)
     phase = federation.schedule.phases[0]
     federation.server.enter(phase.task, phase.after)
     target = torch.device(device)
-    rows = torch.empty(len(phase.clients), len(federation.server.theta), device=target)
+    rows = update_rows(federation)
     run_round(federation, Turn(phase, 0), rows, Stopwatch(target), Traffic())
     watch = Stopwatch(target)
     reset_peak_memory(target)
@@ -50,7 +50,8 @@ def measure(name: str, work: common.Workload, device: str, precision: str, captu
         "training": f"{watch.seconds.get('training', 0.0) / seconds:.1%}",
         "aggregation": f"{watch.seconds.get('aggregation', 0.0) / seconds:.1%}",
         "peak_GB": peak_memory(target) / 1e9,
-        "captured": "no" if device == "cpu" or capture == "off" or federation.trainer.notes else "yes",
+        "stacked": 1 if any("not stacked" in text for text in federation.server.warnings) else runtime["stack"],
+        "captured": "no" if device == "cpu" or runtime["capture"] == "off" or federation.trainer.notes else "yes",
     }
 
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default=None)
     parser.add_argument("--capture", choices=["auto", "off"], default="auto")
+    parser.add_argument("--stack", type=int, default=1, help="clients trained together in one batched step")
     parser.add_argument("--methods", default="all", help="comma-separated names, or all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
@@ -73,10 +75,12 @@ def main() -> None:
         if options.methods == "all"
         else options.methods.split(",")
     )
-    rows = [measure(name, common.WORKLOADS[options.workload], device, precision, options.capture) for name in names]
+    work, runtime = common.WORKLOADS[options.workload], {"capture": options.capture, "stack": options.stack}
+    rows = [measure(name, work, device, precision, runtime) for name in names]
     print(f"{options.workload}, {precision}, {common.card(device)}")
     print(common.table(rows))
-    common.write(options.json, f"round/{options.workload}/{precision}/{options.capture}", device, rows)
+    name = f"round/{options.workload}/{precision}/{options.capture}/stack-{options.stack}"
+    common.write(options.json, name, device, rows)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ training starts from a copy of the global vector, never from a reference to it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -108,18 +109,27 @@ class FlatModel:
         """Returns the network in eval mode with another state vector `[D]`; gradients do not flow into it."""
         return _Borrowed(self, vector)
 
+    def with_parameters(self, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> Net:
+        """Returns the network in the mode it is in, as a function of other parameters; gradients flow into them.
+
+        Args:
+            tensors: The pieces of a state vector by their names in the network.
+            theta: The same parameters, flat `[P]`.
+        """
+        return _Functional(self, tensors, theta)
+
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns a state vector `[D]` as tensors by their names in the network, as views."""
         return {piece.name: vector[piece.span].view(piece.shape) for piece in self.parts.layout}
 
 
-class _Borrowed:
+class _Functional:
     """The resident network run with tensors that are not its own; implements `fcilbench.api.client.Net`."""
 
-    def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
+    def __init__(self, model: FlatModel, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> None:
         self._model, self._network = model, model.network
-        self._tensors = model.named(vector.detach())
-        self.theta = vector.detach()[model.parts.trainable]
+        self._tensors = dict(tensors)
+        self.theta = theta
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._run(inputs, "features")
@@ -134,14 +144,24 @@ class _Borrowed:
         return _Borrowed(self._model, vector)
 
     def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
+        output: torch.Tensor = functional_call(self._network, self._tensors, (inputs, part))
+        return output
+
+
+class _Borrowed(_Functional):
+    """The same without gradients and in eval mode, whatever mode the network is in."""
+
+    def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
+        super().__init__(model, model.named(vector.detach()), vector.detach()[model.parts.trainable])
+
+    def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
         modes = [(module, module.training) for module in self._network.modules()]
         self._network.eval()
         try:
-            output: torch.Tensor = functional_call(self._network, self._tensors, (inputs, part))
+            return super()._run(inputs, part)
         finally:
             for module, training in modes:
                 module.training = training
-        return output
 
 
 def _layout(

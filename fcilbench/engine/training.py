@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from fcilbench.api.protocol import Protocol
-from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.lots import Lot, Work, one_pass
 from fcilbench.engine.static import CaptureError, StaticStep
-from fcilbench.engine.step import Draws, LocalStep, Objective
+from fcilbench.engine.step import LocalStep, Objective
 
 __all__ = ["Objective", "Trainer", "Work"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one client trains on in one round.
-
-    Attributes:
-        index: Positions of its samples, int64 `[n]` on the device, n > 0.
-        task: The current task.
-        epochs: Number of passes E.
-        batch_size: Samples per step; the last step of a pass takes what is left.
-    """
-
-    index: torch.Tensor
-    task: Task
-    epochs: int
-    batch_size: int
 
 
 class Trainer:
@@ -69,44 +50,36 @@ class Trainer:
         """
         self._step.reset()
         self._step.model.network.train()
-        count, size = len(work.index), work.batch_size
         static, decay = None, self._step.decay(work.task)
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
-            order = work.index[torch.from_numpy(random.permutation(count)).to(work.index.device)]
-            draws = self._data.draw(count, random)
+            lots = one_pass(work, self._data, random)
             if self._capture and static is None:
-                static = self._static_step(objective, work, order[:size], _rows(draws, slice(0, size)))
+                static = self._static_step(objective, work, lots[0])
             total.zero_()
-            for start in range(0, count, size):
-                span = slice(start, min(start + size, count))
-                rows, part = order[span], _rows(draws, span)
-                if static is not None and (self._pads or len(rows) == size):
-                    static(rows, part)
+            for lot in lots:
+                if static is not None and (self._pads or len(lot.rows) == work.batch_size):
+                    static(lot.rows, lot.draws)
                     continue
-                mask = torch.ones(len(rows), device=rows.device)
-                total += self._step.gradient(objective, work.task, rows, part, mask)
+                mask = torch.ones(len(lot.rows), device=lot.rows.device)
+                total += self._step.gradient(objective, work.task, lot.rows, lot.draws, mask)
                 self._step.update(decay)
             if static is not None:
                 total += static.total
                 static.total.zero_()
-        return total / -(-count // size)
+        return total / work.pass_steps
 
-    def _static_step(self, objective: Objective, work: Work, rows: torch.Tensor, draws: Draws) -> StaticStep | None:
+    def _static_step(self, objective: Objective, work: Work, lot: Lot) -> StaticStep | None:
         """Returns the captured step for this work, making it if there is none; `None` where it cannot be captured."""
         if self._static is not None and self._static.fits(work.task, objective.context, work.batch_size):
             self._static.bind(objective.context)
             return self._static
-        if not self._pads and len(rows) < work.batch_size:
+        if not self._pads and len(lot.rows) < work.batch_size:
             return None
-        self._static = StaticStep(self._step, objective, work.task, work.batch_size, draws)
+        self._static = StaticStep(self._step, objective, work.task, work.batch_size, lot.draws)
         try:
-            self._static.capture(rows, draws)
+            self._static.capture(lot.rows, lot.draws)
         except CaptureError as error:
             self._static, self._capture = None, False
             self.notes.append(f"local steps are not captured in a CUDA graph: {error}")
         return self._static
-
-
-def _rows(draws: Draws, span: slice) -> Draws:
-    return {name: value[span] for name, value in draws.items()}

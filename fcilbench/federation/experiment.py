@@ -19,6 +19,7 @@ from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.network import Network
+from fcilbench.engine.stacked import StackedTrainer
 from fcilbench.engine.training import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.features import FeatureMemory
@@ -82,6 +83,7 @@ class Federation:
         test_index: Positions of each task's test samples.
         model: The one resident model.
         trainer: Local training on it.
+        stack: Local training of several clients at once, if the runtime asks for it.
         server: The server.
         features: Runs modules over test samples.
         initial: The initial state vector, for phases that restart.
@@ -100,6 +102,7 @@ class Federation:
     test_index: tuple[torch.Tensor, ...]
     model: FlatModel
     trainer: Trainer
+    stack: StackedTrainer | None
     server: FederationServer
     features: FeatureMemory
     initial: torch.Tensor
@@ -139,7 +142,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     train = place(backbone, corpus.train.inputs, labels, experiment.dataset.augmentation, device)
     outside = corpus.outside
     model = _model(experiment, classes, device)
-    initial = model.vector.clone()
+    initial, runtime = model.vector.clone(), experiment.runtime
     return Federation(
         experiment=experiment,
         stream=stream_,
@@ -149,9 +152,10 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         outside=None if outside is None else place(backbone, outside, np.full(len(outside), -1), none, device),
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, capture=experiment.runtime.capture == "auto"),
+        trainer=Trainer(model, train, experiment.protocol, capture=runtime.capture == "auto"),
+        stack=StackedTrainer(model, train, experiment.protocol, runtime.stack) if runtime.stack > 1 else None,
         server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
-        features=FeatureMemory(model, initial, experiment.runtime.eval_batch_size),
+        features=FeatureMemory(model, initial, runtime.eval_batch_size),
         initial=initial,
         affected=affected,
         class_names=corpus.class_names,

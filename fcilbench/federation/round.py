@@ -10,11 +10,10 @@ import torch
 from fcilbench.api.message import Message, nbytes
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.engine.training import Objective, Work
-from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation
-from fcilbench.federation.streams import seed_torch, stream
+from fcilbench.federation.streams import stream
 from fcilbench.federation.turn import Turn
+from fcilbench.federation.visit import Upload, visit
 
 
 @dataclass
@@ -36,17 +35,6 @@ class Traffic:
     start: int = 0
 
 
-@dataclass(frozen=True)
-class Upload:
-    """What one client sent: its row of the update matrix, its statistics and its counters."""
-
-    client: int
-    samples: int
-    statistics: Message
-    counters: torch.Tensor
-    loss: torch.Tensor | None
-
-
 def sample_clients(federation: Federation, turn: Turn) -> list[int]:
     """Returns the ids of the clients with data that take part in a round, in ascending order.
 
@@ -58,11 +46,6 @@ def sample_clients(federation: Federation, turn: Turn) -> list[int]:
     random = stream(federation.experiment.seeds.of("train"), "participation", *turn.key)
     drawn = random.choice(registered, size=count, replace=False) if count < registered else range(registered)
     return sorted(int(client) for client in drawn if len(turn.phase.clients[client]) > 0)
-
-
-def execution_order(clients: Sequence[int]) -> Sequence[int]:
-    """Returns the order in which clients are simulated; results do not depend on it."""
-    return clients
 
 
 def update_rows(federation: Federation) -> torch.Tensor:
@@ -102,10 +85,8 @@ def run_round(
     briefing, extra = aggregator.task_broadcast(server), aggregator.broadcast(server)
     for client in clients:
         _receive(federation, turn, client, (briefing, extra), traffic)
-    uploads: dict[int, Upload] = {}
     with watch("training"):
-        for client in execution_order(clients):
-            uploads[client] = _visit(federation, turn, client, {**briefing, **extra}, rows[clients.index(client)])
+        uploads = visit(federation, turn, clients, {**briefing, **extra}, rows)
     for upload in uploads.values():
         _send(federation, upload, traffic)
     with watch("aggregation"):
@@ -122,35 +103,6 @@ def _mean_loss(uploads: Sequence[Upload]) -> float | None:
         return None
     weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
     return float((torch.stack(losses) * weights).sum() / weights.sum())
-
-
-def _visit(federation: Federation, turn: Turn, client: int, received: Message, row: torch.Tensor) -> Upload:
-    """Trains one client from the global vector, writes its update into `row` and asks for its statistics."""
-    experiment, model, server = federation.experiment, federation.model, federation.server
-    session = ClientSession(federation, turn, client, received)
-    model.load(server.theta, server.counters)
-    loss = None
-    if experiment.aggregator.trains:
-        loss = _train(federation, turn, session, received)
-        torch.sub(model.vector, server.theta, out=row)
-        if client in federation.affected:
-            row.copy_(experiment.stressor.upload(row, session.random("stress-upload")))
-    model.network.eval()
-    with torch.no_grad():
-        statistics = experiment.aggregator.statistics(session)
-    return Upload(client, session.samples, statistics, model.read_counters(), loss)
-
-
-def _train(federation: Federation, turn: Turn, session: ClientSession, received: Message) -> torch.Tensor:
-    experiment = federation.experiment
-    seed_torch(experiment.seeds.of("train"), "local", *turn.key, session.id)
-    context = {**received, **{f"state/{name}": value for name, value in session.state.items()}}
-    objective = Objective(experiment.aggregator.loss, experiment.aggregator.gradient, context)
-    work = Work(session.index, turn.phase.task, turn.phase.epochs, turn.phase.batch_size)
-    loss = federation.trainer.train(objective, work, session.random("batches"))
-    for note in federation.trainer.notes:
-        federation.server.warn(note)
-    return loss
 
 
 def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:

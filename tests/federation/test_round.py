@@ -1,4 +1,9 @@
-"""Faults S03, S05 to S07 and S14 in real rounds, and bytes counted from the messages."""
+"""Real rounds, bytes counted from the messages, and five faults known elsewhere.
+
+s03: no step for a client with less than a batch (alibaba/FederatedScope#123). s05: NaN where all weights are zero
+(flwrlabs/flower#7645). s06: running statistics that are not averaged (TsingZ0/PFLlib#269). s07: clients that share one
+model object (alibaba/FederatedScope#664). s14: results that depend on the order of execution (flwrlabs/flower#3328).
+"""
 
 import itertools
 
@@ -9,6 +14,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
+from fcilbench.federation import visit as visit_module
 from fcilbench.federation.experiment import build
 from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.turn import Turn
@@ -166,7 +172,7 @@ def test_s07_by_hand():
 def test_s14_the_order_of_execution_changes_no_bit(make_experiment, monkeypatch):
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):
-        monkeypatch.setattr(round_module, "execution_order", lambda clients, order=order: order)
+        monkeypatch.setattr(visit_module, "execution_order", lambda clients, order=order: order)
         federation = build(make_experiment())
         play(federation, with_clients(federation, [20, 12, 8]))
         results.append(federation.server.theta)

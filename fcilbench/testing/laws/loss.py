@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Batch, Context, Net
+from fcilbench.api.client import Batch, Context
 from fcilbench.engine.flat import FlatModel
 from fcilbench.testing.law import LawBroken, Laws, NotApplicable
 from fcilbench.testing.subject import AggregatorSubject, gap
@@ -29,37 +29,6 @@ class Moment:
     model: FlatModel
     batch: Batch
     context: Context
-
-
-class FunctionalNet:
-    """The network as a pure function of a parameter vector `[P]`; implements `fcilbench.api.client.Net`."""
-
-    def __init__(self, model: FlatModel, theta: torch.Tensor) -> None:
-        self._model = model
-        self.theta = theta
-        parameters = dict(model.network.named_parameters())
-        state = model.named(torch.cat([theta, model.vector[model.parts.buffers]]))
-        self._tensors = {name: value for name, value in state.items() if name in parameters}
-
-    def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to features."""
-        return self._run(inputs, "features")
-
-    def head(self, features: torch.Tensor) -> torch.Tensor:
-        """Maps features to logits."""
-        return self._run(features, "head")
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to logits."""
-        return self._run(inputs, "logits")
-
-    def under(self, vector: torch.Tensor) -> Net:
-        """Returns the network with another state vector."""
-        return self._model.under(vector)
-
-    def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
-        output: torch.Tensor = functional_call(self._model.network, self._tensors, (inputs, part))
-        return output
 
 
 @contextmanager
@@ -91,7 +60,10 @@ def moment(subject: AggregatorSubject) -> Iterator[Moment]:
 
 
 def _value(now: Moment, theta: torch.Tensor, batch: Batch | None = None) -> torch.Tensor:
-    return now.aggregator.loss(FunctionalNet(now.model, theta), batch or now.batch, now.context)
+    state = now.model.named(torch.cat([theta, now.model.vector[now.model.parts.buffers]]))
+    parameters = {name: state[name] for name, _ in now.model.network.named_parameters() if name in state}
+    net = now.model.with_parameters(parameters, theta)
+    return now.aggregator.loss(net, batch or now.batch, now.context)
 
 
 def _theta(now: Moment) -> torch.Tensor:

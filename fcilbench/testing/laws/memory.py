@@ -36,7 +36,7 @@ class _Stopped(Exception):  # noqa: N818 -- what a crash looks like from inside
 )
 def repeatable(subject: AggregatorSubject) -> None:
     """A second run from other global generators, with the clients simulated in reverse order."""
-    from fcilbench.federation import round as rounds
+    from fcilbench.federation import visit as visits
 
     def reverse(clients: Sequence[int]) -> Sequence[int]:
         return clients[::-1]
@@ -45,11 +45,11 @@ def repeatable(subject: AggregatorSubject) -> None:
     torch.manual_seed(20)
     np.random.seed(21)
     random.seed(22)
-    forward, rounds.execution_order = rounds.execution_order, reverse
+    forward, visits.execution_order = visits.execution_order, reverse
     try:
         second = subject.run()
     finally:
-        rounds.execution_order = forward
+        visits.execution_order = forward
     if difference := same_bits(first, second):
         raise LawBroken(f"between two runs of one experiment, {difference}")
 
