@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from fcilbench.api.archive import Archive
     from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
     from fcilbench.api.client import Batch, Client, Context, Net
-    from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
+    from fcilbench.api.dataset import Dataset, DatasetParams
     from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
     from fcilbench.api.params import Field, Params, Space, TaskIdentity
     from fcilbench.api.plugin import Plugin
     from fcilbench.api.predict import AllClasses, Answer, MostConfident, Predictors, TrueTask
     from fcilbench.api.protocol import Partition, Protocol
+    from fcilbench.api.samples import Augmentation, Corpus, Samples
     from fcilbench.api.schedule import Phase, Schedule
     from fcilbench.api.server import Parts, Server, State, Updates
     from fcilbench.api.stressor import Stressor
@@ -30,12 +31,13 @@ _HOME = {
     "archive": ("Archive",),
     "backbone": ("Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds"),
     "client": ("Batch", "Client", "Context", "Net"),
-    "dataset": ("Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"),
+    "dataset": ("Dataset", "DatasetParams"),
     "message": ("Message", "nbytes", "pack_symmetric", "unpack_symmetric"),
     "params": ("Field", "Params", "Space", "TaskIdentity"),
     "plugin": ("Plugin",),
     "predict": ("AllClasses", "Answer", "MostConfident", "Predictors", "TrueTask"),
     "protocol": ("Partition", "Protocol"),
+    "samples": ("Augmentation", "Corpus", "Samples"),
     "schedule": ("Phase", "Schedule"),
     "server": ("Parts", "Server", "State", "Updates"),
     "stressor": ("Stressor",),

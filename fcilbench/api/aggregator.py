@@ -24,7 +24,7 @@ from fcilbench.api.server import Server, Updates
 
 @dataclass(frozen=True)
 class Traits:
-    """The six columns of the paper's comparison of FCIL methods.
+    """The six columns by which Kim and Do 2026 compare FCIL methods (table 1).
 
     Attributes:
         extra_objective: Clients optimise more than the task loss.
@@ -112,7 +112,8 @@ class Aggregator(Plugin):
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the scalar local loss: cross-entropy over the slice of the task's classes, mean over samples.
 
-        The slice is the task's global class set, absent classes included (specs/methods-a.md, 0.2).
+        mean_i -log softmax(z_i[o : o + c])[y_i - o] with logits z_i `[C]` and the task's classes o .. o + c - 1, those
+        that the client lacks included: ACE without replay (Caccia et al. 2022).
         """
         return masked_cross_entropy(net.logits(batch.inputs), batch)
 

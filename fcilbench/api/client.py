@@ -101,7 +101,7 @@ class Client(Protocol):
 
         Args:
             augment: Draws the training augmentation from this generator instead.
-            raw: Leave out the normalisation (pixels in [0, 1]), a defect of a peer that its presets reproduce.
+            raw: Leave out the normalisation (pixels in [0, 1]), a defect of fed-mammoth that its presets reproduce.
         """
 
     def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fcilbench.api.dataset import Samples
+from fcilbench.api.samples import Samples
 
 Labels = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]

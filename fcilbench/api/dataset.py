@@ -3,76 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fcilbench.api import params as _params
 from fcilbench.api.archive import Archive
+from fcilbench.api.content import Arrays, Listing, Progress, number
 from fcilbench.api.plugin import Plugin
+from fcilbench.api.samples import Augmentation, Corpus, Samples
 from fcilbench.errors import DataError
 
-if TYPE_CHECKING:
-    from fcilbench.api.content import Listing, Progress
+__all__ = ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Modality", "Samples"]
 
 Modality = Literal["vision", "text"]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Inputs with their labels.
-
-    Attributes:
-        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`.
-        labels: int64 `[n]`, index into the corpus' class names.
-    """
-
-    inputs: npt.NDArray[Any]
-    labels: npt.NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.labels):
-            raise DataError(f"{len(self.inputs)} inputs but {len(self.labels)} labels")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, index: npt.NDArray[np.int64]) -> Samples:
-        """Returns the samples at `index`, in that order."""
-        return Samples(self.inputs[index], self.labels[index])
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Train and test samples of one data set.
-
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        class_names: Name of each label.
-        outside: Test inputs that belong to no class, for out-of-scope detection; `None` where there are none.
-    """
-
-    train: Samples
-    test: Samples
-    class_names: tuple[str, ...]
-    outside: npt.NDArray[Any] | None = None
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Training augmentation of images at their native size, before they are resized for the backbone.
-
-    Attributes:
-        crop_padding: Zero padding on each side before a random crop back to size; 0 is off.
-        flip: Random horizontal flip with probability one half.
-    """
-
-    crop_padding: int = 0
-    flip: bool = False
 
 
 class DatasetParams(_params.Params):
@@ -131,8 +77,6 @@ class Dataset(Plugin):
 
     def listing(self, root: Path) -> Listing:
         """Lists the samples; override it instead of decoding in `load` where they do not fit into memory twice."""
-        from fcilbench.api.content import Arrays, Listing
-
         corpus = self.load(root)
         return Listing(Arrays(corpus.train), Arrays(corpus.test), corpus.class_names, corpus.outside)
 
@@ -174,8 +118,6 @@ class Dataset(Plugin):
         Raises:
             DataError: If counts or digest differ from what the plugin declares.
         """
-        from fcilbench.api.content import number
-
         listing = self.listing(root)
         sizes = len(listing.class_names), len(listing.train.labels), len(listing.test.labels)
         self._check(*sizes, self.fingerprint)

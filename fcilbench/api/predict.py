@@ -1,7 +1,8 @@
-"""How a method answers a test sample, under each of the three task identities (specs/sum.md, section 4).
+"""How a method answers a test sample, under each of the three task identities.
 
 `none`: one model, all classes seen so far compete. `inferred`: the method picks the task itself, per sample, without
-labels or batch statistics. `oracle`: the true task is given. They are different measurements.
+labels or batch statistics. `oracle`: the true task is given; Kim and Do 2026 assume that it can be told (appendix,
+"Inference-Time Task Selection"). They are different measurements.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Runtime(Closed):
     stack: int = runtime_field(
         1,
         ge=1,
-        description="clients trained together in one batched step, for small models; equal to one by one up to rounding",
+        description="clients trained together in one batched step, for small models; equals one by one up to rounding",
     )
     keep_model: bool = runtime_field(
         False, description="keep the server's final state (final.pt) in the cell's folder, for `module export`"

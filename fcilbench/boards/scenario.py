@@ -14,7 +14,7 @@ from fcilbench.results.row import PluginKind, PluginRecord, Row, RowParams, plug
 from fcilbench.suite.cell import Cell
 
 METHOD_FIELDS = ("lr", "weight_decay")
-"""Protocol fields that are tuned per method, as in the paper's tables; all others belong to the scenario."""
+"""Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""
 
 MISSING = "missing"
 

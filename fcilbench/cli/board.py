@@ -16,7 +16,7 @@ EXAMPLE = "fcilbench board accuracy --out results -o board.md"
 def board(
     name: Annotated[str, typer.Argument(help="Board, e.g. accuracy; see `fcilbench plugins list --kind boards`.")],
     *,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     suite: options.OfSuite = None,
     set_: options.Set = None,
     only: options.Only = None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from fcilbench.cli import console, options
@@ -15,7 +13,7 @@ EXAMPLE = "fcilbench doctor suites/quickstart.yaml"
 def doctor(
     suite: options.MaybeSuite = None,
     *,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     set_: options.Set = None,
     gpus: options.Gpus = "auto",
     data: options.Data = None,

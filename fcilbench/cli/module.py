@@ -22,7 +22,7 @@ app = typer.Typer(help="Write and read the deployable module of a finished cell.
 def export(
     cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
     output: options.OutputFile = None,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:
     """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.

@@ -51,6 +51,8 @@ Only = Annotated[
         "--only", metavar="EXPR", help="Select cells: axis:value,status:failed (all terms hold; globs; repeat for or)."
     ),
 ]
+RESULTS = Path("results")
+"""Results folder where nobody names one."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
 Rerun = Annotated[
     str,

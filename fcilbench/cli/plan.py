@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,7 +22,7 @@ EXAMPLE = "fcilbench plan suites/quickstart.yaml --only aggregator:sum"
 def plan(
     suite: options.SuiteFile,
     *,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     set_: options.Set = None,
     only: options.Only = None,
     rerun: options.Rerun = "stale",

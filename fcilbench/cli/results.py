@@ -20,7 +20,7 @@ app = typer.Typer(help="Merge results folders and back-fill trackers.", no_args_
 @app.command(epilog="Example: [bold]fcilbench results merge machine-a machine-b --out all[/bold]")
 def merge(
     folders: Annotated[list[Path], typer.Argument(help="Results folders to read.", show_default=False)],
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     tolerance: options.Tolerance = None,
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
@@ -47,7 +47,7 @@ def merge(
 @app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking http://tracking:5000[/bold]")
 def sync(
     tracker: Annotated[str, typer.Argument(help="Tracker; see `fcilbench plugins list --kind trackers`.")] = "mlflow",
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     tracking: options.Tracking = None,
     verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
 ) -> None:

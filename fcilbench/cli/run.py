@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,7 +23,7 @@ _ASK_ABOVE_HOURS = 10.0
 def run(
     suite: options.SuiteFile,
     *,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     set_: options.Set = None,
     only: options.Only = None,
     rerun: options.Rerun = "stale",

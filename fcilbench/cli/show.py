@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +19,7 @@ EXAMPLE = "fcilbench show 9f2c --out results"
 
 def show(
     cell: Annotated[str | None, typer.Argument(help="First digits of a cell's id.", metavar="[CELL]")] = None,
-    out: options.Out = Path("results"),
+    out: options.Out = options.RESULTS,
     only: options.Only = None,
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,

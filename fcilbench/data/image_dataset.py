@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
 from fcilbench.api import params as _params
 from fcilbench.api.content import Listing
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams
-from fcilbench.data.folders import Listed, class_tree, stratified_split
+from fcilbench.data.folders import Listed, class_folders, class_tree, stratified_split
 from fcilbench.data.images import ImageFiles
 from fcilbench.data.layout import ARCHIVES, describe_layouts, find_layout
 from fcilbench.errors import DataError
 
 CENTRAL = 256 / 224
-"""Share by which the shorter side exceeds the central crop (He et al., 2016, and the field since)."""
+"""Share by which the shorter side exceeds the central crop (He et al. 2016, and the field since)."""
 
 
 class ImageDataset(Dataset):
@@ -41,9 +40,10 @@ class ImageDataset(Dataset):
         super().__init__(params)
         self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
 
-    @abstractmethod
     def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
         """Lists class names, training and test images of an official layout.
+
+        By default it is a folder of class folders without a split, which are split here; override it for any other.
 
         Args:
             paths: The paths of the layout that is there.
@@ -51,6 +51,8 @@ class ImageDataset(Dataset):
         Raises:
             DataError: If something of it is missing or damaged.
         """
+        names, images = class_folders(paths[0])
+        return names, *self.split(images)
 
     def listing(self, root: Path) -> Listing:
         """Lists the image files of the first layout that is there.

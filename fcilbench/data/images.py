@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fcilbench.api.content import Labels, salted
-from fcilbench.api.dataset import Samples
+from fcilbench.api.samples import Samples
 from fcilbench.errors import DataError
 
 Pixels = npt.NDArray[np.uint8]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
-from fcilbench.api.protocol import SeedRole
+from fcilbench.results.cell_fields import cell_fields, code_digest, plugin_records, row_params
 from fcilbench.results.outcome import Cost, Outcome
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.schema import (
@@ -25,7 +23,7 @@ from fcilbench.results.schema import (
     RowParams,
     Status,
 )
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.suite.cell import Cell
 from fcilbench.suite.identity import IDENTITY_VERSION
 
 __all__ = [
@@ -45,17 +43,6 @@ __all__ = [
     "plugin_records",
     "row_params",
 ]
-
-
-def code_digest(cell: Cell) -> str:
-    """Returns the digest of the cell's four plugins' code digests, as `Row.code.digest` holds it.
-
-    Example:
-        A finished cell is stale when `row.code.digest != code_digest(cell)`; `row.plugins[kind].code_digest`
-        then tells which plugin changed.
-    """
-    parts = {kind: _use(cell, kind).code_digest for kind in PLUGIN_KINDS}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def build_row(
@@ -99,19 +86,10 @@ def build_row(
     Raises:
         ValueError: If status and result contradict each other (pydantic's ValidationError is one).
     """
-    if (status == "ok") != (outcome is not None):
-        raise ValueError(f"a row of status {status!r} {'needs an' if status == 'ok' else 'cannot have an'} outcome")
-    result = {} if outcome is None else _result(outcome)
-    notes = [*result.pop("warnings", []), *warnings]
     return Row(
         schema=SCHEMA_VERSION,
         identity_version=identity_version,
         cell_id=cell_id,
-        suite=cell.suite,
-        coords=cell.coords,
-        plugins=plugin_records(cell),
-        params=row_params(cell),
-        seed=cell.seeds.index,
         status=status,
         failure=failure,
         skipped=skipped,
@@ -120,57 +98,24 @@ def build_row(
         host_digest=provenance.host_digest,
         code=Code(git_sha=provenance.git_sha, dirty=provenance.dirty, digest=code_digest(cell)),
         data=Data(fingerprint=outcome.data_fingerprint if outcome else None, declared=cell.data_fingerprint),
-        warnings=notes,
         tuned_from=tuned_from,
         attempts=attempts,
         started=started,
         ended=ended,
-        **{"seeds": _seeds(cell), "cost": cost or Cost(), **result},
+        **{**cell_fields(cell), "cost": cost or Cost(), **_result(status, outcome, warnings)},
     )
 
 
-def row_params(cell: Cell) -> RowParams:
-    """Returns every resolved parameter of a cell as plain JSON values."""
-    tasks = list(cell.tasks) if isinstance(cell.tasks, tuple) else cell.tasks
-    return RowParams(
-        dataset=cell.dataset.params,
-        backbone=cell.backbone.params,
-        aggregator=cell.aggregator.params,
-        stress=cell.stress.params,
-        protocol=cell.protocol.model_dump(mode="json"),
-        partition=cell.partition.model_dump(mode="json"),
-        tasks=tasks,
-        seeds=cell.seeds.model_dump(mode="json", exclude={"index"}),
-        evaluate=list(cell.evaluate.task_identity),
-        runtime=cell.runtime.model_dump(mode="json"),
-    )
+def _result(status: Status, outcome: Outcome | None, warnings: Iterable[str]) -> dict[str, Any]:
+    """Returns the row's fields that come from a result, non-finite metrics made undefined and named, and all warnings.
 
-
-def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
-    """Returns the record of each of the cell's plugins."""
-    return {kind: _record(_use(cell, kind)) for kind in PLUGIN_KINDS}
-
-
-def _use(cell: Cell, kind: PluginKind) -> PluginUse:
-    uses: Mapping[PluginKind, PluginUse] = {
-        "dataset": cell.dataset,
-        "backbone": cell.backbone,
-        "aggregator": cell.aggregator,
-        "stress": cell.stress,
-    }
-    return uses[kind]
-
-
-def _record(use: PluginUse) -> PluginRecord:
-    return PluginRecord(name=use.name, version=use.version, identity=use.identity, code_digest=use.code_digest)
-
-
-def _seeds(cell: Cell) -> dict[SeedRole, int]:
-    return {role: cell.seeds.of(role) for role in get_args(SeedRole)}
-
-
-def _result(outcome: Outcome) -> dict[str, Any]:
-    """Returns the row's fields that come from a result, non-finite metrics made undefined and named."""
+    Raises:
+        ValueError: If the status asks for a result and there is none, or the other way round.
+    """
+    if (status == "ok") != (outcome is not None):
+        raise ValueError(f"a row of status {status!r} {'needs an' if status == 'ok' else 'cannot have an'} outcome")
+    if outcome is None:
+        return {"warnings": [*warnings]}
     metrics, notes = {}, list(outcome.warnings)
     for name, metric in outcome.metrics.items():
         finite = metric.value is None or math.isfinite(metric.value)
@@ -186,5 +131,5 @@ def _result(outcome: Outcome) -> dict[str, Any]:
         "seeds": outcome.seeds,
         "model_digest": outcome.model_digest,
         "device": outcome.device,
-        "warnings": notes,
+        "warnings": [*notes, *warnings],
     }

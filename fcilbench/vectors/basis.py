@@ -1,4 +1,7 @@
-"""Online orthogonal basis of task vectors (the paper, temporal SUM; specs/sum.md, section 2)."""
+"""Online orthogonal basis of task vectors (temporal SUM: Kim and Do 2026, section 4.3, equation 9).
+
+tau_hat_k = tau_k - sum_{j<k} (<tau_k, tau_hat_j> / ||tau_hat_j||^2) tau_hat_j, with tau_k = theta_G^(k) - theta_pre.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Gaussian statistics of features by class: exact merging, repair of what few samples leave open, sampling.
 
 Classes are kept as count, mean and scatter M2 = sum (f - mean)(f - mean)^T, never as a variance, so that a class of one
-sample is valid and merging subtracts no large numbers (specs/methods-a.md, 5.2).
+sample is valid. Clients are merged by n = sum_k n_k, mean = sum_k n_k mean_k / n and M2 = sum_k (M2_k + n_k d_k d_k^T)
+with d_k = mean_k - mean. M2 / (n - 1) is the covariance of Luo et al. 2021, without their differences of large numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""RegMean (Jin et al. 2022): merge a linear layer by least squares on the clients' own inputs.
+"""RegMean (Jin et al. 2023): merge a linear layer by least squares on the clients' own inputs.
 
-W = W_bar + (sum_k (W_k - W_bar) G_k) (sum_k G_k)^+ with W_bar = sum_k p_k W_k (residual form, specs/methods-a.md 4.2).
-It equals the closed form where the sum is invertible, keeps FedAvg in its null directions, and leaves rows that no
-client moved exactly where they are.
+W = W_bar + (sum_k (W_k - W_bar) G_k) (sum_k G_k)^+ with W_bar = sum_k p_k W_k: the residual form, ours.
+It equals the published closed form where the sum is invertible, keeps FedAvg in its null directions, and leaves rows
+that no client moved exactly where they are.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.
 
 
 def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float) -> torch.Tensor:
-    """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of the paper and of fed-mammoth.
+    """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023 and of fed-mammoth.
 
-    It zeroes the weights in the null directions of the sum (specs/methods-a.md, 4.5), so prefer `regmean`.
+    It zeroes the weights in the null directions of the sum, so prefer `regmean`: one client with W = [2, 10] and
+    G = diag(1, 0) gets [2, 0].
 
     Args:
         local: Weights W_k of the layer, `[N, out, in]`.

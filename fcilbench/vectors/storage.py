@@ -1,7 +1,8 @@
-"""How a vector `[D]` is kept on the server: in full, in fewer bits, or its largest entries (specs/sum.md, section 2).
+"""How a vector `[D]` is kept on the server: in full, in fewer bits, or its largest entries.
 
-A stored vector is a dict of tensors and numbers, fit for a checkpoint, and is read piece by piece: decoding one never
-needs D floats.
+Kim and Do 2026 propose the largest entries (appendix, "Server-Side Storage Overhead"); fp16 and int8 are ours. A stored
+vector is a dict of tensors and numbers, fit for a checkpoint, and is read piece by piece: decoding one never needs D
+floats.
 """
 
 from __future__ import annotations

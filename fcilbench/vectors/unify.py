@@ -1,4 +1,9 @@
-"""The inference-ready module: sparsify, elect, mask and scale (the paper; specs/sum.md, section 3).
+"""The inference-ready module: sparsify, elect, mask and scale (Kim and Do 2026, section 4.4).
+
+Each tau_hat_k keeps its largest entries, and tau_uni is elected from these (`elect`). Task k deploys
+theta_pre + s_k m_k * tau_uni with m_k = [tau_k * tau_uni > 0] and s_k = ||tau_k||_1 / (||m_k * tau_uni||_1 + eps). The
+printed election names both a majority sign and zero wherever tasks disagree: they are our rules `count` and `strict`.
+EMR-Merging (Huang et al. 2024), from which it comes, keeps all entries and elects by the sign of their sum, `mass`.
 
 All of it is per coordinate but for the cut of the sparsification and the norms of the scales, so tau_uni, the scales
 and each task's deployed vector take one pass over the basis each, and no sparsified vector is ever stored.

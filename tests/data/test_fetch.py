@@ -1,4 +1,4 @@
-"""Fault S16: whatever a server does, the answer is one error that helps, and nothing half-written stays."""
+"""Whatever a server does, the answer is one error that helps, and nothing half-written stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Faults S09 to S11 and their common matrix, worked out by hand."""
+"""Metrics worked out by hand on one matrix, and three faults known elsewhere.
+
+s09: forgetting that leaves out a task (Continvvm/continuum#281). s10: one name for the mean over tasks and over samples
+(xialeiliu/GFR-IL#7). s11: one name for forgetting with and without a floor (weiguoPian/AV-CIL_ICCV2023#8).
+"""
 
 import copy
 

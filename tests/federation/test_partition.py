@@ -1,4 +1,8 @@
-"""Faults S01 and S02."""
+"""Partitions of labels over clients, and two faults known elsewhere.
+
+s01: endless redrawing at small beta (SMILELab-FL/FedLab#232). s02: a large beta that does not become IID
+(KarhouTam/FL-bench#110).
+"""
 
 import time
 

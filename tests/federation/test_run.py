@@ -1,4 +1,8 @@
-"""Whole experiments: seeds (S13), memory (S15), resume, labels of uneven tasks, checkpoints."""
+"""Whole experiments: resume, labels of uneven tasks, checkpoints, and two faults known elsewhere.
+
+s13: a training seed that changes the class order too (yaoyao-liu/class-incremental-learning#19). s15: memory that grows
+with every round (alibaba/FederatedScope#775).
+"""
 
 import gc
 import json
@@ -145,7 +149,7 @@ def test_uneven_tasks_train_and_evaluate_every_class(make_experiment, tmp_path):
 
 
 def test_joint_on_one_client_and_one_task_is_fedavg(make_experiment, tmp_path):
-    """specs/methods-b.md, 1 (8d): N = 1, T = 1, R = 1, same batch size, data order and seed."""
+    """With N = 1, T = 1, R = 1 the two are one algorithm: same batch size, data order and seed."""
     common = {"clients": 1, "tasks": 1, "rounds": 1, "local_epochs": 3}
     federated = run(make_experiment(FedAvg(), **common), tmp_path, "a")
     joint = run(make_experiment(Joint(Joint.Params(batch_size=16)), **common), tmp_path, "b")

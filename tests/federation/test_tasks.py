@@ -1,4 +1,4 @@
-"""Fault S12 and uneven splits."""
+"""Class order, uneven splits; s12: tasks that show the labels of another order (Continvvm/continuum#290)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Temporal surgery: specs/sum.md, sections 2 and 6."""
+"""Temporal surgery: values by hand, orthogonality, the inverse."""
 
 import pytest
 import torch

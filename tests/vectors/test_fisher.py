@@ -1,4 +1,4 @@
-"""Algebra of Fishers: specs/methods-a.md, 1.8 and 3.8."""
+"""Algebra of Fishers: pooling, the gradient of EWC's penalty, FisherAvg's merge; values by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Gaussian class statistics: specs/methods-a.md, 5.8, and fault S04."""
+"""Gaussian class statistics by hand; s04: a class of one sample gave NaN covariances (LAMDA-CL/ICCV2025-TUNA#2)."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Laws of SUM's mathematics, searched for counterexamples (specs/sum.md, sections 1 to 3 and 6)."""
+"""Laws of SUM's mathematics, searched for counterexamples: surgery, basis, top-k, module."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def clients(draw, dtype=torch.float64, width=60):
 
 
 def printed_formula(rows, target):
-    """Refined vectors by N (N - 1) projections, as the paper prints them."""
+    """Refined vectors by N (N - 1) projections, as Kim and Do 2026 print them (equation 5)."""
     refined = rows.clone()
     for i, row in enumerate(rows):
         for j, other in enumerate(rows):

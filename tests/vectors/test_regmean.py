@@ -1,4 +1,4 @@
-"""RegMean: cases R1 to R6 of specs/methods-a.md, 4.8, with W_global = 0 so that deltas are weights."""
+"""RegMean: six small cases by hand (r1 to r6), with W_global = 0 so that deltas are weights, and its numerics."""
 
 import pytest
 import torch
@@ -122,7 +122,7 @@ def test_rounding_on_the_wire_does_not_blow_up_null_directions():
 
 
 def test_identical_rows_do_not_drift():
-    """specs/methods-a.md, 4.5: d = 64, features of scale 1 to 1e-4, the same row on three clients."""
+    """The same row on three clients: d = 64, features of scale 1 to 1e-4."""
     generator = torch.Generator().manual_seed(0)
     scale = torch.logspace(0, -4, 64)
     grams = [x.T @ x for x in (torch.randn(30, 64, generator=generator) * scale for _ in range(3))]

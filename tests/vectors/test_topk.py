@@ -1,4 +1,4 @@
-"""The k largest magnitudes, exactly (specs/sum.md, section 3, step 1)."""
+"""The k largest magnitudes, exactly."""
 
 import pytest
 import torch

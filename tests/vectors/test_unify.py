@@ -1,4 +1,4 @@
-"""The inference-ready module: specs/sum.md, sections 3 and 6."""
+"""The inference-ready module: elections, masks and scales by hand."""
 
 import pytest
 import torch

@@ -38,7 +38,7 @@ def test_a_multinomial_number_has_the_right_total():
 
 
 def test_the_peers_mixture_has_another_covariance_than_the_pooled_gaussian():
-    """specs/methods-a.md, 5.8: [[6, 3], [3, 2.25]] against [[20/3, 8/3], [8/3, 5/3]]."""
+    """fed-mammoth's mixture of two clients has [[6, 3], [3, 2.25]], their pooled Gaussian [[20/3, 8/3], [8/3, 5/3]]."""
     clients = [
         gaussians([2], [[1.0, 1.0]], [[[2.0, 2.0], [2.0, 2.0]]]),
         gaussians([2], [[5.0, 2.0]], [[[2.0, 2.0], [2.0, 2.0]]]),

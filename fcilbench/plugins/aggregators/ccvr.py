@@ -1,4 +1,7 @@
-"""CCVR: Luo et al. 2021, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning"."""
+"""CCVR: classifier calibration with virtual representations.
+
+Luo et al. 2021, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data".
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,12 @@ _PEER = "fed-mammoth"
 class Ccvr(Aggregator):
     """FedAvg with the masked cross-entropy (ACE), then a head refitted on features drawn from class Gaussians.
 
+    Clients send count, mean and scatter of each class's features `[n, F]`; the server refits the head by cross-entropy
+    on draws from N(mean_c, covariance_c). Luo et al. 2021 do so once after training, for all classes with full
+    covariances; here the current task's classes are refitted at its end, with variances. ACE: Caccia et al. 2022.
+
     The refitted head is part of the global model: it is what is deployed and what later rounds start from. Head rows of
-    classes without statistics, and the backbone, stay as they are, bit for bit (specs/methods-a.md, section 5).
+    classes without statistics, and the backbone, stay as they are, bit for bit.
     """
 
     version = "1"
@@ -59,7 +66,9 @@ class Ccvr(Aggregator):
             "pooled", description="one Gaussian a class, or a mixture of the clients' own"
         )
         cov: Literal["diag", "full"] = Field("diag", description="variances, or whole covariance matrices")
-        drop_singletons: bool = Field(False, description="ignore a client's class of one sample, a defect of the peer")
+        drop_singletons: bool = Field(
+            False, description="ignore a client's class of one sample, a defect of fed-mammoth"
+        )
         sampling: Literal["exact", "multinomial"] = Field(
             "exact", description="exactly `samples` features a class, or on average"
         )
@@ -84,7 +93,7 @@ class Ccvr(Aggregator):
             0.1, ge=0, le=1, description="full covariance: shrinkage of classes with at most F samples"
         )
         rho_many: float = Field(0.01, ge=0, le=1, description="full covariance: shrinkage of the others")
-        raw_inputs: bool = Field(False, description="features of inputs without normalisation, a defect of the peer")
+        raw_inputs: bool = Field(False, description="features of inputs without normalisation, a defect of fed-mammoth")
 
         @model_validator(mode="after")
         def _one_broadcast(self) -> Self:

@@ -1,4 +1,4 @@
-"""EWC: elastic weight consolidation (Kirkpatrick et al. 2017; online: Schwarz et al. 2018), federated by FedAvg."""
+"""EWC: Kirkpatrick et al. 2017, "Overcoming catastrophic forgetting in neural networks", federated by FedAvg."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _AMP_SCALE = 2.0**16
 class Ewc(Aggregator):
     """Each weight is tied to its value after the last task, by a spring as stiff as its Fisher information.
 
-    From the second task on a client minimises L_CE + lambda sum_j F_j (theta_j - theta*_j)^2 (specs/methods-a.md,
-    section 1); lambda is twice that of Kirkpatrick et al., who write lambda / 2. At the end of a task each client sends
-    its Fisher at the final global model, and the server pools them: F <- gamma F + F_task (`online`), or one
-    term a task (`separate`), kept as A = sum F_t and H = sum F_t theta*_t. There is none after the last task.
+    From the second task on a client minimises L_CE + lambda sum_j F_j (theta_j - theta*_j)^2; lambda is half that of
+    Kirkpatrick et al. 2017, who write lambda / 2. At the end of a task each client sends its Fisher at the final global
+    model, and the server pools them, F_task = sum_k p_k F_k: F <- gamma F + F_task (`online`, Schwarz et al. 2018; our
+    default), or as in the original one term a task (`separate`), kept as A = sum F_t and H = sum F_t theta*_t. There is
+    none after the last task.
 
     Clients keep theta*, the model with which the task began; one that never held it is sent it.
     """
@@ -55,7 +56,7 @@ class Ewc(Aggregator):
         n_fisher_samples: int | None = Field(None, ge=1, description="samples of a drawn subset; none: all")
         penalise_head: bool = Field(True, description="whether the classifier head is tied too")
         skip_last_round: bool = Field(
-            False, description="train one round less a task, as the peer, whose last round only takes the Fisher"
+            False, description="train one round less a task, as fed-mammoth, whose last round only takes the Fisher"
         )
 
         @property

@@ -16,7 +16,7 @@ from fcilbench.vectors.sums import weighted_sum
 class FedAvg(Aggregator):
     """Clients train the global model; the server averages what they send, by sample count.
 
-    theta <- theta + sum_i w_i (theta_i - theta), with w_i = n_i / sum n (specs/methods-b.md, section 1).
+    theta <- theta + sum_i w_i (theta_i - theta), with w_i = n_i / sum n.
     """
 
     version = "1"

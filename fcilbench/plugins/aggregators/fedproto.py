@@ -24,14 +24,15 @@ class FedProto(Aggregator):
     """FedAvg whose clients pull features to the global class prototypes of the last round.
 
     L = masked CE + lambda sum_c MSE(mean of the batch's features of c, G_c), over the classes whose prototype is known:
-    none in the first round of a task (specs/methods-b.md, section 3).
+    none in the first round of a task. G_c = sum_i n_ic p_ic / sum_i n_ic over clients' mean features p_ic `[F]` of n_ic
+    samples. Tan et al. 2022 exchange prototypes only; the models are averaged too here, as in fed-mammoth.
     """
 
     version = "1"
     traits = Traits(extra_objective=True, training_modification=True)
 
     class Params(PresetParams):
-        """Hyperparameters of FedProto; methods-b calls the presets fcilbench, paper and peer."""
+        """Hyperparameters of FedProto."""
 
         presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
             "original": {
@@ -63,7 +64,9 @@ class FedProto(Aggregator):
         predict: Literal["classifier", "prototype"] = Field(
             "classifier", description="answer by the head's logits, or by the nearest prototype"
         )
-        raw_inputs: bool = Field(False, description="prototypes of inputs without normalisation, a defect of the peer")
+        raw_inputs: bool = Field(
+            False, description="prototypes of inputs without normalisation, a defect of fed-mammoth"
+        )
 
         @field_validator("share_weights")
         @classmethod

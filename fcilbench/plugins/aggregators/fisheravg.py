@@ -1,4 +1,4 @@
-"""FisherAvg: Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging"."""
+"""FisherAvg: Matena and Raffel 2022, "Merging Models with Fisher-Weighted Averaging"."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class FisherAvg(Aggregator):
     """Clients send their Fisher with their model; each weight is averaged by how certain the clients are of it.
 
     theta_g <- sum_k w_k theta_k with w_k = lambda_k (F_k + eps) / sum_j lambda_j (F_j + eps) in each coordinate, F_k
-    the mean diagonal Fisher of client k at its own trained model (specs/methods-a.md, section 3). Buffers are averaged
-    by sample count. Nothing is kept between rounds. A client that fits its few classes perfectly has F near 0 and
-    hardly a vote; `normalize: l2` mitigates that.
+    the mean diagonal Fisher of client k at its own trained model; by default lambda_k is its share of the samples, and
+    labels are drawn where Matena and Raffel take the expectation. Buffers are averaged by sample count. Nothing is kept
+    between rounds. A client that fits its few classes perfectly has F near 0 and hardly a vote; `normalize: l2`
+    mitigates that.
     """
 
     version = "1"

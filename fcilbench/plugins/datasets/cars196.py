@@ -1,4 +1,4 @@
-"""Stanford Cars: photographs of 196 models of cars (Krause et al., 2013)."""
+"""Stanford Cars: photographs of 196 models of cars (Krause et al. 2013)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Cifar100(Dataset):
 
     Reads `cifar-100-python/{train,test,meta}` under the data root or, where there is no such folder, lossless images
     of the same pixels from `cifar100/{train,test}/<class>/*`. Augmentation is the usual one of the field: zero
-    padding of 4, random crop, random horizontal flip (He et al., 2016, section 4.2).
+    padding of 4, random crop, random horizontal flip (He et al. 2016, section 4.2).
     """
 
     version = "1"

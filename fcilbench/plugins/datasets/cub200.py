@@ -1,4 +1,4 @@
-"""CUB-200-2011: photographs of 200 bird species (Wah et al., 2011)."""
+"""CUB-200-2011: photographs of 200 bird species (Wah et al. 2011)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TEST_SHARE = 0.2
 class Digits(Dataset):
     """1,797 handwritten digits of 8x8 pixels, bundled with scikit-learn: needs no download.
 
-    They are the test set of the UCI corpus (Alpaydin and Kaynak, 1998), which has no official split of its own. Ours
+    They are the test set of the UCI corpus (Alpaydin and Kaynak 1998), which has no official split of its own. Ours
     is stratified and follows from the content: within each class the images are ordered by their SHA-256, and the
     first fifth (`TEST_SHARE`, rounded) is the test set. Pixel counts 0..16 become 0..255. Training shifts images by at
     most one pixel (4/32 of the usual CIFAR crop, at 8 pixels) and never flips them: a mirrored 2 is no digit.

@@ -1,13 +1,10 @@
-"""EuroSAT: land use seen by Sentinel-2 (Helber et al., 2019), the RGB version."""
+"""EuroSAT: land use seen by Sentinel-2 (Helber et al. 2019), the RGB version."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from fcilbench.api import params as _params
 from fcilbench.api.archive import Archive
 from fcilbench.api.dataset import DatasetParams
-from fcilbench.data.folders import Listed, class_folders
 from fcilbench.data.image_dataset import ImageDataset
 
 
@@ -47,12 +44,3 @@ class EuroSat(ImageDataset):
         """Size of the decoded tiles."""
 
         size: int = _params.Field(64, ge=8, description="height and width that tiles are decoded to, in pixels")
-
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
-        """Lists the class folders and splits them.
-
-        Raises:
-            DataError: If an image or a class is missing.
-        """
-        names, images = class_folders(paths[0])
-        return names, *self.split(images)

@@ -1,11 +1,8 @@
-"""ImageNet-A: natural adversarial examples of 200 ImageNet classes (Hendrycks et al., 2021)."""
+"""ImageNet-A: natural adversarial examples of 200 ImageNet classes (Hendrycks et al. 2021)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fcilbench.api.archive import Archive
-from fcilbench.data.folders import Listed, class_folders
 from fcilbench.data.image_dataset import ImageDataset
 
 
@@ -14,7 +11,7 @@ class ImageNetA(ImageDataset):
 
     Reads `imagenet-a/<wnid>/*` (the official archive) or `imagenet-a/{train,test}/<class>/*`. Classes are named by
     their WordNet ids. There is no official split: the field uses the 5,981 and 1,519 images that LAMDA-PILOT (Sun et
-    al., 2023) drew at random and passes on as folders. Ours has the same sizes, is stratified and follows from the
+    al. 2023) drew at random and passes on as folders. Ours has the same sizes, is stratified and follows from the
     content of the files (`fcilbench.data.folders.stratified_split`), so it is not image for image the same; PILOT's
     folders are read as they are from the tree. No content digest is declared, since these files were never seen here.
     """
@@ -38,12 +35,3 @@ class ImageNetA(ImageDataset):
     licence = "none stated for the images, which belong to their makers; for research"
     homepage = "https://github.com/hendrycks/natural-adv-examples"
     citation = "Hendrycks et al. (2021), Natural Adversarial Examples, CVPR"
-
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
-        """Lists the folders of WordNet ids and splits them.
-
-        Raises:
-            DataError: If an image or a class is missing.
-        """
-        names, images = class_folders(paths[0])
-        return names, *self.split(images)

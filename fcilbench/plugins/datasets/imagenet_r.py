@@ -1,11 +1,8 @@
-"""ImageNet-R: renditions of 200 ImageNet classes (Hendrycks et al., 2021)."""
+"""ImageNet-R: renditions of 200 ImageNet classes (Hendrycks et al. 2021)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fcilbench.api.archive import Archive
-from fcilbench.data.folders import Listed, class_folders
 from fcilbench.data.image_dataset import ImageDataset
 
 
@@ -13,8 +10,8 @@ class ImageNetR(ImageDataset):
     """30,000 paintings, sketches, toys and other renditions of 200 ImageNet classes.
 
     Reads `imagenet-r/<wnid>/*` (the official archive) or `imagenet-r/{train,test}/<class>/*`. Classes are named by
-    their WordNet ids. There is no official split: the field draws 24,000 and 6,000 images at random once (Wang et al.,
-    DualPrompt, 2022) and passes folders on. Ours has the same sizes, is stratified and follows from the content of the
+    their WordNet ids. There is no official split: the field draws 24,000 and 6,000 images at random once (Wang et al.
+    2022, DualPrompt) and passes folders on. Ours has the same sizes, is stratified and follows from the content of the
     files (`fcilbench.data.folders.stratified_split`); the field's folders are read as they are from the tree. No
     content digest is declared, since these files were never seen here.
     """
@@ -38,12 +35,3 @@ class ImageNetR(ImageDataset):
     licence = "none stated for the images, which belong to their makers; for research"
     homepage = "https://github.com/hendrycks/imagenet-r"
     citation = "Hendrycks et al. (2021), The Many Faces of Robustness, ICCV"
-
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
-        """Lists the folders of WordNet ids and splits them.
-
-        Raises:
-            DataError: If an image or a class is missing.
-        """
-        names, images = class_folders(paths[0])
-        return names, *self.split(images)

@@ -129,7 +129,7 @@ def test_a_second_broadcast_a_round_is_refused():
 
 
 def test_bytes_of_vit_b16():
-    """specs/methods-a.md, 5.3: 1,537 floats a class, 296,065 with triangles; ten classes of one task."""
+    """1,537 floats a class, 296,065 with triangles; ten classes of one task."""
     task = Task(3, 30, 10)
     rows = torch.randn(20, 768).tolist()
     own = client(rows, [30 + i // 2 for i in range(20)], task)
@@ -138,7 +138,7 @@ def test_bytes_of_vit_b16():
     assert nbytes(ccvr(cov="full").task_statistics(own)) == 4 * 10 * 296_065
     assert diagonal / 1e6 == pytest.approx(0.0615, abs=5e-5)
     assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.56, abs=0.005)
-    assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.86, abs=0.6)  # the paper's table
+    assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.86, abs=0.6)  # Kim and Do 2026, communication table
     absent = client(rows[:2], [30, 30], task)
     assert nbytes(ccvr().task_statistics(absent)) == 4 * (10 + 2 * 768)
 
@@ -175,7 +175,7 @@ def test_resume_ends_bit_equal(play, preset, stop):
 
 
 def test_a_calibrated_head_is_all_that_a_new_task_sends(play):
-    """The task-end broadcast doubles as the next first one, except for the head (specs/methods-a.md, 5.3)."""
+    """The task-end broadcast doubles as the next first one, except for the head."""
     outcome = play(ccvr(), partition=Partition(kind="iid"))
     model, head, tasks = 1210, 170, 4
     # Each task: the first round, the second one, and the final model for its statistics.

@@ -1,4 +1,4 @@
-"""EWC as a method: values of specs/methods-a.md, 1.8, its schedule and its bytes."""
+"""EWC as a method: values by hand, its schedule and its bytes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedAvg: identities of specs/methods-b.md, 1 (8)."""
+"""FedAvg: means by hand."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""FedProto: identities of specs/methods-b.md, 3 (8), bytes, presets, real rounds."""
+"""FedProto: terms and means by hand, bytes, presets, real rounds."""
 
 from types import SimpleNamespace
 
@@ -120,7 +120,7 @@ def test_statistics_are_class_means_by_hand():
 
 
 def test_bytes_of_vit_b16():
-    """specs/methods-b.md, 3 (3): 10 x 768 floats each way and 4 bytes a class for the counts; up 343.533 MB."""
+    """10 x 768 floats each way and 4 bytes a class for the counts; up 343.533 MB."""
     task = Task(0, 0, 10)
     data = Batch(torch.randn(20, 768), torch.arange(20) % 10, torch.ones(20), task)
     net = SimpleNamespace(features=lambda inputs: inputs)
@@ -128,7 +128,7 @@ def test_bytes_of_vit_b16():
     sent = nbytes(fedproto().statistics(client))
     assert sent == 10 * 768 * 4 + 10 * 4
     assert (343_502_224 + sent) / 1e6 == pytest.approx(343.533, abs=0.001)
-    assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # the paper's table: 343.83 - 343.79
+    assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # Kim and Do 2026, communication table: 343.83 - 343.79
 
 
 def test_presets_are_resolved_and_overridden():

@@ -1,4 +1,4 @@
-"""FisherAvg as a method: specs/methods-a.md, 3; its algebra is in tests/vectors/test_fisher.py."""
+"""FisherAvg as a method: its messages, presets and merge; its algebra is in tests/vectors/test_fisher.py."""
 
 import pytest
 import torch

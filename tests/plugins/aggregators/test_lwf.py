@@ -1,4 +1,4 @@
-"""LwF as a method: values of specs/methods-a.md, 2.8, its scopes and its bytes."""
+"""LwF as a method: values by hand, its scopes and its bytes."""
 
 import math
 

@@ -67,7 +67,7 @@ def test_head_option_sum_adds_the_head_vectors():
 
 
 def test_one_task_with_every_entry_kept_deploys_the_global_model():
-    """specs/sum.md, 6: k_pct = 1 and one task give theta_G back (to one rounding of pre + tau)."""
+    """k_pct = 1 and one task give theta_G back (to one rounding of pre + tau)."""
     method, host = Sum(Sum.Params(k_pct=1.0)), server(torch.randn(50))
     method.begin(host)
     host.theta[:40] += torch.randn(40)

@@ -1,4 +1,4 @@
-"""Fault S18, on a toy file and on the real one."""
+"""CLINC150, toy and real; s18: labels that shift where out-of-scope is taken for a class (clinc/oos-eval#2)."""
 
 import json
 import os

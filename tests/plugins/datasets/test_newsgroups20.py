@@ -1,4 +1,7 @@
-"""Fault S17, by hand and on the real messages."""
+"""20 Newsgroups, by hand and on the real messages.
+
+s17: headers that give the label away, and messages that are empty without them (ZixuanKe/PyContinual#5).
+"""
 
 import os
 from pathlib import Path
