@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Precision = Literal["fp32", "bf16"]
 
@@ -15,6 +16,19 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Returns the context of a forward pass that a backward pass follows.
+
+    On a CPU the fused attention's backward in bfloat16 takes half of a small ViT's step (65 tokens: 0.55 s a step, with
+    the plain kernel 0.36 s; in float32 and in forward passes the fused one is the faster). GPUs choose for themselves.
+    """
+    stack = ExitStack()
+    stack.enter_context(autocast(precision, device))
+    if precision == "bf16" and device.type == "cpu":
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    return stack
 
 
 def forbid_tf32() -> None:

@@ -12,7 +12,7 @@ from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.precision import autocast
+from fcilbench.engine.precision import training_context
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
 GradientHook = Callable[[torch.Tensor, torch.Tensor, Context], None]
@@ -95,7 +95,7 @@ class LocalStep:
         model.gradient.zero_()
         inputs = self._data.augmented(rows, draws) if self._protocol.augment else self._data.plain(rows)
         batch = Batch(inputs, self._data.labels[rows], mask, task)
-        with autocast(self._protocol.precision, model.vector.device):
+        with training_context(self._protocol.precision, model.vector.device):
             loss = objective.loss(model, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():

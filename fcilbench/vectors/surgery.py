@@ -1,4 +1,4 @@
-"""Projection surgery on client vectors in closed form (the paper, spatial SUM; specs/sum.md, section 1).
+"""Projection surgery on client vectors in closed form (spatial SUM: Kim and Do 2026, section 4.2, equations 5 and 7).
 
 With G = T T^T, every refined vector is a combination of the client vectors, `tau_hat = A T`, so their sum is
 `sum_j c_j tau_j` and their Gram is `A G A^T`: the refined vectors never need to exist.
@@ -12,12 +12,19 @@ import torch
 
 from fcilbench.vectors.chunks import Rows, pieces
 from fcilbench.vectors.sums import add_rows
+from fcilbench.vectors.trim import Trimmed
 
 Target = Literal["both", "positive", "negative", "none"]
 
 
 def gram(rows: torch.Tensor | Rows) -> torch.Tensor:
     """Returns the Gram matrix `rows rows^T`, float64 `[N, N]`, in one pass accumulated in float64."""
+    if isinstance(rows, Trimmed) and rows.fused:
+        from fcilbench.vectors import kernels
+
+        if (found := kernels.gram(rows.like, *rows.bounds)) is not None:
+            products, rows.zeroed = found
+            return products
     like = rows if isinstance(rows, torch.Tensor) else rows.like
     count = rows.shape[0]
     total = like.new_zeros(count, count, dtype=torch.float64)
@@ -96,6 +103,12 @@ def merge(weights: torch.Tensor, rows: torch.Tensor | Rows) -> tuple[torch.Tenso
         The merge `[D]`, for each coordinate added in row order; and the sign-flip ratio: the share of the D
         coordinates where it and `sum_j tau_j` are both non-zero and differ in sign.
     """
+    if isinstance(rows, Trimmed) and rows.fused:
+        from fcilbench.vectors import kernels
+
+        if (found := kernels.merge(weights, rows.like, *rows.bounds)) is not None:
+            merged, turned, rows.zeroed = found
+            return merged, int(turned) / max(rows.shape[1], 1)
     like = rows if isinstance(rows, torch.Tensor) else rows.like
     total = like.new_zeros(rows.shape[1])
     factors = weights.tolist()

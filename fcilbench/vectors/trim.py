@@ -1,4 +1,4 @@
-"""Z-score trimming of update vectors (the paper, spatial SUM; specs/sum.md, section 1, step 2)."""
+"""Z-score trimming of update vectors (spatial SUM: Kim and Do 2026, section 4.2)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class Trimmed:
         threshold: z_thr > 0; `None` trims nothing.
         segments: Lengths of the consecutive segments with statistics of their own; by default the row is one.
         step: Columns in a piece; by default what fits the device.
+        fused: Whether kernels may make the passes where the rows are on a GPU; False: plain torch everywhere.
 
     Attributes:
-        zeroed: Entries that the last whole pass over `pieces` set to zero, int64 `[]`.
+        fused: Whether to ask for kernels: allowed, on a GPU, and no segments.
+        zeroed: Entries that the last whole pass set to zero, int64 `[]`.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Trimmed:
         threshold: float | None,
         segments: Sequence[int] | None = None,
         step: int | None = None,
+        fused: bool = True,
     ) -> None:
         if threshold is not None and threshold <= 0:
             raise ValueError(f"z_thr must be > 0, got {threshold}")
@@ -39,9 +42,11 @@ class Trimmed:
             raise ValueError(f"segments of {sum(self._segments)} entries in all do not fit rows of {rows.shape[1]}")
         self._step = step or columns(rows.shape[0], rows.device)
         self.zeroed = torch.zeros((), dtype=torch.int64, device=rows.device)
+        self.fused = fused and rows.is_cuda and segments is None
         self._bounds: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         if threshold is not None:
-            self._bounds = [_bounds(rows, list(part), threshold) for part in self._parts()]
+            found = [self._statistics(list(part)) for part in self._parts()]
+            self._bounds = [_bounds(mean, sigma, threshold, rows.dtype) for mean, sigma in found]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,6 +57,15 @@ class Trimmed:
     def like(self) -> torch.Tensor:
         """The rows that are read."""
         return self._rows
+
+    @property
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean of each row and how far from it an entry may lie, `[N]` each, if the rows are one segment."""
+        if self._bounds is None:
+            nothing = self._rows.new_zeros(self._rows.shape[0])
+            return nothing, nothing + torch.inf
+        ((mean, reach),) = self._bounds
+        return mean[:, 0], reach[:, 0]
 
     def pieces(self) -> Iterator[Piece]:
         """Iterates over the trimmed rows from left to right; a piece is valid until the next one."""
@@ -72,6 +86,14 @@ class Trimmed:
         """Returns the trimmed rows as a whole, `[N, D]`."""
         return torch.cat([piece.clone() for _, piece in self.pieces()], dim=1)
 
+    def _statistics(self, part: list[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.fused:
+            from fcilbench.vectors import kernels
+
+            if (found := kernels.statistics(self._rows)) is not None:
+                return found
+        return mean_and_sigma(self._rows, part)
+
     def _parts(self) -> Iterator[Iterator[slice]]:
         """Iterates over the segments, each as the spans of its pieces."""
         start = 0
@@ -80,13 +102,14 @@ class Trimmed:
             start += size
 
 
-def _bounds(rows: torch.Tensor, part: list[slice], threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _bounds(
+    mean: torch.Tensor, sigma: torch.Tensor, threshold: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns each row's mean, and how far from it an entry may lie, both `[N, 1]`."""
-    mean, sigma = mean_and_sigma(rows, part)
     # A constant row has a sigma of rounding errors at most.
-    spread = sigma > 4 * torch.finfo(rows.dtype).eps * mean.abs()
+    spread = sigma > 4 * torch.finfo(dtype).eps * mean.abs()
     reach = torch.where(spread, threshold * sigma, torch.inf)
-    return mean.to(rows.dtype)[:, None], reach.to(rows.dtype)[:, None]
+    return mean.to(dtype)[:, None], reach.to(dtype)[:, None]
 
 
 def mean_and_sigma(rows: torch.Tensor, part: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:

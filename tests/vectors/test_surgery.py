@@ -1,4 +1,4 @@
-"""Values of specs/sum.md, section 6, and the printed formula as a second, plain implementation."""
+"""Spatial surgery: values by hand, and the printed formula as a second, plain implementation."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fcilbench.vectors.trim import Trimmed
 
 
 def printed_formula(rows, target="both"):
-    """Refined vectors by N (N - 1) projections, as the paper prints them."""
+    """Refined vectors by N (N - 1) projections, as Kim and Do 2026 print them (equation 5)."""
     refined = []
     for i, row in enumerate(rows):
         out = row.clone()

@@ -1,4 +1,4 @@
-"""Z-score trimming: values of specs/sum.md, sections 1 and 6."""
+"""Z-score trimming: values by hand."""
 
 import pytest
 import torch

@@ -19,6 +19,7 @@ from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators import sum_prototypes as prototypes
 from fcilbench.plugins.aggregators.sum_params import SumParams
 from fcilbench.plugins.aggregators.sum_selectors import PROTOTYPES, selector
+from fcilbench.vectors import kernels
 from fcilbench.vectors.basis import project_out
 from fcilbench.vectors.pack import Packed
 from fcilbench.vectors.regmean import regmean
@@ -104,6 +105,8 @@ class Sum(Aggregator):
             ("trimmed_share", int(vectors.zeroed) / max(1, updates.backbone.numel())),
         ):
             server.log(f"sum/{name}", float(value))
+        if vectors.fused and kernels.STATE.off is not None:
+            server.warn(f"sum: plain torch, since the Triton kernels failed here: {kernels.STATE.off}")
         if bool((weights < 0).any()):
             server.warn(
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
