@@ -23,7 +23,10 @@ TITLES = {
     "forgetting_floored": "Forgetting (floored)",
     "forgetting_diagonal": "Forgetting (diagonal)",
     "bwt": "BWT",
+    "oos_auroc": "OOS AUROC",
 }
+_WHERE_MEASURED = ("oos_auroc",)
+"""Shown beside the others in scenarios whose data set asks for them: AUROC of detecting out-of-scope inputs."""
 _LOWER = ("forgetting", "forgetting_floored", "forgetting_diagonal")
 
 
@@ -58,7 +61,10 @@ class AccuracyBoard:
     def _block(self, scenario: Mapping[str, Any], members: Sequence[Sample]) -> Block:
         methods = _methods(members)
         groups = tuple(
-            Group(identity=identity, columns=tuple(_column(metric, identity, members) for metric in self.metrics))
+            Group(
+                identity=identity,
+                columns=tuple(_column(name, identity, members) for name in self._shown(identity, members)),
+            )
             for identity in get_args(TaskIdentity)
             if identity in scenario["evaluate"]
         )
@@ -78,6 +84,10 @@ class AccuracyBoard:
             entries=ranked,
             notes=block_notes(groups, ranked, methods),
         )
+
+    def _shown(self, identity: TaskIdentity, members: Iterable[Sample]) -> list[str]:
+        measured = {name for sample in members for name in sample.metrics}
+        return [*self.metrics, *(metric for metric in _WHERE_MEASURED if f"{metric}/{identity}" in measured)]
 
 
 def _methods(members: Iterable[Sample]) -> dict[str, list[Sample]]:

@@ -128,6 +128,20 @@ def test_an_undefined_value_in_one_seed_is_not_a_zero(make_cell, make_row):
     assert "none: FAA is undefined (–), not 0: a in 1 of 3 cells" in block.notes
 
 
+def test_out_of_scope_detection_is_a_column_where_it_was_measured(make_cell, make_row):
+    measured = {"faa/none": 0.5, "faa/oracle": 0.6, "oos_auroc/none": 0.9}
+    rows = [make_row(make_cell("fedavg", 0), measured), make_row(make_cell("sum", 0), {"faa/none": 0.4})]
+    (block,) = AccuracyBoard().build(rows).blocks
+    columns = {group.identity: [column.metric for column in group.columns] for group in block.groups}
+    assert columns["none"][-1] == "oos_auroc"
+    assert all("oos_auroc" not in found for identity, found in columns.items() if identity != "none")
+    entries = {entry.aggregator: entry.estimates["none"]["oos_auroc"] for entry in block.entries}
+    assert (entries["fedavg"].mean, entries["fedavg"].n) == (0.9, 1)
+    assert entries["sum"].n == 0
+    (other,) = AccuracyBoard().build(rows[1:]).blocks
+    assert all(column.metric != "oos_auroc" for group in other.groups for column in group.columns)
+
+
 def test_five_seeds_are_ranked_within_their_identity_only(make_cell, make_row):
     """b beats a by 0.05 and 0.06 by turns with `none`; with `oracle` they are equal."""
     rows = []
