@@ -95,6 +95,13 @@ class Backbone(Plugin):
         """
         raise TypeError(f"{type(self).__name__} does not read images")
 
+    def forward_flops(self) -> float | None:
+        """Returns the floating-point operations of one input's forward pass (a multiply-add is two), for estimates.
+
+        Told without weights and without the network; `None` where that is not known, as by default.
+        """
+        return None
+
     @classmethod
     def facts(cls) -> dict[str, Any]:
         """Returns the modality."""

@@ -62,7 +62,7 @@ def prepare(
     loaded = load_suite(suite, overrides or ())
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
-    view = StoreView(rows=store.latest(), running=running_cells(store), hardware=hardware)
+    view = StoreView(rows=store.latest(), running=running_cells(store), hardware=hardware, gpu=bool(devices[0]))
     return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store)
 
 

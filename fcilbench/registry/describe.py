@@ -103,10 +103,16 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         "version": cls.version,
         "params": _json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
-        "facts": _json(cls.facts(), "facts()"),
+        "facts": _json({**cls.facts(), **_instance_facts(plugin)}, "facts()"),
         "code_digest": _digest(ref.module),
         "files": files,
     }
+
+
+def _instance_facts(plugin: Plugin) -> dict[str, Any]:
+    """Returns what depends on the parameters: a backbone's operations, if it tells them."""
+    flops = getattr(plugin, "forward_flops", None)
+    return {} if flops is None else {"forward_flops": flops()}
 
 
 def _import_framework(module: str) -> None:

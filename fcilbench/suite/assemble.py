@@ -14,6 +14,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.records import Resolved, Unresolved
 from fcilbench.registry.validation import explain, validate
 from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.suite.cost import model_key
 from fcilbench.suite.entries import Entries, Entry, option_problems, use_of
 from fcilbench.suite.keys import Setting
 from fcilbench.suite.load import LoadedSuite
@@ -48,6 +49,7 @@ class Assembly:
         prerequisites: What is missing on this machine.
         blocked: Number of cells that cannot be built for want of it.
         facts: What the plugins in use declare, by `<axis>:<full name>`.
+        flops: Operations of one input's forward pass, of the backbones that tell it, by `model_key`.
         unused: Rules that match no cell.
     """
 
@@ -58,6 +60,7 @@ class Assembly:
     prerequisites: list[str] = field(default_factory=list)
     blocked: int = 0
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
     unused: list[Problem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,6 +155,8 @@ class Assembly:
             self._miss(f"{locate(tree, entry.path)}: plugin {entry.ref.name} is broken: {entry.broken}")
         elif isinstance(answer, Resolved):
             self.facts[f"{entry.axis}:{entry.ref.name}"] = answer.facts
+            if answer.facts.get("forward_flops") is not None:
+                self.flops[model_key(entry.ref.name, answer.identity)] = float(answer.facts["forward_flops"])
             if entry.axis == "dataset" and entry.index not in self._tasks:
                 self._split(entry, answer)
         elif answer.prerequisite:

@@ -34,6 +34,7 @@ class Expansion:
         blocked: Number of cells that miss a prerequisite; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
         facts: What the plugins in use declare, by `<axis>:<full name>`, e.g. `dataset:fcilbench/digits`.
+        flops: Operations of one input's forward pass, of the backbones that tell it, by `cost.model_key`.
         unused: `tuned` and `exclude` rules that match no cell.
     """
 
@@ -44,6 +45,7 @@ class Expansion:
     blocked: int = 0
     axes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
     unused: list[Problem] = field(default_factory=list)
 
 
@@ -86,6 +88,7 @@ def expand(loaded: LoadedSuite) -> Expansion:
         blocked=assembly.blocked,
         axes={**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count},
         facts=assembly.facts,
+        flops=assembly.flops,
         unused=assembly.unused,
     )
 

@@ -23,11 +23,13 @@ class StoreView:
         rows: Latest row of each cell id (`Store.latest()`).
         running: Cells that another live process works on: cell id -> who.
         hardware: Digest of this machine's hardware; only rows with the same digest count as measured costs.
+        gpu: Whether cells would run on a GPU, for costs that nothing was measured of.
     """
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     running: Mapping[str, str] = field(default_factory=dict)
     hardware: str | None = None
+    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def make_plan(
     view = view or StoreView()
     selector = parse_selectors(only)
     again = parse_rerun(rerun) | _asked_for(selector.statuses)
-    costs = CostModel(view.rows.values(), view.hardware, expansion.facts)
+    costs = CostModel(view, expansion.facts, expansion.flops)
     items = []
     for cell in expansion.cells:
         identity = cell_id(cell)

@@ -149,6 +149,24 @@ class TestCost:
         item = make_plan(expand(load_suite(write(text)))).items[0]
         assert item.seconds == pytest.approx(7 * 10 * 2 * 5 * 0.5 * PRIOR_SECONDS_PER_SAMPLE)
 
+    def test_prior_of_a_backbone_that_tells_its_operations(self, own_lab, write, base):
+        """10 visits of 1,000 samples at 3 x 5e9 operations, and (5 + 1) / 2 times 200 test samples at 5e9.
+
+        CPU, 5e10 a second: 10,000 x 0.3 s + 600 x 0.1 s = 3,060 s. GPU in fp32, 4e13: 10,000 x 375 us + 75 ms.
+        """
+        text = own_lab.read_text()
+        text = text.replace('"train": 1000,', '"train": 1000, "test": 200,')
+        own_lab.write_text(text + "\nNet.forward_flops = lambda self: 5e9\n")
+        expansion = expand(load_suite(write(base)))
+        assert make_plan(expansion).items[0].seconds == pytest.approx(3060.0)
+        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(3.75 + 0.075)
+
+    def test_prior_of_a_tiny_model_is_overhead(self, own_lab, write, base):
+        own_lab.write_text(own_lab.read_text() + "\nNet.forward_flops = lambda self: 1.0\n")
+        expansion = expand(load_suite(write(base)))
+        assert make_plan(expansion).items[0].seconds == pytest.approx(10_000 * 1e-3, rel=1e-3)
+        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(10_000 * 1e-4, rel=1e-3)
+
     def test_median_of_equal_cells_on_this_hardware(self, lab, write, base):
         expansion = expand(load_suite(write(base + "seeds: 4\n")))
         mean = [cell for cell in expansion.cells if cell.aggregator.label == "mean"]

