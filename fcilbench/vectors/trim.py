@@ -77,7 +77,7 @@ class Trimmed:
                     mean, reach = self._bounds[index]
                     buffer = torch.empty_like(piece) if buffer.shape != piece.shape else buffer
                     inside = torch.sub(piece, mean, out=buffer).abs_().le_(reach)  # 1: the entry stays, 0: it goes
-                    zeroed += piece.numel() - inside.sum(dim=1).to(torch.int64).sum()
+                    zeroed += piece.numel() - inside.sum(dim=1, dtype=torch.float64).to(torch.int64).sum()
                     piece = inside.mul_(piece)
                 yield span, piece
         self.zeroed = zeroed

@@ -112,6 +112,11 @@ class Sum(Aggregator):
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
                 "see sum/coefficient_min in the curve"
             )
+        if bool((weights < 0).all()):
+            server.warn(
+                "sum: all client coefficients of a round are negative: it stepped against every client, "
+                "away from what they learned; see sum/coefficient_max in the curve"
+            )
         return direction
 
     def _head(self, updates: Updates) -> torch.Tensor:

@@ -54,8 +54,21 @@ def test_identical_clients_flip_the_round_and_are_warned_about():
     method.begin(host)
     method.aggregate(updates(delta), host)
     assert host.theta[:40].tolist() == [3.0 * (2 - 3)] * 40
-    assert any("negative" in warning for warning in host.warnings)
+    assert any("a client coefficient is negative" in warning for warning in host.warnings)
+    assert any("stepped against every client" in warning for warning in host.warnings)
     assert host.logs["sum/cosine_before"] == pytest.approx(1.0)
+
+
+def test_one_client_like_two_others_is_warned_about_alone():
+    """G = [[2.21, 1.1, 1], [1.1, 1, 0], [1, 0, 1]]: c_1 = 1 - 2.1 / 2.21 > 0, c_2 = 1 - 1.1 / 1 = -0.1, c_3 = 0."""
+    delta = torch.zeros(3, 50)
+    delta[0, :2], delta[1, 0], delta[2, 1] = torch.tensor([1.1, 1.0]), 1.0, 1.0
+    method, host = Sum(Sum.Params(z_thr=None, lambda_s=1.0)), server(torch.zeros(50))
+    method.begin(host)
+    method.aggregate(updates(delta), host)
+    assert host.logs["sum/coefficient_min"] == pytest.approx(-0.1)
+    assert any("a client coefficient is negative" in warning for warning in host.warnings)
+    assert not any("against every client" in warning for warning in host.warnings)
 
 
 def test_head_option_sum_adds_the_head_vectors():
