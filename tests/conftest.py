@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
 import pytest
+
+# Several workers of pytest-xdist, and the processes that they start, share the cores: a thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from fcilbench.results.outcome import Cost, Metric, Outcome
 from fcilbench.results.provenance import Provenance

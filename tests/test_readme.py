@@ -28,7 +28,7 @@ def test_it_is_short():
 
 def test_the_two_commands_are_there():
     assert "pip install . && fcilbench run suites/quickstart.yaml\n" in TEXT
-    assert "pip install '.[dev,offline]' && pytest\n" in TEXT
+    assert "pip install '.[dev,offline]' && pytest -n auto --dist loadfile\n" in TEXT
 
 
 @pytest.mark.parametrize("command", COMMANDS)
