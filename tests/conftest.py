@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -12,6 +13,10 @@ import pytest
 
 # Several workers of pytest-xdist, and the processes that they start, share the cores: a thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background makes them, and all that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from fcilbench.results.outcome import Cost, Metric, Outcome
 from fcilbench.results.provenance import Provenance
