@@ -24,7 +24,10 @@ from fcilbench.engine.lots import Lot, Work, one_pass, side_by_side
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.step import LocalStep, Objective
 
+Random = np.random.Generator
+
 _TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
+"""Relative difference of the first gradient that arithmetic in another order may make."""
 
 
 class StackError(RuntimeError):
@@ -174,9 +177,6 @@ class StackedTrainer:
         difference = float((self._gradients[0] - expected).norm() / expected.norm().clamp(min=1e-12))
         if not difference < _TOLERANCE[self._protocol.precision]:
             raise StackError(f"the batched gradient differs from the plain one by {difference:.1e} (relative)")
-
-
-Random = np.random.Generator
 
 
 def _contexts(contexts: Sequence[Context]) -> tuple[Context, Context]:
