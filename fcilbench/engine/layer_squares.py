@@ -38,7 +38,7 @@ def norm_squares(
     layer: nn.LayerNorm,
     calls: Sequence[Call],
     weights: torch.Tensor,
-    budget: int,  # noqa: ARG001 - each rule gets it
+    _budget: int,
 ) -> dict[str, torch.Tensor]:
     """Returns the squares of a layer norm over the last dimension that ran once, by parameter."""
     ((inputs, gradient),) = calls

@@ -21,8 +21,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass that a backward pass follows.
 
-    On a CPU the fused attention's backward in bfloat16 takes half of a small ViT's step (65 tokens: 0.55 s a step, with
-    the plain kernel 0.36 s; in float32 and in forward passes the fused one is the faster). GPUs choose for themselves.
+    On a CPU the fused attention's backward in bfloat16 takes half of a small ViT's step, so the plain kernel is used
+    there (`benchmarks/results/cpu-2026-11-28.md`; in float32 and in forward passes the fused one is the faster). GPUs
+    choose for themselves.
     """
     stack = ExitStack()
     stack.enter_context(autocast(precision, device))

@@ -67,6 +67,15 @@ class Trimmed:
         ((mean, reach),) = self._bounds
         return mean[:, 0], reach[:, 0]
 
+    @property
+    def unfused(self) -> str | None:
+        """Why kernels that were asked for are off; `None` if they are not, or were not asked for."""
+        if not self.fused:
+            return None
+        from fcilbench.vectors import kernels
+
+        return kernels.STATE.off
+
     def pieces(self) -> Iterator[Piece]:
         """Iterates over the trimmed rows from left to right; a piece is valid until the next one."""
         zeroed, buffer = torch.zeros_like(self.zeroed), torch.empty(0).to(self._rows)

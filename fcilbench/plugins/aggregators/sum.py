@@ -19,7 +19,6 @@ from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators import sum_prototypes as prototypes
 from fcilbench.plugins.aggregators.sum_params import SumParams
 from fcilbench.plugins.aggregators.sum_selectors import PROTOTYPES, selector
-from fcilbench.vectors import kernels
 from fcilbench.vectors.basis import project_out
 from fcilbench.vectors.pack import Packed
 from fcilbench.vectors.regmean import regmean
@@ -105,8 +104,8 @@ class Sum(Aggregator):
             ("trimmed_share", int(vectors.zeroed) / max(1, updates.backbone.numel())),
         ):
             server.log(f"sum/{name}", float(value))
-        if vectors.fused and kernels.STATE.off is not None:
-            server.warn(f"sum: plain torch, since the Triton kernels failed here: {kernels.STATE.off}")
+        if vectors.unfused is not None:
+            server.warn(f"sum: plain torch, since the Triton kernels failed here: {vectors.unfused}")
         if bool((weights < 0).any()):
             server.warn(
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
