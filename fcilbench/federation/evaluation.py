@@ -37,7 +37,7 @@ def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentit
             raise ValueError(f"the method has no answer for task identity {identity!r}")
     needed = _needed(predictors, identities, tasks)
     logits: dict[tuple[str, int], torch.Tensor] = {}
-    federation.features.begin()
+    federation.features.forget_trained()
     for name, indices in needed.items():
         if name not in predictors.modules:
             raise ValueError(f"the method answers with module {name!r} but deploys {sorted(predictors.modules)}")

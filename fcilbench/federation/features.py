@@ -31,13 +31,14 @@ class FeatureMemory:
         self._under: torch.Tensor | None = None
         self._features: dict[Hashable, torch.Tensor] = {}
 
-    def begin(self) -> None:
-        """Forgets what was computed under a backbone that may have been trained since."""
+    def forget_trained(self) -> None:
+        """Forgets, and frees, what was computed under another backbone than the initial one: it is being trained."""
         if self._under is not self._initial:
             self._under = None
+            self._features.clear()
 
     def load(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
-        """Puts a module `[D]` into the model, in eval mode; the vector must not change until the next `begin`."""
+        """Puts a module `[D]` into the model, in eval mode; it must not change until the next `forget_trained`."""
         if self._under is None or not self._alike(vector, self._under):
             self._features.clear()
             self._under = self._initial if self._alike(vector, self._initial) else vector

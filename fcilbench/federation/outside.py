@@ -31,7 +31,7 @@ def outside_auroc(federation: Federation, predictors: Predictors) -> float | Non
     names = answer.modules(federation.server.tasks, None)
     if len(names) != 1:
         return None
-    federation.features.begin()
+    federation.features.forget_trained()
     federation.features.load(predictors.modules[names[0]](), federation.server.counters)
     own = enumerate(federation.test_index)
     inside = torch.cat([_confidence(federation, task, federation.test, index) for task, index in own])

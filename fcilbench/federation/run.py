@@ -139,6 +139,7 @@ class _Run:
             accuracy = evaluate(self._federation, predictors)
             if turn.phase is self._federation.schedule.phases[-1]:
                 self._progress.outside_auroc = outside_auroc(self._federation, predictors)
+            self._federation.features.forget_trained()
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[turn.phase.after] = row
         self._record(

@@ -32,7 +32,7 @@ def plain(federation, vector):
 
 def test_another_head_costs_no_forward_pass(make_experiment, norm_backbone):
     federation = build(make_experiment(backbone=norm_backbone))
-    federation.features.begin()
+    federation.features.forget_trained()
     start, head = federation.initial, federation.model.parts.head
     first = logits(federation, start)
     seen, hook = counted(federation)
@@ -48,7 +48,7 @@ def test_another_head_costs_no_forward_pass(make_experiment, norm_backbone):
 
 def test_another_backbone_or_other_buffers_are_run_anew(make_experiment, norm_backbone):
     federation = build(make_experiment(backbone=norm_backbone))
-    federation.features.begin()
+    federation.features.forget_trained()
     parts = federation.model.parts
     for part in (parts.backbone, parts.buffers):
         logits(federation, federation.initial)
@@ -62,10 +62,10 @@ def test_a_vector_that_is_trained_in_place_between_evaluations_is_not_mistaken_f
     federation = build(make_experiment())
     theta = federation.server.theta
     theta += 0.1
-    federation.features.begin()
+    federation.features.forget_trained()
     before = logits(federation, theta)
     theta += 0.1
-    federation.features.begin()
+    federation.features.forget_trained()
     after = logits(federation, theta)
     assert not torch.equal(before, after)
     assert torch.equal(after, plain(federation, theta))
@@ -97,3 +97,13 @@ def test_what_is_remembered_changes_no_accuracy(make_experiment):
     federation.features._under = None
     federation.features._features.clear()
     assert evaluate(federation, predictors) == first
+
+
+def test_no_vector_of_a_trained_backbone_is_held_while_training_goes_on(make_experiment):
+    federation = build(make_experiment())
+    theta = federation.server.theta
+    theta += 0.1
+    logits(federation, theta)
+    federation.features.forget_trained()
+    assert federation.features._under is None
+    assert federation.features._features == {}
