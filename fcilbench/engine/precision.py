@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fcilbench.engine.attention import plain_attention
 
 Precision = Literal["fp32", "bf16"]
 
@@ -21,14 +22,14 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass that a backward pass follows.
 
-    On a CPU the fused attention's backward in bfloat16 takes half of a small ViT's step, so the plain kernel is used
+    On a CPU the fused attention's backward in bfloat16 takes a third of a small ViT's step, so attention is unfused
     there (`benchmarks/results/cpu-2026-11-28.md`; in float32 and in forward passes the fused one is the faster). GPUs
     choose for themselves.
     """
     stack = ExitStack()
     stack.enter_context(autocast(precision, device))
     if precision == "bf16" and device.type == "cpu":
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(plain_attention())
     return stack
 
 

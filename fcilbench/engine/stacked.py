@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcilbench.api.client import Batch, Context
 from fcilbench.api.protocol import Protocol
+from fcilbench.engine.attention import plain_attention
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.lots import Lot, Work, one_pass, side_by_side
@@ -196,5 +196,5 @@ def _contexts(contexts: Sequence[Context]) -> tuple[Context, Context]:
 
 
 def _attention(device: torch.device) -> AbstractContextManager[None]:
-    """On a CPU the plain kernel of attention is the one with a batching rule."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+    """On a CPU the fused kernel of attention has no batching rule."""
+    return plain_attention() if device.type == "cpu" else nullcontext()
