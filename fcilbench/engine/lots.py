@@ -48,32 +48,84 @@ class Lot:
     draws: Draws
 
 
-def one_pass(work: Work, data: DeviceData, random: np.random.Generator) -> list[Lot]:
-    """Draws the order of one pass and its random numbers, and cuts both into steps."""
+def pass_order(work: Work, data: DeviceData, random: np.random.Generator) -> tuple[torch.Tensor, Draws]:
+    """Draws the order of one pass, int64 `[n]`, and the random numbers of its samples in this order."""
     count = len(work.index)
     order = work.index[torch.from_numpy(random.permutation(count)).to(work.index.device)]
-    draws = data.draw(count, random)
-    spans = [slice(start, min(start + work.batch_size, count)) for start in range(0, count, work.batch_size)]
+    return order, data.draw(count, random)
+
+
+def one_pass(work: Work, data: DeviceData, random: np.random.Generator) -> list[Lot]:
+    """Draws one pass and cuts it into steps."""
+    order, draws = pass_order(work, data, random)
+    spans = [slice(start, start + work.batch_size) for start in range(0, len(order), work.batch_size)]
     return [Lot(order[span], {name: value[span] for name, value in draws.items()}) for span in spans]
 
 
-def side_by_side(lots: Sequence[Lot]) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-    """Pads the lots of several clients to the longest one.
+@dataclass(frozen=True)
+class Timetable:
+    """Everything that a stack of clients does in a round, laid out before it begins: S steps of K clients.
 
-    Padding repeats a lot's first sample and is masked out.
+    A lot that is shorter than B repeats its first sample, and so does a client that has finished; both are masked out.
 
-    Returns:
-        Positions `[K, B]`, random numbers by name, each `[K, B, ...]`, and the mask float32 `[K, B]`.
+    Attributes:
+        rows: Positions, int64 `[S, K, B]`.
+        draws: Random numbers of the augmentation by name, each `[S, K, B, ...]`.
+        mask: float32 `[S, K, B]`, 1 for a sample.
+        share: What a step's loss counts in the client's mean over its last pass, float32 `[S, K]`.
+        active: Number of clients that still train in each step; they are the first ones.
+        widths: Samples of the longest lot of each step.
     """
-    width = max(len(lot.rows) for lot in lots)
-    mask = torch.zeros(len(lots), width, device=lots[0].rows.device)
-    for row, lot in zip(mask, lots, strict=True):
-        row[: len(lot.rows)] = 1.0
-    rows = torch.stack([_padded(lot.rows, width) for lot in lots])
-    names = lots[0].draws
-    return rows, {name: torch.stack([_padded(lot.draws[name], width) for lot in lots]) for name in names}, mask
+
+    rows: torch.Tensor
+    draws: Draws
+    mask: torch.Tensor
+    share: torch.Tensor
+    active: tuple[int, ...]
+    widths: tuple[int, ...]
 
 
-def _padded(values: torch.Tensor, width: int) -> torch.Tensor:
-    missing = width - len(values)
-    return torch.cat([values, values[:1].expand(missing, *values.shape[1:])]) if missing else values
+def timetable(works: Sequence[Work], data: DeviceData, randoms: Sequence[np.random.Generator]) -> Timetable:
+    """Draws all passes of several clients, each from its own stream.
+
+    Args:
+        works: Clients with most steps first, of one task and batch size.
+        data: Training samples.
+        randoms: Each client's stream of this round.
+    """
+    steps, clients, width = works[0].steps, len(works), works[0].batch_size
+    device = works[0].index.device
+    rows = torch.empty(steps, clients, width, dtype=torch.int64, device=device)
+    draws: dict[str, torch.Tensor] = {}
+    mask = torch.zeros(steps, clients, width, device=device)
+    share = torch.zeros(steps, clients, device=device)
+    for k, (work, random) in enumerate(zip(works, randoms, strict=True)):
+        rows[:, k] = work.index[0]
+        length = work.pass_steps
+        for start in range(0, work.steps, length):
+            span = slice(start, start + length)
+            order, numbers = pass_order(work, data, random)
+            rows[span, k] = _by_step(order, width)
+            for name, values in numbers.items():
+                if name not in draws:
+                    draws[name] = values.new_zeros(steps, clients, width, *values.shape[1:])
+                draws[name][span, k] = _by_step(values, width)
+            mask[span, k] = 1.0
+            mask[span.stop - 1, k, len(order) - (length - 1) * width :] = 0.0
+        share[work.steps - length : work.steps, k] = 1.0 / length
+    active = tuple(sum(work.steps > number for work in works) for number in range(steps))
+    widths = tuple(max(_lot(work, number) for work in works[:count]) for number, count in enumerate(active))
+    return Timetable(rows, draws, mask, share, active, widths)
+
+
+def _lot(work: Work, number: int) -> int:
+    """Returns the samples of a client's step."""
+    return min(work.batch_size, len(work.index) - number % work.pass_steps * work.batch_size)
+
+
+def _by_step(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Cuts `[n, ...]` into steps `[S, width, ...]`; what the last one lacks repeats its first entry."""
+    steps = -(-len(values) // width)
+    missing = steps * width - len(values)
+    filler = values[(steps - 1) * width].expand(missing, *values.shape[1:])
+    return torch.cat([values, filler]).view(steps, width, *values.shape[1:])

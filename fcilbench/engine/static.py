@@ -14,7 +14,8 @@ from fcilbench.api.client import Context
 from fcilbench.api.task import Task
 from fcilbench.engine.step import Draws, LocalStep, Objective
 
-_WARM_UP = 3
+WARM_UP = 3
+"""Steps before a capture, in which libraries choose their kernels and the optimiser makes its state."""
 _TOLERANCE = 1e-2
 
 
@@ -105,7 +106,7 @@ class StaticStep:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
+            for _ in range(WARM_UP):
                 self._once()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

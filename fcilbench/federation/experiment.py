@@ -143,6 +143,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     outside = corpus.outside
     model = _model(experiment, classes, device)
     initial, runtime = model.vector.clone(), experiment.runtime
+    capture = runtime.capture == "auto"
     stack = min(runtime.stack, experiment.protocol.clients) if experiment.aggregator.trains else 1
     return Federation(
         experiment=experiment,
@@ -153,8 +154,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         outside=None if outside is None else place(backbone, outside, np.full(len(outside), -1), none, device),
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, capture=runtime.capture == "auto"),
-        stack=StackedTrainer(model, train, experiment.protocol, stack) if stack > 1 else None,
+        trainer=Trainer(model, train, experiment.protocol, capture),
+        stack=StackedTrainer(model, train, experiment.protocol, stack, capture) if stack > 1 else None,
         server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
         features=FeatureMemory(model, initial, runtime.eval_batch_size),
         initial=initial,

@@ -91,6 +91,8 @@ def _together(
     except StackError as error:
         server.warn(f"clients are not stacked: {error}")
         return {}
+    for note in stack.notes:
+        server.warn(note)
     uploads = {}
     for session, vector, loss in zip(sessions, stack.vectors, losses, strict=False):
         federation.model.load(vector, server.counters)

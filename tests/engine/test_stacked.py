@@ -12,6 +12,7 @@ from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.images import DeviceImages
+from fcilbench.engine.lots import one_pass, timetable
 from fcilbench.engine.network import Network
 from fcilbench.engine.stacked import StackedTrainer, StackError
 from fcilbench.engine.training import Objective, Trainer, Work
@@ -194,3 +195,26 @@ def test_contexts_that_do_not_fit_are_refused():
     shapes = [{"state/a": torch.zeros(k + 1)} for k in range(len(SIZES))]
     with pytest.raises(StackError, match="'state/a' have different shapes"):
         together(method, shapes, protocol)
+
+
+def test_a_timetable_holds_every_lot_of_every_client():
+    own, source = works(), data()
+    own = sorted(own, key=lambda work: -work.steps)
+    table = timetable(own, source, [np.random.default_rng(k) for k in range(len(own))])
+    assert table.rows.shape == table.mask.shape == (6, 4, 16)  # 2 epochs of 3 steps
+    assert table.active == (4, 4, 2, 2, 1, 1)  # 3, 2, 1 and 1 steps a pass
+    assert table.widths == (16, 16, 16, 16, 16, 8)
+    for k, work in enumerate(own):
+        random = np.random.default_rng(k)
+        lots = [lot for _ in range(work.epochs) for lot in one_pass(work, source, random)]
+        for number, lot in enumerate(lots):
+            count = len(lot.rows)
+            assert torch.equal(table.rows[number, k, :count], lot.rows)
+            assert table.mask[number, k].tolist() == [1.0] * count + [0.0] * (16 - count)
+            for name, values in lot.draws.items():
+                assert torch.equal(table.draws[name][number, k, :count], values)
+        assert not table.mask[len(lots) :, k].any()
+        assert set(table.rows[:, k].flatten().tolist()) <= set(work.index.tolist())  # padding has legal labels
+        last = torch.tensor([number >= work.steps - work.pass_steps for number in range(6)])
+        last &= torch.arange(6) < work.steps
+        assert torch.allclose(table.share[:, k], last / work.pass_steps)
