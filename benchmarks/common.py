@@ -61,23 +61,23 @@ WORKLOADS = {
 
 
 class Noise(Dataset):
-    """CIFAR-shaped noise: 10 classes in one task."""
+    """CIFAR-shaped noise; by default 10 classes in one task."""
 
-    classes, default_tasks = 10, 1
+    default_tasks = 1
     augmentation = Augmentation(crop_padding=4, flip=True)
 
-    def __init__(self, train: int, test: int = 100) -> None:
+    def __init__(self, train: int, test: int = 100, classes: int = 10) -> None:
         super().__init__()
-        self._sizes = (train, test)
+        self._sizes, self._names = (train, test), tuple(map(str, range(classes)))
 
     def open(self, *_: Any) -> tuple[Corpus, str]:
         """Returns the noise; there is nothing to read or verify."""
         random = np.random.default_rng(0)
         splits = [
-            Samples(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % 10)
+            Samples(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % len(self._names))
             for count in self._sizes
         ]
-        return Corpus(splits[0], splits[1], tuple("0123456789")), ""
+        return Corpus(splits[0], splits[1], self._names), ""
 
 
 def experiment(work: Workload, aggregator: Aggregator, device: str, precision: str, **runtime: Any) -> Experiment:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.federation.experiment import build
+from fcilbench.federation.experiment import Federation, build
 from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.turn import Turn
 from fcilbench.registry import entrypoints
@@ -51,8 +51,13 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
         "aggregation": f"{watch.seconds.get('aggregation', 0.0) / seconds:.1%}",
         "peak_GB": peak_memory(target) / 1e9,
         "stacked": 1 if any("not stacked" in text for text in federation.server.warnings) else runtime["stack"],
-        "captured": "no" if device == "cpu" or runtime["capture"] == "off" or federation.trainer.notes else "yes",
+        "captured": "no" if device == "cpu" or runtime["capture"] == "off" or _plain(federation) else "yes",
     }
+
+
+def _plain(federation: Federation) -> bool:
+    """Whether a step could not be captured."""
+    return any("not captured" in text for text in federation.server.warnings)
 
 
 def main() -> None:

@@ -38,8 +38,9 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16, stacked": ("bf16", {"capture": "off", "stack": 10}),
     "fp32, captured, padded": ("fp32", {"capture": "auto", "stack": 1}),
     "bf16, captured, padded": ("bf16", {"capture": "auto", "stack": 1}),
+    "bf16, captured, stacked": ("bf16", {"capture": "auto", "stack": 10}),
 }
-NOT_ON_CPU = ("fp32, captured, padded", "bf16, captured, padded")
+NOT_ON_CPU = tuple(way for way, (_, runtime) in WAYS.items() if runtime["capture"] == "auto")
 
 
 def digits(seed: int, precision: str, runtime: dict[str, Any], device: str) -> Experiment:
