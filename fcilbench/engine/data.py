@@ -18,6 +18,10 @@ class DeviceData(Protocol):
 
     labels: torch.Tensor
 
+    @property
+    def augments(self) -> bool:
+        """Whether training inputs differ from test inputs."""
+
     def __len__(self) -> int:
         """Returns the number of samples."""
 

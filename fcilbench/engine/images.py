@@ -43,6 +43,11 @@ class DeviceImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def augments(self) -> bool:
+        """Whether training inputs are cropped or flipped."""
+        return self.augmentation.crop_padding > 0 or self.augmentation.flip
+
     def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
         """Draws the random numbers for `count` augmented images, on the CPU so that every device sees the same.
 

@@ -16,6 +16,7 @@ from fcilbench.api.task import Task
 from fcilbench.engine.attention import plain_attention
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.frozen import Remembered
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.step import Draws, GradientHook, LocalStep, Loss, Objective
 
@@ -123,7 +124,7 @@ class StackedStep:
         inputs = data.augmented(everything, flat) if self._protocol.augment else data.plain(everything)
         batch = Batch(inputs.view(*rows.shape, *inputs.shape[1:]), data.labels[rows], mask, objective.task)
         try:
-            losses = self._backward(objective, batch, len(rows))
+            losses = self._backward(objective, batch, self.single.frozen.of(rows))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -141,8 +142,15 @@ class StackedStep:
             self.vectors[:count].mul_(decay)
         self._optimiser.step()
 
-    def _backward(self, objective: StackedObjective, batch: Batch, count: int) -> torch.Tensor:
-        """Writes the gradient of each client's loss into its row; `batch` has a leading dimension of clients."""
+    def _backward(self, objective: StackedObjective, batch: Batch, known: torch.Tensor | None) -> torch.Tensor:
+        """Writes the gradient of each client's loss into its row.
+
+        Args:
+            objective: What they optimise.
+            batch: With a leading dimension of clients.
+            known: Features `[k, B, F]` under a frozen backbone.
+        """
+        count = len(batch.labels)
         model, task, vectors = self._model, batch.task, self.vectors[:count]
         theta = vectors.detach().requires_grad_()
         tensors = {
@@ -151,20 +159,22 @@ class StackedStep:
         }
 
         def loss(tensors: Context, theta: torch.Tensor, rows: tuple[torch.Tensor, ...], own: Context) -> torch.Tensor:
-            inputs, labels, mask = rows
+            inputs, labels, mask, *features = rows
             net = model.with_parameters(tensors, theta)
+            net = Remembered(net, inputs, *features) if features else net
             return objective.loss(net, Batch(inputs, labels, mask, task), {**objective.shared, **own})
 
+        rows = (batch.inputs, batch.labels, batch.mask, *(() if known is None else (known,)))
         own = {name: values[:count] for name, values in objective.own.items()}
         with autocast(self._protocol.precision, vectors.device), _attention(vectors.device):
-            losses = vmap(loss)(tensors, theta, (batch.inputs, batch.labels, batch.mask), own)
+            losses = vmap(loss)(tensors, theta, rows, own)
         flat, *gradients = torch.autograd.grad(losses.sum(), [theta, *tensors.values()], allow_unused=True)
-        rows = self.gradients[:count]
+        targets = self.gradients[:count]
         for piece, gradient in zip(model.parts.layout, gradients, strict=True):
-            target = rows[:, piece.span]
+            target = targets[:, piece.span]
             target.zero_() if gradient is None else target.copy_(gradient.flatten(1))
         if flat is not None:
-            rows += flat
+            targets += flat
         return losses.detach().float()
 
 

@@ -12,6 +12,7 @@ from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.frozen import FrozenFeatures, Remembered
 from fcilbench.engine.precision import training_context
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
@@ -45,11 +46,13 @@ class LocalStep:
     Attributes:
         model: The resident model.
         optimiser: AdamW on the flat parameters.
+        frozen: Features of the samples, where the backbone is frozen.
     """
 
     def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
         self.model = model
         self._data, self._protocol = data, protocol
+        self.frozen = FrozenFeatures(model, data, protocol)
         # AdamW's own decay would also shrink the head rows of other tasks, whose gradient is exactly zero.
         self.optimiser = torch.optim.AdamW(
             [model.theta], lr=protocol.lr, weight_decay=0.0, fused=True, capturable=model.vector.device.type == "cuda"
@@ -95,8 +98,10 @@ class LocalStep:
         model.gradient.zero_()
         inputs = self._data.augmented(rows, draws) if self._protocol.augment else self._data.plain(rows)
         batch = Batch(inputs, self._data.labels[rows], mask, task)
+        known = self.frozen.of(rows)
+        net = model if known is None else Remembered(model, inputs, known)
         with training_context(self._protocol.precision, model.vector.device):
-            loss = objective.loss(model, batch, objective.context)
+            loss = objective.loss(net, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             objective.gradient(model.gradient, model.theta.detach(), objective.context)

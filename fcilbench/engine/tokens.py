@@ -37,6 +37,11 @@ class DeviceTokens:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def augments(self) -> bool:
+        """No."""
+        return False
+
     def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
         """Draws nothing."""
         return {}
