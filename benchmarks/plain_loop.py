@@ -25,7 +25,7 @@ from torchvision import transforms
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.network import Network
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg

@@ -15,7 +15,8 @@ import torch
 
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.federation.experiment import Federation, build
+from fcilbench.federation.build import build
+from fcilbench.federation.experiment import Federation
 from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.turn import Turn
 from fcilbench.registry import entrypoints

@@ -29,7 +29,7 @@ FIRST_STEP = """
 import time; start = time.perf_counter()
 import torch, timm
 from benchmarks import common
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.turn import Turn
 from fcilbench.engine.meters import Stopwatch

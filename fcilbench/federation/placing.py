@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
 import torch
 
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.schedule import Indices
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.tokens import DeviceTokens
@@ -17,20 +13,21 @@ from fcilbench.engine.tokens import DeviceTokens
 
 def place(
     backbone: Backbone,
-    inputs: npt.NDArray[Any],
-    labels: Indices,
+    samples: Samples,
     augmentation: Augmentation,
     device: torch.device,
+    channels_last: bool = False,
 ) -> DeviceData:
     """Returns the samples on the device: images as uint8, texts as token ids.
 
     Args:
         backbone: Whose input size or tokenizer is used.
-        inputs: As in `fcilbench.api.dataset.Samples`.
-        labels: Internal labels `[n]`.
+        samples: With internal labels.
         augmentation: What training batches of images go through.
         device: Where they go.
+        channels_last: Whether the backbone takes images in this memory layout; a CPU then gives it.
     """
     if isinstance(backbone, TextBackbone):
-        return DeviceTokens(backbone.encode([str(text) for text in inputs]), labels, device)
-    return DeviceImages(Samples(inputs, labels), backbone.image_input(), augmentation, device)
+        return DeviceTokens(backbone.encode([str(text) for text in samples.inputs]), samples.labels, device)
+    layout = torch.channels_last if channels_last and device.type == "cpu" else torch.contiguous_format
+    return DeviceImages(samples, backbone.image_input(), augmentation, device, layout)

@@ -14,11 +14,12 @@ from fcilbench.api.message import Message, nbytes
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import forbid_tf32
 from fcilbench.federation import checkpoint, final
+from fcilbench.federation.build import build
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.decoding import decoding_events
 from fcilbench.federation.evaluation import evaluate
-from fcilbench.federation.experiment import Experiment, Federation, build
+from fcilbench.federation.experiment import Experiment, Federation
 from fcilbench.federation.outcome import outcome
 from fcilbench.federation.outside import outside_auroc
 from fcilbench.federation.round import finite, receive_model, run_round, update_rows

@@ -17,7 +17,8 @@ from fcilbench.api.message import Message
 from fcilbench.api.predict import Predictors
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.experiment import Federation, Unsupported, build
+from fcilbench.federation.build import build
+from fcilbench.federation.experiment import Federation, Unsupported
 from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.server import FederationServer

@@ -2,8 +2,8 @@
 
 import torch
 
+from fcilbench.federation.build import build
 from fcilbench.federation.evaluation import evaluate
-from fcilbench.federation.experiment import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.ncm import Ncm

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from fcilbench.api.protocol import Runtime
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.federation import final, module_file
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum

@@ -15,7 +15,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation import visit as visit_module
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.stressors.none import NoStress

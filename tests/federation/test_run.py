@@ -15,7 +15,8 @@ from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.api.protocol import Partition, Seeds
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import checkpoint
-from fcilbench.federation.experiment import Unsupported, build
+from fcilbench.federation.build import build
+from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.turn import Turn

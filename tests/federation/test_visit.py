@@ -6,7 +6,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.protocol import Runtime
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.turn import Turn

@@ -8,7 +8,8 @@ import torch
 
 from fcilbench.api.predict import Answer
 from fcilbench.api.task import Task
-from fcilbench.federation.experiment import Federation, build
+from fcilbench.federation.build import build
+from fcilbench.federation.experiment import Federation
 from fcilbench.testing.law import LawBroken, Laws
 from fcilbench.testing.subject import AggregatorSubject, Deployed
 

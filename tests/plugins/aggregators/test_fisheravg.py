@@ -8,8 +8,8 @@ from fcilbench.api.message import nbytes
 from fcilbench.api.protocol import Partition, Protocol
 from fcilbench.api.server import Parts, Updates
 from fcilbench.api.task import Task
+from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import build
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg

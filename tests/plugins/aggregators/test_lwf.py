@@ -9,7 +9,7 @@ from fcilbench.api.client import Batch
 from fcilbench.api.protocol import Partition
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.round import sample_clients
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg

@@ -12,8 +12,8 @@ from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.grams import GramTaps
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.network import Network
+from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import build
 from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcilbench.api.stressor import Stressor
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.plugins.aggregators.sum import Sum
 

@@ -11,7 +11,7 @@ from fcilbench.api.message import unpack_symmetric
 from fcilbench.api.protocol import Partition
 from fcilbench.api.server import Updates
 from fcilbench.engine.images import DeviceImages
-from fcilbench.federation.experiment import build
+from fcilbench.federation.build import build
 from fcilbench.plugins.aggregators.ncm import MISSING, Ncm
 from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.vectors.ridge import solve_ridge
