@@ -53,14 +53,17 @@ class FeatureExtractor(nn.Module):
 
     Attributes:
         feature_dim: Number of features F.
+        channels_last: Whether a CPU gives it images in channels-last memory: many convolutions are faster so, but code
+            that calls `view` on its inputs fails.
     """
 
     feature_dim: int
+    channels_last: bool
 
-    def __init__(self, body: nn.Module, feature_dim: int) -> None:
+    def __init__(self, body: nn.Module, feature_dim: int, channels_last: bool = False) -> None:
         super().__init__()
         self.body = body
-        self.feature_dim = feature_dim
+        self.feature_dim, self.channels_last = feature_dim, channels_last
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps `[B, C, size, size]` normalised images, or token ids `[B, length]`, to features `[B, F]`."""

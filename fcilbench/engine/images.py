@@ -21,14 +21,22 @@ class DeviceImages:
         spec: Size, channels and normalisation that the backbone wants.
         augmentation: What training batches go through.
         device: Where the images live.
+        layout: Memory layout of the inputs that it gives.
 
     Attributes:
         pixels: uint8 `[n, C, H, W]`.
         labels: int64 `[n]`.
     """
 
-    def __init__(self, samples: Samples, spec: ImageInput, augmentation: Augmentation, device: torch.device) -> None:
-        self.spec, self.augmentation = spec, augmentation
+    def __init__(
+        self,
+        samples: Samples,
+        spec: ImageInput,
+        augmentation: Augmentation,
+        device: torch.device,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.spec, self.augmentation, self._layout = spec, augmentation, layout
         pixels = torch.from_numpy(np.ascontiguousarray(samples.inputs.transpose(0, 3, 1, 2)))
         if pixels.dtype != torch.uint8:
             raise ValueError(f"images must be uint8, got {pixels.dtype}")
@@ -91,7 +99,8 @@ class DeviceImages:
         if scaled.shape[2:] != (size, size):
             # Bicubic overshoots; 8-bit pipelines clamp, and so do we.
             scaled = F.interpolate(scaled, (size, size), mode="bicubic", antialias=True).clamp_(0.0, 1.0)
-        return (scaled.expand(-1, self.spec.channels, -1, -1) - self._mean) / self._std
+        normalised = (scaled.expand(-1, self.spec.channels, -1, -1) - self._mean) / self._std
+        return normalised.contiguous(memory_format=self._layout)
 
 
 def _to(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

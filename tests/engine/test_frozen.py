@@ -22,6 +22,7 @@ TASK = Task(1, 2, 3)
 COUNT = 41
 ONCE = COUNT + (21 + 41 + 21)
 """Samples that pass the backbone: all of them once, and three batches to try it out."""
+AUGMENTATION = Augmentation(crop_padding=1, flip=True)
 PROTOCOL = Protocol(lr=1e-2, batch_size=16, augment=False)
 
 
@@ -37,7 +38,7 @@ class Counting(nn.Module):
         return inputs
 
 
-def setting(*extra, freeze=True, augmentation=Augmentation(crop_padding=1, flip=True)):
+def setting(*extra, freeze=True, augmentation=AUGMENTATION):
     torch.manual_seed(0)
     body = nn.Sequential(Counting(), nn.Flatten(), nn.Linear(16, 8), nn.GELU(), *extra)
     network = Network(FeatureExtractor(body, 8), 6)

@@ -67,3 +67,18 @@ def test_wrong_images_are_refused():
         DeviceImages(Samples(np.zeros((1, 4, 4, 3)), np.zeros(1, dtype=np.int64)), ImageInput(4), Augmentation(), CPU)
     with pytest.raises(ValueError, match="2 channels"):
         DeviceImages(images(channels=2), ImageInput(8), Augmentation(), CPU)
+
+
+def test_channels_last_changes_the_memory_and_no_value():
+    spec, augmentation = ImageInput(8), Augmentation(1, flip=True)
+    plain = DeviceImages(images(), spec, augmentation, CPU)
+    other = DeviceImages(images(), spec, augmentation, CPU, torch.channels_last)
+    index, draws = torch.tensor([1, 0]), plain.draw(2, np.random.default_rng(0))
+    for one, two in (
+        (plain.plain(index), other.plain(index)),
+        (plain.augmented(index, draws), other.augmented(index, draws)),
+    ):
+        assert torch.equal(one, two)
+        assert one.is_contiguous()
+        assert two.is_contiguous(memory_format=torch.channels_last)
+        assert not two.is_contiguous()

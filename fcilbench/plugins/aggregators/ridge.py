@@ -62,7 +62,8 @@ class Ridge(FrozenFeatures):
             return
         assert isinstance(head, nn.Linear)
         assert isinstance(extractor, FeatureExtractor)
-        network.extractor = FeatureExtractor(nn.Sequential(extractor, _RandomLift(extractor.feature_dim, size)), size)
+        lifted = nn.Sequential(extractor, _RandomLift(extractor.feature_dim, size))
+        network.extractor = FeatureExtractor(lifted, size, extractor.channels_last)
         network.head = nn.Linear(size, head.out_features)
 
     def statistics(self, client: Client) -> Message:

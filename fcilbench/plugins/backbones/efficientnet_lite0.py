@@ -58,7 +58,7 @@ class EfficientNetLite0(Backbone):
         given = torch.load(path, map_location="cpu", weights_only=True)
         load_all(model, _renamed(given, model, path), model_name=MODEL, path=path)
         model.reset_classifier(0)  # type: ignore[operator]  # a method of every timm model
-        return FeatureExtractor(model, 1280)
+        return FeatureExtractor(model, 1280, channels_last=True)
 
     def image_input(self) -> ImageInput:
         """Returns the chosen size; mean and deviation are 0.5, as the weights were trained."""

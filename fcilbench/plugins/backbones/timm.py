@@ -50,7 +50,9 @@ class Timm(Backbone):
             heads = (names,) if isinstance(names, str) else names
             state = without_classifier(read_safetensors(path), model, heads)
             load_all(model, state, model_name=self.params.model, path=path)
-        return FeatureExtractor(model, self._feature_dim(model))
+        # A ViT has one convolution, its patch embedding, and gains nothing.
+        convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+        return FeatureExtractor(model, self._feature_dim(model), channels_last=convolutions > 1)
 
     def image_input(self) -> ImageInput:
         """Returns size and normalisation: what `params` say, else what the model was pretrained with.

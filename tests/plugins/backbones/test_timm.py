@@ -203,3 +203,12 @@ def test_pretrained_small_vit(small_vit: Path) -> None:
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(model(images), plain(images))
+
+
+def test_a_network_of_convolutions_asks_for_channels_last_and_answers_the_same() -> None:
+    assert not Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none")).build().channels_last
+    extractor = Timm(Timm.Params(model="resnet10t", weights="none", input_size=32)).build().double().eval()
+    assert extractor.channels_last
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    found = extractor(images.contiguous(memory_format=torch.channels_last))
+    assert torch.allclose(found, extractor(images), atol=1e-10)
