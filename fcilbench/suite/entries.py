@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from fcilbench.errors import UsageError
 from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import PluginRef, lookup
@@ -114,6 +116,7 @@ def option_problems(found: Unresolved, entry: Entry, settings: Mapping[str, Sett
 def salvage(tree: Node) -> list[Problem]:
     """Returns what is wrong with the plugin entries of a suite whose structure is invalid elsewhere."""
     written: dict[PluginAxis, list[tuple[int, PluginEntry]]] = {}
+    nameless = False
     grid = tree.child("grid")
     for axis in PLUGIN_KINDS:
         nodes = grid.child(axis) if grid else None
@@ -121,11 +124,18 @@ def salvage(tree: Node) -> list[Problem]:
             raw = node.plain()
             raw = {"use": raw} if isinstance(raw, str) else raw
             if isinstance(raw, dict) and isinstance(raw.get("use"), str) and raw["use"]:
-                kept = {key: value for key, value in raw.items() if key not in ("label", "tasks")}
-                written.setdefault(axis, []).append((index, PluginEntry.model_validate(kept)))
+                form = DatasetEntry if axis == "dataset" else PluginEntry
+                try:
+                    entry = form.model_validate(raw)
+                except ValidationError:  # reported already
+                    nameless = True
+                    entry = form.model_validate({k: v for k, v in raw.items() if k not in ("label", "tasks")})
+                written.setdefault(axis, []).append((index, entry))
     with catalog.session():
         entries, problems = read_entries(written, tree)
-        return problems + check_alone(entries, tree)
+        problems += check_alone(entries, tree)
+    # An entry that lost its own label may be called like another one.
+    return [problem for problem in problems if not (nameless and problem.check == "cells")]
 
 
 def check_alone(entries: Entries, tree: Node) -> list[Problem]:

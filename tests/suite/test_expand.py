@@ -319,6 +319,22 @@ def test_structure_and_plugins_are_reported_together(problems, base):
     ]
 
 
+def test_entries_keep_their_labels_and_splits_beside_a_structural_problem(problems, base):
+    """A label that was dropped made two entries look alike."""
+    wrong = base.replace("stress:", "stres:")
+    stray = "s.yaml:9:3: unknown key 'stres' (did you mean 'stress'?) in grid"
+    told_apart = "[{use: mean, label: one}, {use: mean, label: two}]"
+    assert problems(wrong.replace("[mean, ring]", told_apart)) == [stray]
+    assert problems(wrong.replace("[ten]", "[{use: ten, tasks: 2}, {use: ten, tasks: 5}]")) == [stray]
+    found = problems(wrong.replace("[mean, ring]", "[{use: mean, label: 3}, mean]"))
+    assert len(found) == 2
+    assert "label" in found[0]
+    assert problems(wrong.replace("[mean, ring]", "[mean, mean]")) == [
+        "s.yaml:8:22: grid.aggregator.1 and grid.aggregator.0 are both 'mean'",
+        stray,
+    ]
+
+
 def test_wrong_type_of_a_parameter(problems, base):
     assert problems(base.replace("ring]", "{use: ring, lambda_s: x}]")) == [
         "s.yaml:8:44: aggregator 'ring': lambda_s: \"x\" is not a valid number"
