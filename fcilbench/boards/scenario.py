@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fcilbench.results.outcome import Metric
@@ -42,12 +42,16 @@ def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> l
 
     Args:
         rows: Rows, in the order they were written.
-        planned: Cells by id. If given, rows of other cells are left out and cells without a row are `missing`.
+        planned: Cells by id. If given, rows of other cells are left out, cells without a row are `missing`, and the
+            plan's labels count: another suite may have run the same cell under another name.
     """
     latest = {row.cell_id: row for row in rows}
     if planned is None:
         return [_of_row(row) for row in latest.values()]
-    return [_of_row(latest[key]) if key in latest else _of_cell(key, cell) for key, cell in planned.items()]
+    return [
+        replace(_of_row(latest[key]), coords=cell.coords) if key in latest else _of_cell(key, cell)
+        for key, cell in planned.items()
+    ]
 
 
 def scenario_of(sample: Sample) -> dict[str, Any]:

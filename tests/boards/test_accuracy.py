@@ -114,6 +114,15 @@ def test_planned_cells_without_a_row_are_missing_and_foreign_rows_left_out(make_
     assert (block.entries[0].ok, block.entries[0].planned, block.entries[0].failures) == (1, 2, {"missing": 1})
 
 
+def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, make_row, cell_id_of):
+    cell = make_cell("sum")
+    use = cell.aggregator.model_copy(update={"label": "sum-both"})
+    renamed = cell.model_copy(update={"aggregator": use})
+    (block,) = AccuracyBoard().build([make_row(cell, {"faa/none": 0.5})], {cell_id_of(cell): renamed}).blocks
+    assert list(_entries(block)) == ["sum-both"]
+    assert block.entries[0].ok == 1
+
+
 def test_rows_of_different_source_are_named(make_cell, make_row):
     rows = [make_row(make_cell("a", 0), {"faa/none": 0.5}), make_row(make_cell("a", 1, code="k2"), {"faa/none": 0.6})]
     (block,) = AccuracyBoard().build(rows).blocks
