@@ -5,7 +5,7 @@ tau_hat_k = tau_k - sum_{j<k} (<tau_k, tau_hat_j> / ||tau_hat_j||^2) tau_hat_j, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
     """Removes from a task vector its components along the earlier, mutually orthogonal basis vectors.
 
     Gram-Schmidt without normalisation, run twice (re-orthogonalisation), inner products in float64. A zero basis
-    vector is skipped.
+    vector is skipped. Three passes over the basis: the second run's inner products are taken as the first subtracts.
 
     Args:
         vector: tau_k, `[D]`.
@@ -31,37 +31,63 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
         tau_hat_k `[D]` and the coefficients r float64 `[k-1]` with `tau_k = tau_hat_k + sum_j r_j tau_hat_j`, so that
         tau_k need not be stored.
     """
-    refined = vector.clone()
-    kept = torch.zeros(len(basis), dtype=torch.float64, device=vector.device)
     if not len(basis) or limit == 0:
-        return refined, kept
-    norms = squared_norms(basis)
+        return vector.clone(), torch.zeros(len(basis), dtype=torch.float64, device=vector.device)
+    inner, norms = products(vector, basis)
     used = norms > 0
-    for turn in range(2):
-        inner = inner_products(refined, basis)
-        if turn == 0 and limit is not None:
-            used &= _closest(inner, norms, limit)
-        step = torch.where(used, inner / torch.where(used, norms, 1.0), 0.0)
-        _subtract(refined, step, basis)
-        kept += step
-    return refined, kept
+    if limit is not None:
+        used &= _closest(inner, norms, limit)
+    first = torch.where(used, inner / torch.where(used, norms, 1.0), 0.0)
+    refined, inner = refine(vector, first, basis)
+    second = torch.where(used, inner / torch.where(used, norms, 1.0), 0.0)
+    return subtract(refined, second, basis), first + second
 
 
-def inner_products(vector: torch.Tensor, basis: Basis) -> torch.Tensor:
-    """Returns `<vector, tau_hat_j>` for each j, float64 `[T]`, in one pass."""
-    total = torch.zeros(len(basis), dtype=torch.float64, device=vector.device)
-    for span in _spans(basis, vector.device):
-        total += stack(basis, span).to(torch.float64) @ vector[span].to(torch.float64)
-    return total
+def products(vector: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `<vector, tau_hat_j>` and `||tau_hat_j||^2` for each j, float64 `[T]`, in one pass."""
+    if vector.is_cuda:
+        from fcilbench.vectors.kernels import tasks
+
+        if (found := tasks.products(vector, basis)) is not None:
+            return found
+    inner, norms = torch.zeros(2, len(basis), dtype=torch.float64, device=vector.device)
+    for span, wide in _wide(basis, vector.device):
+        inner += wide @ vector[span].to(torch.float64)
+        norms += wide.square_().sum(dim=1)
+    return inner, norms
 
 
-def squared_norms(basis: Basis) -> torch.Tensor:
-    """Returns `||tau_hat_j||^2` for each j, float64 `[T]`, in one pass."""
-    norms = []
-    for vector in basis:
-        pieces = (read(vector, span).to(torch.float64) for span in _spans([vector], _device(vector)))
-        norms.append(sum((piece @ piece for piece in pieces), torch.zeros((), dtype=torch.float64)))
-    return torch.stack([norm.to(_device(basis[0])) for norm in norms])
+def refine(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `subtract`'s vector `[D]` and its inner products with the basis, float64 `[T]`, in one pass."""
+    if vector.is_cuda:
+        from fcilbench.vectors.kernels import tasks
+
+        if (found := tasks.refine(vector, step, basis)) is not None:
+            return found
+    refined, inner = torch.empty_like(vector), torch.zeros_like(step)
+    for span, wide in _wide(basis, vector.device):
+        refined[span] = vector[span].to(torch.float64) - step @ wide
+        inner += wide @ refined[span].to(torch.float64)
+    return refined, inner
+
+
+def subtract(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> torch.Tensor:
+    """Returns `vector - sum_j step_j tau_hat_j`, summed in float64 and rounded once, `[D]`, in one pass.
+
+    Args:
+        vector: `[D]`.
+        step: float64 `[T]`.
+        basis: tau_hat_1 .. tau_hat_T.
+    """
+    if vector.is_cuda:
+        from fcilbench.vectors.kernels import tasks
+
+        if (found := tasks.subtract(vector, step, basis)) is not None:
+            return found
+    refined = torch.empty_like(vector)
+    for span, wide in _wide(basis, vector.device):
+        refined[span] = vector[span].to(torch.float64) - step @ wide
+    return refined
 
 
 def accumulated(pieces: torch.Tensor, index: int, coefficients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -83,18 +109,15 @@ def rebuild(index: int, basis: Basis, coefficients: Sequence[torch.Tensor]) -> t
     return accumulated(stack(basis[: index + 1], slice(0, size_of(basis[0]))), index, coefficients)
 
 
-def _spans(basis: Basis, device: torch.device) -> Sequence[slice]:
-    return list(spans(size_of(basis[0]), columns(len(basis), device)))
-
-
-def _device(vector: torch.Tensor | Stored) -> torch.device:
-    device: torch.device = vector.device if isinstance(vector, torch.Tensor) else vector["values"].device
-    return device
-
-
-def _subtract(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> None:
-    for span in _spans(basis, vector.device):
-        vector[span] -= (step @ stack(basis, span).to(torch.float64)).to(vector.dtype)
+def _wide(basis: Basis, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Iterates over the basis in float64 `[T, c]`; a piece is valid until the next one."""
+    buffer = torch.empty(0)
+    for span in spans(size_of(basis[0]), columns(len(basis), device)):
+        shape = len(basis), span.stop - span.start
+        buffer = buffer if buffer.shape == shape else torch.empty(shape, dtype=torch.float64, device=device)
+        for row, vector in zip(buffer, basis, strict=True):
+            row.copy_(read(vector, span))
+        yield span, buffer
 
 
 def _closest(inner: torch.Tensor, norms: torch.Tensor, limit: int) -> torch.Tensor:

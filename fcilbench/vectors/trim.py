@@ -74,7 +74,7 @@ class Trimmed:
             return None
         from fcilbench.vectors import kernels
 
-        return kernels.STATE.off
+        return kernels.STATE.off.get("clients")
 
     def pieces(self) -> Iterator[Piece]:
         """Iterates over the trimmed rows from left to right; a piece is valid until the next one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -23,6 +23,7 @@ from fcilbench.vectors.storage import size_of, stack
 from fcilbench.vectors.topk import Cut
 
 Rule = Literal["count", "mass", "strict", "off"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 MaskFrom = Literal["accumulated", "refined"]
 _EPS = 1e-12
 
@@ -37,7 +38,7 @@ def elect(vectors: torch.Tensor, rule: Rule = "count") -> torch.Tensor:
             election, the plain sum.
     """
     if rule == "off":
-        return vectors.sum(dim=0)
+        return vectors.sum(dim=0, dtype=torch.float64).to(vectors.dtype)
     largest, smallest = vectors.amax(dim=0).clamp_(min=0), vectors.amin(dim=0).clamp_(max=0)
     if rule == "mass":
         sign = vectors.sum(dim=0, dtype=torch.float64).sign()
@@ -50,6 +51,11 @@ def elect(vectors: torch.Tensor, rule: Rule = "count") -> torch.Tensor:
 
 def unify(basis: Basis, cuts: Sequence[Cut] | None, rule: Rule, device: torch.device) -> torch.Tensor:
     """Returns tau_uni `[D]`: the basis, each vector sparsified by its cut (`None`: kept whole), then elected."""
+    if device.type == "cuda":
+        from fcilbench.vectors.kernels import tasks
+
+        if (found := tasks.unify(basis, cuts, rule)) is not None:
+            return found
     unified = []
     for span in _spans(basis, device):
         pieces = stack(basis, span)
@@ -82,6 +88,15 @@ class Modulators:
     unified: torch.Tensor
     source: MaskFrom | None = "accumulated"
 
+    @property
+    def unfused(self) -> str | None:
+        """Why kernels that were asked for are off; `None` if they are not, or were not asked for."""
+        if not self.unified.is_cuda:
+            return None
+        from fcilbench.vectors import kernels
+
+        return kernels.STATE.off.get("tasks")
+
     def masks(self, index: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Iterates over the pieces of m_index, bool."""
         for span, unified in self._unified():
@@ -92,17 +107,27 @@ class Modulators:
 
     def scales(self) -> torch.Tensor:
         """Returns s_k = ||tau_k||_1 / (||m_k * tau_uni||_1 + eps) of each task, float32 `[T]`; 0 for an empty mask."""
-        tasks, device = len(self.basis), self.unified.device
         if self.source is None:
-            return torch.ones(tasks, device=device)
-        size, agreed = torch.zeros(2, tasks, dtype=torch.float64, device=device)
+            return torch.ones(len(self.basis), device=self.unified.device)
+        size, agreed = self.norms()
+        return torch.where(agreed > 0, size / (agreed + _EPS), 0.0).to(torch.float32)
+
+    def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ||tau_k||_1 and ||m_k * tau_uni||_1 of each task, float64 `[T]`, in one pass."""
+        if self.unified.is_cuda:
+            from fcilbench.vectors.kernels import tasks
+
+            coefficients = None if self.source == "refined" else self.coefficients
+            if (found := tasks.norms(self.basis, coefficients, self.unified)) is not None:
+                return found
+        size, agreed = torch.zeros(2, len(self.basis), dtype=torch.float64, device=self.unified.device)
         for span, unified in self._unified():
             pieces = stack(self.basis, span)
-            for index in range(tasks):
+            for index in range(len(self.basis)):
                 task = self._task(pieces, index)
                 size[index] += task.abs().sum(dtype=torch.float64)
                 agreed[index] += (unified.abs() * mask(task, unified)).sum(dtype=torch.float64)
-        return torch.where(agreed > 0, size / (agreed + _EPS), 0.0).to(torch.float32)
+        return size, agreed
 
     def deployed(self, index: int, scale: float) -> torch.Tensor:
         """Returns the deployed task vector m_index * s_index * tau_uni, `[D]`."""

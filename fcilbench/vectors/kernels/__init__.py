@@ -1,8 +1,9 @@
-"""Spatial SUM's three passes as Triton kernels: whether they run, in one place. Imported only where rows are on a GPU.
+"""SUM's passes as Triton kernels: whether they run, in one place. Imported only where vectors are on a GPU.
 
-Each pass returns None where its kernel does not run, and the caller goes on with plain torch. The first use of a
-device and a number of rows compares the kernels with the torch path on a small matrix there. If they differ, or
-anything in Triton fails, they are off for the rest of the process, and one `RuntimeWarning` says why.
+Here are spatial SUM's three passes over clients; those over the basis of tasks are in `tasks`. Each returns None where
+its kernel does not run, and the caller goes on with plain torch. The first use of a device and a number of rows
+compares the kernels with the torch path on a small matrix there. If they differ, or anything in Triton fails, the
+kernels over clients or those over tasks are off for the rest of the process, and one `RuntimeWarning` says why.
 `FCILBENCH_KERNELS=off` in the environment forces the torch path.
 """
 
@@ -29,12 +30,14 @@ class State:
     """What this process found out.
 
     Attributes:
-        off: Why the kernels are off; None: they are not.
-        checked: Devices and numbers of rows on which they equal the torch path.
+        off: Why kernels are off, by kind: `clients`, or `tasks`.
+        checked: Where they equal the torch path: device, kind, and how many rows they are made for.
+        checking: Whether a comparison is under way, in which torch does not ask for kernels.
     """
 
-    off: str | None = None
-    checked: set[tuple[torch.device, int]] = field(default_factory=set)
+    off: dict[str, str] = field(default_factory=dict)
+    checked: set[tuple[torch.device, str, int]] = field(default_factory=set)
+    checking: bool = False
 
 
 STATE = State()
@@ -44,12 +47,21 @@ def usable(rows: torch.Tensor) -> bool:
     """Returns whether the kernels run on rows `[N, D]`: float32 on a GPU, columns side by side, N <= 64, checked."""
     count, size = rows.shape
     fits = rows.is_cuda and rows.dtype == torch.float32 and rows.stride(1) == 1 and 0 < count <= LIMIT and size > 0
-    if not fits or STATE.off is not None or os.environ.get(ENVIRONMENT) == "off":
+    return fits and ready(rows, "clients", count)
+
+
+def ready(like: torch.Tensor, kind: str, count: int) -> bool:
+    """Returns whether kernels of a kind are on and equal the torch path where a tensor is; compares at first use."""
+    if kind in STATE.off or STATE.checking or os.environ.get(ENVIRONMENT) == "off":
         return False
-    key = rows.device, count
-    new = key not in STATE.checked and importlib.util.find_spec("triton") is not None
-    if new and _guarded(rows, lambda: _check(rows.device, count)):
-        STATE.checked.add(key)
+    key = like.device, kind, count
+    if key not in STATE.checked and importlib.util.find_spec("triton") is not None:
+        STATE.checking = True
+        try:
+            if guarded(kind, like, lambda: _check(*key)):
+                STATE.checked.add(key)
+        finally:
+            STATE.checking = False
     return key in STATE.checked
 
 
@@ -59,7 +71,7 @@ def statistics(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None
     from fcilbench.vectors.kernels import launch
 
-    return _guarded(rows, lambda: launch.statistics(rows))
+    return guarded("clients", rows, lambda: launch.statistics(rows))
 
 
 def gram(rows: torch.Tensor, mean: torch.Tensor, reach: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -68,7 +80,7 @@ def gram(rows: torch.Tensor, mean: torch.Tensor, reach: torch.Tensor) -> tuple[t
         return None
     from fcilbench.vectors.kernels import launch
 
-    return _guarded(rows, lambda: launch.gram(rows, mean, reach))
+    return guarded("clients", rows, lambda: launch.gram(rows, mean, reach))
 
 
 def merge(
@@ -79,25 +91,29 @@ def merge(
         return None
     from fcilbench.vectors.kernels import launch
 
-    return _guarded(rows, lambda: launch.merge(weights, rows, mean, reach))
+    return guarded("clients", rows, lambda: launch.merge(weights, rows, mean, reach))
 
 
-def _check(device: torch.device, count: int) -> bool:
-    from fcilbench.vectors.kernels.check import check  # imports Triton, which may fail
-
+def _check(device: torch.device, kind: str, count: int) -> bool:
+    # Importing them imports Triton, which may fail.
+    if kind == "clients":
+        from fcilbench.vectors.kernels.check import check
+    else:
+        from fcilbench.vectors.kernels.check_tasks import check
     check(device, count)
     return True
 
 
-def _guarded(rows: torch.Tensor, call: Callable[[], T]) -> T | None:
-    """Calls on the rows' device. On an exception the kernels are off, and the result is None."""
+def guarded(kind: str, like: torch.Tensor, call: Callable[[], T]) -> T | None:
+    """Calls on a tensor's device. On an exception the kernels of this kind are off, and the result is None."""
     try:
-        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
             return call()
     except torch.OutOfMemoryError:
         raise  # The torch path would not fit either; the engine has an answer to this one.
     except Exception as error:
         message = str(error).strip() or "no message"
-        STATE.off = f"{type(error).__name__}: {message.splitlines()[0]}"
-        warnings.warn(f"SUM runs in plain torch, its Triton kernels are off: {STATE.off}", RuntimeWarning, stacklevel=2)
+        reason = STATE.off[kind] = f"{type(error).__name__}: {message.splitlines()[0]}"
+        said = f"SUM runs in plain torch over {kind}, its Triton kernels are off: {reason}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
         return None

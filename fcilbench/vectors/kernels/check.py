@@ -33,30 +33,31 @@ def check(device: torch.device, count: int) -> None:
         MismatchError: If a result differs.
     """
     generator = torch.Generator(device).manual_seed(count)
-    rows = _integers(1 << 11, count, _SIZE + 5, generator)[:, 3:-2]
+    rows = integers(1 << 11, count, _SIZE + 5, generator)[:, 3:-2]
     rows[:, ::97] *= 16.0  # outliers
-    weights = _integers(4, 1, count, generator)[0]
+    weights = integers(4, 1, count, generator)[0]
     vectors = Trimmed(rows, _THRESHOLD, fused=False)
     wide = mean_and_sigma(rows.to(torch.float64), [slice(0, _SIZE)])
     for name, ours, theirs in zip(("mean", "sigma"), launch.statistics(rows), wide, strict=True):
         if not bool(((ours - theirs).abs() <= _DIGITS * wide[1]).all()):
             raise MismatchError(f"the kernel's {name} differs from torch's on {device} at N = {count}")
     products, zeroed = launch.gram(rows, *vectors.bounds)
-    _expect("Gram matrix", products, gram(vectors), device)
-    _expect("count of trimmed entries (Gram matrix)", zeroed, vectors.zeroed, device)
+    expect("Gram matrix", products, gram(vectors), device)
+    expect("count of trimmed entries (Gram matrix)", zeroed, vectors.zeroed, device)
     merged, turned, zeroed = launch.merge(weights, rows, *vectors.bounds)
     expected, flips = merge(weights, vectors)
-    _expect("merge", merged, expected, device)
-    _expect("sign flips", turned, turned.new_tensor(round(flips * _SIZE)), device)
-    _expect("count of trimmed entries (merge)", zeroed, vectors.zeroed, device)
+    expect("merge", merged, expected, device)
+    expect("sign flips", turned, turned.new_tensor(round(flips * _SIZE)), device)
+    expect("count of trimmed entries (merge)", zeroed, vectors.zeroed, device)
 
 
-def _integers(most: int, count: int, size: int, generator: torch.Generator) -> torch.Tensor:
+def integers(most: int, count: int, size: int, generator: torch.Generator) -> torch.Tensor:
     """Returns integers in (-most, most) as float32 `[count, size]`."""
     shape, device = (count, size), generator.device
     return torch.randint(1 - most, most, shape, generator=generator, device=device).to(torch.float32)
 
 
-def _expect(name: str, ours: torch.Tensor, theirs: torch.Tensor, device: torch.device) -> None:
+def expect(name: str, ours: torch.Tensor, theirs: torch.Tensor, device: torch.device) -> None:
+    """Raises `MismatchError` unless both results are equal in every bit."""
     if not torch.equal(ours, theirs):
         raise MismatchError(f"the kernel's {name} differs from torch's on {device}")

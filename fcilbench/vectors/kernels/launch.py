@@ -39,16 +39,16 @@ def statistics(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Nothing leaves float64, so rows whose squares float32 cannot hold (beyond 1e19, below 1e-22) have a sigma too.
     """
-    (count, size), programs = rows.shape, _programs(rows.shape[1], THREADS * COLUMNS, PROGRAMS // 4)
+    (count, size), programs = rows.shape, share(rows.shape[1], THREADS * COLUMNS, PROGRAMS // 4)
     partial = rows.new_empty(3, programs, count, dtype=torch.float64)
     passes.statistics[(programs, count)](
         *(rows, rows.stride(0), size, *partial),
         **{"BLOCK": THREADS, "UNROLL": COLUMNS, "num_warps": THREADS // 32},
     )
     counts, means, squares = partial
-    mean = _fold(counts * means) / size
+    mean = fold(counts * means) / size
     # Chan's formula for any number of parts.
-    return mean, (_fold(squares + counts * (means - mean).square()) / size).sqrt()
+    return mean, (fold(squares + counts * (means - mean).square()) / size).sqrt()
 
 
 def gram(rows: torch.Tensor, mean: torch.Tensor, reach: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,14 +63,14 @@ def gram(rows: torch.Tensor, mean: torch.Tensor, reach: torch.Tensor) -> tuple[t
     tiles = 1 if count <= WHOLE else -(-count // TILE)
     tile = -(-count // tiles)
     unroll = max(1, min(8, LOADS // (tile if tiles == 1 else 2 * tile)))
-    programs = _programs(size, LANES * unroll, PROGRAMS >> (tiles - 1).bit_length())
+    programs = share(size, LANES * unroll, PROGRAMS >> (tiles - 1).bit_length())
     products = rows.new_zeros(programs, tile * tiles, tile * tiles, dtype=torch.float64)
     zeroed = rows.new_empty(programs, tiles, dtype=torch.int64)
     pairs.gram[(tiles**2, programs)](
         *(rows, rows.stride(0), size, mean, reach, products, zeroed),
         **{"N": count, "TILE": tile, "TILES": tiles, "BLOCK": LANES, "UNROLL": unroll, "num_warps": LANES // 32},
     )
-    upper = _fold(products)[:count, :count].triu()
+    upper = fold(products)[:count, :count].triu()
     return upper + upper.triu(1).T, zeroed.sum()
 
 
@@ -85,7 +85,7 @@ def merge(
         mean: The middle of each row, float32 `[N]`.
         reach: How far from it an entry may lie, float32 `[N]`.
     """
-    (count, size), programs = rows.shape, _programs(rows.shape[1], BLOCK, PROGRAMS)
+    (count, size), programs = rows.shape, share(rows.shape[1], BLOCK, PROGRAMS)
     merged = rows.new_empty(size)
     flips, zeroed = rows.new_empty(2, programs, dtype=torch.int64)
     passes.merge[(programs,)](
@@ -95,13 +95,13 @@ def merge(
     return merged, flips.sum(), zeroed.sum()
 
 
-def _programs(size: int, columns: int, most: int) -> int:
+def share(size: int, columns: int, most: int) -> int:
     """Returns how many programs share `size` columns in steps of `columns`: a power of two."""
     wanted = max(1, size // (columns * ITERATIONS))
     return min(most, 1 << (wanted.bit_length() - 1))
 
 
-def _fold(partial: torch.Tensor) -> torch.Tensor:
+def fold(partial: torch.Tensor) -> torch.Tensor:
     """Sums float64 over the first dimension, the programs."""
     total = partial.new_empty(partial.shape[1:])
     passes.fold[(total.numel(),)](partial, total, len(partial), total.numel(), BLOCK=SUMS, num_warps=4)

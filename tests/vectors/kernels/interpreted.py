@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 
-os.environ["TRITON_INTERPRET"] = "1"
+from interpreter import SMALL, OnGpu  # isort: skip; before Triton
 
 import torch
 
@@ -18,15 +18,6 @@ from fcilbench.vectors import kernels
 from fcilbench.vectors.kernels import check, launch
 from fcilbench.vectors.surgery import gram, merge
 from fcilbench.vectors.trim import Trimmed
-
-SMALL = {"THREADS": 32, "COLUMNS": 2, "BLOCK": 64, "LANES": 32, "ITERATIONS": 2, "PROGRAMS": 8, "SUMS": 4}
-"""Of these a few hundred columns fill several programs with several steps each, and leave a rest."""
-
-
-class OnGpu(torch.Tensor):
-    """A CPU tensor that says it is on a GPU."""
-
-    is_cuda = True
 
 
 def passes(rows, mean, reach, weights):
@@ -54,7 +45,7 @@ def selection():
     check._SIZE = 2003
     rows = torch.randn(3, 500, generator=torch.Generator().manual_seed(3)).as_subclass(OnGpu)
     found = {"rows": rows.as_subclass(torch.Tensor), "used": round_of(rows)}
-    found["checked"] = sorted(count for _, count in kernels.STATE.checked)
+    found["checked"] = sorted((kind, count) for _, kind, count in kernels.STATE.checked)
     os.environ[kernels.ENVIRONMENT] = "off"
     found["forced"] = kernels.usable(rows)
     del os.environ[kernels.ENVIRONMENT]
@@ -68,7 +59,7 @@ def selection():
         found[name] = round_of(rows)
         found[f"{name} again"] = round_of(rows)
     launch.gram, kernels.STATE = right, kernels.State()
-    kernels.STATE.checked.add((rows.device, 3))  # as if it broke later, after the check
+    kernels.STATE.checked.add((rows.device, "clients", 3))  # as if it broke later, after the check
     launch.merge = lambda *_: 1 // 0
     found["later"] = round_of(rows)
     return found

@@ -145,7 +145,7 @@ def test_two_runs_agree_in_every_bit(interpreted):
 def test_the_selection_checks_then_uses_the_kernels(interpreted):
     found = interpreted["selection"]
     used, vectors = found["used"], Trimmed(found["rows"], 2.0)
-    assert found["checked"] == [3]
+    assert found["checked"] == [("clients", 3)]
     assert used["warnings"] == []
     assert torch.allclose(used["gram"], gram(vectors), rtol=1e-12, atol=1e-15)
     assert used["zeroed"] == int(vectors.zeroed) > 0
