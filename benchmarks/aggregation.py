@@ -1,34 +1,28 @@
-"""How fast SUM's server mathematics is, beside the printed formula and beside the memory itself.
+"""How fast a round of SUM's server mathematics is, beside the printed formula and beside the memory itself.
 
-    python benchmarks/aggregation.py [--clients 10] [--size 5400000] [--threads 1] [--json FILE]
+    python -m benchmarks.aggregation [--clients 10] [--size 5400000] [--threads 1] [--json FILE]
 
 All times of one table come from one run on one machine: ours (three passes: statistics, Gram matrix, weighted sum of
 the trimmed vectors), the printed formula (trimmed copy, then N (N - 1) projections), and reading the N x D numbers
 three times (a sum each). On a GPU ours is timed twice: in plain torch, and in the Triton kernels. Each is the best of
 several repeats, taken in turns so that other load hits all alike. Memory is the peak of what is allocated on top of
-the clients' rows, taken first, before anything can be reused.
+the clients' rows, taken first, before anything can be reused. The end of a task is in `task_end`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from fcilbench.engine.meters import device_name, peak_memory, reset_peak_memory
-from fcilbench.vectors.basis import project_out
+from benchmarks.timing import best, extra_memory
+from fcilbench.engine.meters import device_name
 from fcilbench.vectors.surgery import coefficients, gram, merge, surgery_matrix
-from fcilbench.vectors.topk import Cut, cut
 from fcilbench.vectors.trim import Trimmed
-from fcilbench.vectors.unify import Modulators, unify
 
-Z_THR, LAMBDA_S, K_PCT = 4.5, 0.4, 0.05
+Z_THR, LAMBDA_S = 4.5, 0.4
 
 
 def ours(rows: torch.Tensor, fused: bool = False) -> torch.Tensor:
@@ -57,15 +51,6 @@ def reading(rows: torch.Tensor) -> torch.Tensor:
     return torch.stack([rows.sum() for _ in range(3)])
 
 
-def task_end(vectors: list[torch.Tensor], cuts: list[Cut]) -> torch.Tensor:
-    """Temporal projection of the last task on the others, and the module of all tasks; earlier cuts are kept."""
-    refined, kept = project_out(vectors[-1], vectors[:-1])
-    basis = [*vectors[:-1], refined]
-    unified = unify(basis, [*cuts, cut(refined, K_PCT)], "count", refined.device)
-    coefficients_ = [torch.zeros(k, dtype=torch.float64) for k in range(len(vectors) - 1)]
-    return Modulators(basis, [*coefficients_, kept], unified).scales()
-
-
 def clients(count: int, size: int, device: torch.device) -> torch.Tensor:
     """Heavy-tailed updates with a common direction: mean pairwise cosine about 0.06, as early rounds have."""
     generator = torch.Generator(device).manual_seed(0)
@@ -75,61 +60,6 @@ def clients(count: int, size: int, device: torch.device) -> torch.Tensor:
         row.normal_(generator=generator).mul_(1e-5)
         row.mul_(torch.rand(size, generator=generator, device=device).add_(0.2).reciprocal_().mul_(0.5)).add_(common)
     return rows
-
-
-def best(functions: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
-    """Returns the best seconds of each, measured in turns."""
-    seconds = dict.fromkeys(functions, float("inf"))
-    for turn in range(repeats + 1):  # the first turn warms up
-        for name, function in functions.items():
-            _wait(device)
-            start = time.perf_counter()
-            function()
-            _wait(device)
-            if turn:
-                seconds[name] = min(seconds[name], time.perf_counter() - start)
-    return seconds
-
-
-def extra_memory(function: Callable[[], object], device: torch.device) -> int:
-    """Returns the peak of the bytes that a call allocates."""
-    gc.collect()
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        reset_peak_memory(device)
-        function()
-        _wait(device)
-        return peak_memory(device) - before
-    with Sampler() as sampler:
-        function()
-    return sampler.peak
-
-
-class Sampler:
-    """Peak of the process's resident set above where it began, sampled every millisecond."""
-
-    def __enter__(self) -> Sampler:
-        self.peak, self._done, self._start = 0, threading.Event(), _resident()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._done.wait(1e-3):
-            self.peak = max(self.peak, _resident() - self._start)
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[str, object]:
@@ -142,15 +72,13 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
     spatial = best({**ways, "reading three times": lambda: reading(rows)}, repeats, device)
     expected = printed(rows)
     differences = {name: float((way() - expected).norm() / expected.norm()) for name, way in ways.items()}
-    tasks, cuts = list(rows), [cut(row, K_PCT) for row in rows[:-1]]
-    end = best({"task end": lambda: task_end(tasks, cuts), "reading once": rows.sum}, repeats, device)
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "clients": count,
         "size": size,
-        "seconds": {**spatial, **end},
+        "seconds": spatial,
         "ratio_printed_to_ours": spatial["printed formula"] / spatial["ours"],
         "ratio_ours_to_reading": spatial["ours"] / spatial["reading three times"],
         "extra_memory_over_rows": memory,
@@ -188,7 +116,7 @@ def table(found: dict[str, object]) -> str:
     assert isinstance(seconds, dict)
     assert isinstance(memory, dict)
     lines = [
-        f"N = T = {found['clients']}, D = {found['size']:,}, {found['device']}, {found['threads']} threads, "
+        f"N = {found['clients']}, D = {found['size']:,}, {found['device']}, {found['threads']} threads, "
         f"torch {found['torch']}",
         f"{'':24}{'seconds':>10}{'extra memory / (N D 4 bytes)':>32}",
     ]
@@ -211,11 +139,11 @@ def both_paths(found: dict[str, object]) -> str:
     assert isinstance(triton, dict)
     difference, fused = found["relative_difference"], triton["relative_difference"]
     lines = [
-        f"N = T = {found['clients']}, D = {found['size']:,}, {found['device']}, torch {found['torch']}",
+        f"N = {found['clients']}, D = {found['size']:,}, {found['device']}, torch {found['torch']}",
         f"{'':32}{'torch':>12}{'triton':>12}",
         f"{'ours, seconds':32}{seconds['ours']:12.4f}{seconds['ours, triton']:12.4f}",
     ]
-    for name in ("printed formula", "reading three times", "task end", "reading once"):
+    for name in ("printed formula", "reading three times"):
         lines.append(f"{name + ', seconds':32}{seconds[name]:12.4f}")
     for label, key in (
         ("printed formula / ours", "ratio_printed_to_ours"),
