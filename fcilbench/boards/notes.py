@@ -133,4 +133,8 @@ def _method_notes(methods: Mapping[str, Sequence[Sample]]) -> list[str]:
         sources = {sample.code_digest for sample in group if sample.code_digest is not None}
         if len(sources) > 1:
             notes.append(f"{label}: its rows come from {len(sources)} versions of the plugins' source")
+    commits = {sample.commit for group in methods.values() for sample in group if sample.commit is not None}
+    if len(commits) > 1:
+        # What runs the plugins is in no digest.
+        notes.append(f"rows come from {len(commits)} commits of fcilbench: {', '.join(s[:7] for s in sorted(commits))}")
     return notes

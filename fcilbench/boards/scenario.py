@@ -35,6 +35,7 @@ class Sample:
     reason: str | None
     warnings: tuple[str, ...]
     code_digest: str | None
+    commit: str | None
 
 
 def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> list[Sample]:
@@ -146,6 +147,7 @@ def _of_row(row: Row) -> Sample:
         reason=reason,
         warnings=tuple(row.warnings),
         code_digest=row.code.digest if row.status == "ok" else None,
+        commit=row.code.git_sha if row.status == "ok" else None,
     )
 
 
@@ -163,4 +165,5 @@ def _of_cell(cell_id: str, cell: Cell) -> Sample:
         reason=None,
         warnings=(),
         code_digest=None,
+        commit=None,
     )

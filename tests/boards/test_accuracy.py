@@ -123,6 +123,16 @@ def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, 
     assert block.entries[0].ok == 1
 
 
+def test_rows_of_different_commits_are_named(make_cell, make_row):
+    """The engine and the federation are in no plugin's digest."""
+    one, two = (make_row(make_cell(name), {"faa/none": 0.5}) for name in ("one", "two"))
+    (block,) = AccuracyBoard().build([one, two]).blocks
+    assert not any("commits" in note for note in block.notes)
+    other = two.model_copy(update={"code": two.code.model_copy(update={"git_sha": "b" * 40})})
+    (block,) = AccuracyBoard().build([one, other]).blocks
+    assert "rows come from 2 commits of fcilbench: bbbbbbb, ccccccc" in block.notes
+
+
 def test_rows_of_different_source_are_named(make_cell, make_row):
     rows = [make_row(make_cell("a", 0), {"faa/none": 0.5}), make_row(make_cell("a", 1, code="k2"), {"faa/none": 0.6})]
     (block,) = AccuracyBoard().build(rows).blocks
