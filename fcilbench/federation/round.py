@@ -9,6 +9,7 @@ import torch
 
 from fcilbench.api.message import Message, nbytes
 from fcilbench.api.server import Updates
+from fcilbench.engine.finite import all_finite
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.streams import stream
@@ -166,4 +167,4 @@ def _collect(
 
 def finite(message: Message) -> bool:
     """Says whether every value of a message is finite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in message.values())
+    return all(all_finite(tensor) for tensor in message.values())

@@ -11,6 +11,7 @@ import torch
 from fcilbench.api.message import Message
 from fcilbench.api.server import Parts, State
 from fcilbench.api.task import Task
+from fcilbench.engine.finite import all_finite
 from fcilbench.federation.streams import stream
 
 
@@ -70,7 +71,7 @@ class FederationServer:
         target = self.theta if part is None else self.theta[part]
         if direction.shape != target.shape:
             raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
-        if not bool(torch.isfinite(direction).all()):
+        if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)
         self._touch(part or self.parts.all)
