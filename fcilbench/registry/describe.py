@@ -23,11 +23,11 @@ from pydantic import BaseModel, ValidationError
 from fcilbench.api.plugin import Plugin
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
+from fcilbench.registry.plain import as_json, fields_of, origin_of
 from fcilbench.registry.sources import code_digest, source_files
 from fcilbench.registry.validation import explain, validate
 
 _WITH_PARAMS = ("aggregators", "backbones", "datasets", "stressors")
-_SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -69,16 +69,16 @@ def _describe(ref: PluginRef, _options: dict[str, Any]) -> dict[str, Any]:
     reply = {
         "version": str(getattr(cls, "version", "")),
         "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
-        "origin": _origin(cls),
+        "origin": origin_of(cls),
         "import_ms": round(elapsed * 1000, 1),
         "code_digest": _digest(ref.module),
     }
     if issubclass(cls, Plugin):
         params: type[BaseModel] = cls.Params
         reply |= {
-            "facts": _json(cls.facts(), "facts()"),
+            "facts": as_json(cls.facts(), "facts()"),
             "schema": params.model_json_schema(),
-            "fields": _fields(params),
+            "fields": fields_of(params),
         }
     return reply
 
@@ -94,16 +94,16 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         return {"problems": [vars(problem) for problem in problems], "prerequisite": False}
     try:
         plugin = cls(params)
-        identity = _json(plugin.identity(), "identity()")
+        identity = as_json(plugin.identity(), "identity()")
         files = [str(path) for path in plugin.files()]
     except FcilbenchError as error:
         problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
         return {"problems": [problem], "prerequisite": isinstance(error, PrerequisiteError)}
     return {
         "version": cls.version,
-        "params": _json(params.model_dump(mode="json"), "Params"),
+        "params": as_json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
-        "facts": _json({**cls.facts(), **_instance_facts(plugin)}, "facts()"),
+        "facts": as_json({**cls.facts(), **_instance_facts(plugin)}, "facts()"),
         "code_digest": _digest(ref.module),
         "files": files,
     }
@@ -141,51 +141,6 @@ def _refused(ref: PluginRef, reason: str) -> dict[str, Any]:
     message = f"plugin {ref.name} is broken: {reason}"
     hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
     return {"problems": [{"loc": [], "message": message, "hint": hint}], "prerequisite": True}
-
-
-def _fields(params: type[BaseModel]) -> list[dict[str, Any]]:
-    described = []
-    for name, field in params.model_fields.items():
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
-        described.append(
-            {
-                "name": name,
-                "type": _type_name(field.annotation),
-                "required": field.is_required(),
-                "default": json.loads(json.dumps(default, default=str)),
-                "description": field.description or "",
-                "source": extra.get(_SOURCE),
-                "space": extra.get(_SPACE),
-            }
-        )
-    return described
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("pathlib.", "")
-
-
-def _json(value: Any, what: str) -> Any:
-    """Returns a value as it comes back from JSON.
-
-    Raises:
-        TypeError: If it is not JSON-compatible.
-    """
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} is not JSON-compatible: {error}") from error
-
-
-def _origin(cls: type) -> str:
-    try:
-        path, line = inspect.getsourcefile(cls), inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):
-        return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return f"{path}:{line}"
 
 
 def serve(questions: TextIO, reply: Callable[[str], None]) -> None:

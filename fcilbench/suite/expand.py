@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import UsageError
 from fcilbench.registry import catalog
-from fcilbench.registry.entrypoints import lookup
 from fcilbench.suite.assemble import Assembly
 from fcilbench.suite.cell import Cell
 from fcilbench.suite.entries import Entries, check_alone, read_entries
+from fcilbench.suite.grid_problems import grid_problems
 from fcilbench.suite.identity import cell_id
 from fcilbench.suite.load import LoadedSuite, in_order
 from fcilbench.suite.parse import locate
@@ -64,7 +63,7 @@ def expand(loaded: LoadedSuite) -> Expansion:
     written = {axis: list(enumerate(getattr(suite.grid, axis))) for axis in PLUGIN_KINDS}
     with catalog.session():
         entries, problems = read_entries(written, loaded.tree)
-        problems += _boards(loaded) + _zip_problems(loaded) + _partition_problems(loaded)
+        problems += grid_problems(loaded)
         if problems:
             # Parameters of the sound entries are still checked, so that all that is wrong comes at once.
             problems += check_alone(entries, loaded.tree)
@@ -151,39 +150,6 @@ def _coords(point: Point, seed: int) -> dict[str, str | int]:
     labels: dict[str, str | int] = {axis: entry.label for axis, entry in point.entries.items()}
     labels |= {"partition": point.partition.label, "seed": seed}
     return {axis: labels[axis] for axis in (*AXES, "seed")}
-
-
-def _boards(loaded: LoadedSuite) -> list[Problem]:
-    problems = []
-    for index, name in enumerate(loaded.suite.boards):
-        try:
-            lookup("boards", name)
-        except UsageError as error:
-            where = locate(loaded.tree, ("boards", index))
-            problems.append(Problem(error.message, where, error.hint, check="plugins"))
-    return problems
-
-
-def _zip_problems(loaded: LoadedSuite) -> list[Problem]:
-    grid = loaded.suite.grid
-    where = locate(loaded.tree, ("grid", "zip"))
-    sizes = {axis: len(getattr(grid, axis)) for axis in grid.zip}
-    if grid.zip and (len(sizes) != len(grid.zip) or len(sizes) < 2):
-        return [Problem("grid.zip needs two or more different axes", where, check="cells")]
-    if len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-        return [Problem(f"zipped axes must have equally many entries: {shown}", where, check="cells")]
-    return []
-
-
-def _partition_problems(loaded: LoadedSuite) -> list[Problem]:
-    problems, seen = [], dict[str, int]()
-    for index, partition in enumerate(loaded.suite.grid.partition):
-        first = seen.setdefault(partition.label, index)
-        if first != index:
-            message = f"grid.partition.{index} and grid.partition.{first} are both {partition.label!r}"
-            problems.append(Problem(message, locate(loaded.tree, ("grid", "partition", index)), check="cells"))
-    return problems
 
 
 def _duplicates(cells: list[Cell], points: list[Point], loaded: LoadedSuite) -> list[Problem]:
