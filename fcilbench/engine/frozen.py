@@ -13,13 +13,12 @@ import torch
 from fcilbench.api.client import Net
 from fcilbench.api.protocol import Protocol
 from fcilbench.engine.data import DeviceData
+from fcilbench.engine.difference import REORDERED, relative_difference
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.precision import autocast
 
 _BATCH = 128
 """Samples per forward pass."""
-_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
-"""Relative difference of the same features computed in another batch."""
 
 
 @dataclass(frozen=True)
@@ -112,5 +111,4 @@ class FrozenFeatures:
         return self._model.features(self._data.plain(rows))
 
     def _same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        difference = (one.float() - other.float()).norm() / one.float().norm().clamp(min=1e-12)
-        return bool(difference <= _TOLERANCE[self._protocol.precision])
+        return relative_difference(other, one) < REORDERED[self._protocol.precision]

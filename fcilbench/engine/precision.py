@@ -22,9 +22,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass that a backward pass follows.
 
-    On a CPU the fused attention's backward in bfloat16 takes a third of a small ViT's step, so attention is unfused
-    there (`benchmarks/results/cpu-2026-11-28.md`; in float32 and in forward passes the fused one is the faster). GPUs
-    choose for themselves.
+    On a CPU the fused attention's backward in bfloat16 makes a small ViT's step 1.7 times as long, so attention is
+    unfused there (`benchmarks/results/cpu-2026-11-28.md`; in float32 it makes no difference). GPUs choose for
+    themselves.
     """
     stack = ExitStack()
     stack.enter_context(autocast(precision, device))

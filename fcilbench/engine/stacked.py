@@ -14,6 +14,7 @@ import torch
 
 from fcilbench.api.protocol import Protocol
 from fcilbench.engine.data import DeviceData
+from fcilbench.engine.difference import REORDERED, relative_difference
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.lots import Timetable, Work, timetable
 from fcilbench.engine.stacked_static import StaticStack
@@ -22,9 +23,6 @@ from fcilbench.engine.static import CaptureError
 from fcilbench.engine.step import Objective
 
 __all__ = ["StackError", "StackedTrainer"]
-
-_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
-"""Relative difference of the first gradient that arithmetic in another order may make."""
 
 
 class StackedTrainer:
@@ -146,7 +144,6 @@ class StackedTrainer:
         self._model.load(start, self._model.counters)
         plain = Objective(objective.loss, objective.hook, context)
         single.gradient(plain, objective.task, table.rows[0, 0], draws, table.mask[0, 0])
-        expected = self._model.gradient
-        difference = float((self._step.gradients[0] - expected).norm() / expected.norm().clamp(min=1e-12))
-        if not difference < _TOLERANCE[self._protocol.precision]:
+        difference = relative_difference(self._step.gradients[0], self._model.gradient)
+        if not difference < REORDERED[self._protocol.precision]:
             raise StackError(f"the batched gradient differs from the plain one by {difference:.1e} (relative)")

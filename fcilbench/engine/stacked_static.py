@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from fcilbench.api.client import Context
+from fcilbench.engine.difference import relative_difference
 from fcilbench.engine.lots import Timetable
 from fcilbench.engine.stacked_step import StackedObjective, StackedStep
-from fcilbench.engine.static import WARM_UP, CaptureError
+from fcilbench.engine.static import TOLERANCE, CaptureError, captured
 
 WORTH = 32
 """Steps of a round below which a graph of its own is not captured: that costs about six plain ones."""
-_TOLERANCE = 1e-2
 
 
 class StaticStack:
@@ -132,17 +132,7 @@ class StaticStack:
         self._total[:slots] += torch.where(share > 0, losses * share, 0.0)
 
     def _capture(self, slots: int) -> torch.cuda.CUDAGraph | None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._once(slots)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        other = next((other for other in self._graphs.values() if other is not None), None)
-        with torch.cuda.graph(graph, pool=None if other is None else other.pool()):
-            self._once(slots)
-        return graph
+        return captured(lambda: self._once(slots), next((graph for graph in self._graphs.values() if graph), None))
 
     def _check(self, start: torch.Tensor, table: Timetable, slots: int, expected: torch.Tensor) -> None:
         graph = self._capture(slots)
@@ -151,9 +141,8 @@ class StaticStack:
         self._put(table, 0, slots)
         self._replay(slots)
         count = min(slots, table.rows.shape[1])
-        found = self._step.gradients[:count]
-        difference = float((found - expected[:count]).norm() / expected[:count].norm().clamp(min=1e-12))
-        if not difference < _TOLERANCE:
+        difference = relative_difference(self._step.gradients[:count], expected[:count])
+        if not difference < TOLERANCE:
             raise CaptureError(f"the captured gradient differs from the plain one by {difference:.1e} (relative)")
 
 

@@ -5,6 +5,7 @@ The last, short batch of a pass is padded and its padding masked out of the loss
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,11 +13,13 @@ from torch import nn
 
 from fcilbench.api.client import Context
 from fcilbench.api.task import Task
+from fcilbench.engine.difference import relative_difference
 from fcilbench.engine.step import Draws, LocalStep, Objective
 
-WARM_UP = 3
+_WARM_UP = 3
 """Steps before a capture, in which libraries choose their kernels and the optimiser makes its state."""
-_TOLERANCE = 1e-2
+TOLERANCE = 1e-2
+"""Relative difference between a captured gradient and the plain one."""
 
 
 class CaptureError(RuntimeError):
@@ -103,16 +106,7 @@ class StaticStep:
             self.total.zero_()
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._once()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._once()
-        self._graph = graph
+        self._graph = captured(self._once)
 
     def _once(self) -> None:
         loss = self._step.gradient(self._objective, self._task, self._rows, self._draws, self._mask)
@@ -124,9 +118,28 @@ class StaticStep:
         modules = self._step.model.network.modules()
         if any(isinstance(module, nn.Dropout) and module.p > 0 for module in modules):
             return
-        difference = float((self._step.model.gradient - expected).norm() / expected.norm().clamp(min=1e-12))
-        if not difference < _TOLERANCE:
+        difference = relative_difference(self._step.model.gradient, expected)
+        if not difference < TOLERANCE:
             raise CaptureError(f"the captured gradient differs from the plain one by {difference:.1e} (relative)")
+
+
+def captured(once: Callable[[], None], beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+    """Warms a function up on a side stream and captures it.
+
+    Args:
+        once: Runs a step on buffers that stay where they are.
+        beside: A graph that never runs at the same time: both share one pool of memory.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            once()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
+        once()
+    return graph
 
 
 def _fill(buffer: torch.Tensor, values: torch.Tensor) -> None:
