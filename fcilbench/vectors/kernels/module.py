@@ -7,7 +7,7 @@
 import triton
 import triton.language as tl
 
-from fcilbench.vectors.kernels.projection import load_rows, store_sums, zeros
+from fcilbench.vectors.kernels.projection import load_block, load_rows, store_sums, zeros
 
 
 @triton.jit
@@ -131,12 +131,7 @@ def norms(
     lanes = tl.arange(0, BLOCK)
     sums = zeros(BLOCK, 2 * ROWS)
     for left in range(program * (BLOCK * UNROLL), size, programs * (BLOCK * UNROLL)):
-        loaded = ()
-        for turn in tl.static_range(UNROLL):
-            columns = left + turn * BLOCK + lanes
-            live = columns < size
-            x = tl.load(unified + columns, mask=live, other=0.0)
-            loaded = loaded + (x, load_rows(table, tasks, tile * ROWS, columns, live, ROWS))
+        loaded = load_block(table, tasks, tile * ROWS, unified, left, size, ROWS, BLOCK, UNROLL)
         for turn in tl.static_range(UNROLL):
             columns = left + turn * BLOCK + lanes
             own, live = loaded[2 * turn + 1], columns < size

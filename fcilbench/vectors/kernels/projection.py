@@ -26,6 +26,18 @@ def load_rows(table, tasks, first, columns, live, ROWS: tl.constexpr):
 
 
 @triton.jit
+def load_block(table, tasks, first, vector, left, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
+    """Returns `UNROLL` times `BLOCK` columns from `left` on: each time a vector's entries and those of `ROWS` rows."""
+    loaded = ()
+    for turn in tl.static_range(UNROLL):
+        columns = left + turn * BLOCK + tl.arange(0, BLOCK)
+        live = columns < size
+        x = tl.load(vector + columns, mask=live, other=0.0)
+        loaded = loaded + (x, load_rows(table, tasks, first, columns, live, ROWS))
+    return loaded
+
+
+@triton.jit
 def zeros(BLOCK: tl.constexpr, COUNT: tl.constexpr):
     """Returns `COUNT` float64 sums for each lane, as a tuple."""
     found = ()
@@ -86,15 +98,9 @@ def products(
     """
     tile, tiles = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     program, programs = tl.program_id(1).to(tl.int64), tl.num_programs(1)
-    lanes = tl.arange(0, BLOCK)
     sums = zeros(BLOCK, 2 * ROWS)
     for left in range(program * (BLOCK * UNROLL), size, programs * (BLOCK * UNROLL)):
-        loaded = ()
-        for turn in tl.static_range(UNROLL):
-            columns = left + turn * BLOCK + lanes
-            live = columns < size
-            x = tl.load(vector + columns, mask=live, other=0.0)
-            loaded = loaded + (x, load_rows(table, tasks, tile * ROWS, columns, live, ROWS))
+        loaded = load_block(table, tasks, tile * ROWS, vector, left, size, ROWS, BLOCK, UNROLL)
         for turn in tl.static_range(UNROLL):
             sums = _add_products(sums, loaded[2 * turn].to(tl.float64), loaded[2 * turn + 1], ROWS, True)
     store_sums(sums, partial, program, tile, tiles, ROWS)
@@ -124,12 +130,7 @@ def refine(
     lanes = tl.arange(0, BLOCK)
     sums = zeros(BLOCK, ROWS)
     for left in range(program * (BLOCK * UNROLL), size, programs * (BLOCK * UNROLL)):
-        loaded = ()
-        for turn in tl.static_range(UNROLL):
-            columns = left + turn * BLOCK + lanes
-            live = columns < size
-            x = tl.load(vector + columns, mask=live, other=0.0)
-            loaded = loaded + (x, load_rows(table, tasks, 0, columns, live, ROWS))
+        loaded = load_block(table, tasks, 0, vector, left, size, ROWS, BLOCK, UNROLL)
         for turn in tl.static_range(UNROLL):
             columns = left + turn * BLOCK + lanes
             total = _combination(tl.zeros([BLOCK], tl.float64), loaded[2 * turn + 1], step, tasks, 0, ROWS)
