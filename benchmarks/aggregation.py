@@ -11,13 +11,9 @@ the clients' rows, taken first, before anything can be reused. The end of a task
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
 import torch
 
-from benchmarks.timing import best, extra_memory
+from benchmarks.timing import best, extra_memory, run
 from fcilbench.engine.meters import device_name
 from fcilbench.vectors.surgery import coefficients, gram, merge, surgery_matrix
 from fcilbench.vectors.trim import Trimmed
@@ -159,22 +155,9 @@ def both_paths(found: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--clients", type=int, default=10, help="N")
-    parser.add_argument("--size", type=int, default=86_000_000 if cuda else 5_400_000, help="D")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="torch CPU threads")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    found = measure(options.clients, options.size, options.repeats, torch.device(options.device))
-    print(both_paths(found) if "triton" in found else table(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+def show(found: dict[str, object]) -> str:
+    return both_paths(found) if "triton" in found else table(found)
 
 
 if __name__ == "__main__":
-    main()
+    run("aggregation", __doc__, ("--clients", "N"), measure, show)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,11 +141,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write(path: Path | None, name: str, device: str, rows: list[dict[str, Any]]) -> None:
-    """Adds the rows of a benchmark to a JSON file."""
+    """Adds the rows of a benchmark, with the command that made them, to a JSON file."""
     if path is None:
         return
     record = json.loads(path.read_text()) if path.exists() else {"facts": facts(device), "benchmarks": {}}
-    record["benchmarks"][name] = rows
+    record["benchmarks"][name] = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "rows": rows}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

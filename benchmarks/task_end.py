@@ -10,16 +10,13 @@ plain torch, and in the Triton kernels. Each is the best of several repeats, in 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from benchmarks.aggregation import clients
-from benchmarks.timing import best
+from benchmarks.timing import best, run
 from fcilbench.engine.meters import device_name
 from fcilbench.vectors.basis import project_out
 from fcilbench.vectors.topk import Cut, cut
@@ -119,22 +116,5 @@ def table(found: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tasks", type=int, default=10, help="T, at least 2")
-    parser.add_argument("--size", type=int, default=86_000_000 if cuda else 5_400_000, help="D")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="torch CPU threads")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    found = measure(options.tasks, options.size, options.repeats, torch.device(options.device))
-    print(table(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run("task_end", __doc__, ("--tasks", "T, at least 2"), measure, table)
