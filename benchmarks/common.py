@@ -18,10 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.api.protocol import Evaluation, Partition, Protocol, Runtime
 from fcilbench.federation.experiment import Experiment
 from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.stressors.none import NoStress
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime
 
 PEAK = {"H100": 790e12, "H200": 790e12}
 """Dense bf16 FLOP/s that large matrix products reach on a card, measured, not the data sheet's number."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks import common
-from fcilbench.api.protocol import Partition
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.spec.protocol import Partition
 
 CLASSES = 10
 """Of a task."""

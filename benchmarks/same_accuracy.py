@@ -22,7 +22,6 @@ import torch
 from scipy.stats import t as student
 
 from benchmarks import common
-from fcilbench.api.protocol import Partition, Protocol, Runtime, Seeds
 from fcilbench.federation.experiment import Experiment
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -30,6 +29,7 @@ from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.datasets.cifar100 import Cifar100
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.plugins.stressors.none import NoStress
+from fcilbench.spec.protocol import Partition, Protocol, Runtime, Seeds
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32, one by one": ("fp32", {"capture": "off", "stack": 1}),

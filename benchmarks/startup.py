@@ -36,7 +36,7 @@ from fcilbench.engine.meters import Stopwatch
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 federation = build(common.experiment(common.WORKLOADS["dry"], FedAvg(), "cpu", "fp32"))
 phase = federation.schedule.phases[0]
-rows = torch.empty(2, len(federation.server.theta))
+rows = torch.empty(2, len(federation.server.vector))
 run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")), Traffic())
 """
 

@@ -18,10 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from fcilbench.results.outcome import Cost, Metric, Outcome
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import Failure, Row, build_row
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.outcome import Cost, Metric, Outcome
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROVENANCE = Provenance(

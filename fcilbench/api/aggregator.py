@@ -15,11 +15,11 @@ from torch import nn
 
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.message import Message
-from fcilbench.api.plugin import Plugin
 from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.plugin import Plugin
+from fcilbench.spec.protocol import Protocol
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Aggregator(Plugin):
         """Says whether the method is defined for a cell."""
         return Yes()
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def build_schedule(self, schedule: Schedule) -> Schedule:
         """Returns the schedule to train; a centralised reference pools clients and tasks here."""
         return schedule
 
@@ -142,7 +142,7 @@ class Aggregator(Plugin):
         return {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
-        """Merges one round's updates into `server.theta`; FedAvg: the sample-weighted mean of everything."""
+        """Merges one round's updates into `server.vector`; FedAvg: the sample-weighted mean of everything."""
         server.step(updates.mean())
 
     def wants_task_statistics(self, server: Server) -> bool:
@@ -155,7 +155,7 @@ class Aggregator(Plugin):
     def predictors(self, server: Server) -> Predictors:
         """Says how the method answers under each task identity; by default with the one global model."""
         return Predictors(
-            modules={"global": lambda: server.theta},
+            modules={"global": lambda: server.vector},
             answers={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
         )
 
@@ -164,7 +164,7 @@ class Aggregator(Plugin):
 
         Names that begin with `module.` are the packed module of `fcilbench.vectors.pack`.
         """
-        return {"theta": server.theta}
+        return {"theta": server.vector}
 
     @classmethod
     def facts(cls) -> dict[str, Any]:

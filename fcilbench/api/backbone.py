@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.dataset import Modality
-from fcilbench.api.plugin import Plugin
+from fcilbench.spec.plugin import Plugin
 
 
 @dataclass(frozen=True)

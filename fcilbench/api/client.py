@@ -17,7 +17,7 @@ class Net(Protocol):
     """The network as a function of its parameters. A loss must go through it and nothing else."""
 
     @property
-    def theta(self) -> torch.Tensor:
+    def parameters(self) -> torch.Tensor:
         """Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights."""
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ class Client(Protocol):
         """Returns the mean diagonal Fisher over the client's own samples at the network's parameters, `[P]`.
 
         Squares of per-sample gradients, softmax over the task's slice, test transform, no autocast; in the order of
-        `net.theta`, and exactly 0 for head rows of other tasks.
+        `net.parameters`, and exactly 0 for head rows of other tasks.
 
         Args:
             kind: Where the labels come from.

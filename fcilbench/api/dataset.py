@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fcilbench.api import params as _params
-from fcilbench.api.archive import Archive
 from fcilbench.api.content import Arrays, Listing, Progress, number
-from fcilbench.api.plugin import Plugin
 from fcilbench.api.samples import Augmentation, Corpus, Samples
 from fcilbench.errors import DataError
+from fcilbench.spec import params as _params
+from fcilbench.spec.archive import Archive
+from fcilbench.spec.plugin import Plugin
 
 __all__ = ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Modality", "Samples"]
 

@@ -13,14 +13,14 @@ from typing import Protocol
 
 import torch
 
-from fcilbench.api.params import TaskIdentity
 from fcilbench.api.task import Task
+from fcilbench.spec.protocol import TaskIdentity
 
 Logits = Mapping[str, torch.Tensor]
 """Logits `[n, seen]` of the samples under each module."""
 
 
-class Answer(Protocol):
+class DecisionRule(Protocol):
     """A rule from logits to predicted internal labels. It looks at each sample alone."""
 
     def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
@@ -40,7 +40,7 @@ class Predictors:
     """
 
     modules: Mapping[str, Callable[[], torch.Tensor]]
-    answers: Mapping[TaskIdentity, Answer] = field(default_factory=dict)
+    answers: Mapping[TaskIdentity, DecisionRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Schedules: which client trains on what, for how long. A method may rearrange one (`Aggregator.arrange`)."""
+"""Schedules: which client trains on what, for how long. A method may rearrange one (`Aggregator.build_schedule`)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Layout:
     """Named slices of the flat state vector `[D]`.
 
     Attributes:
@@ -45,7 +45,7 @@ class Parts:
         buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
         classes: Number of classes C.
         features: Number of features F.
-        layout: The tensors that make up the vector, in its order.
+        pieces: The tensors that make up the vector, in its order.
     """
 
     backbone: slice
@@ -53,7 +53,7 @@ class Parts:
     buffers: slice
     classes: int
     features: int
-    layout: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     def piece(self, name: str) -> Piece:
         """Returns the place of one tensor.
@@ -61,7 +61,7 @@ class Parts:
         Raises:
             KeyError: If the vector has no tensor of that name.
         """
-        for piece in self.layout:
+        for piece in self.pieces:
             if piece.name == name:
                 return piece
         raise KeyError(f"the state vector has no tensor {name!r}")
@@ -86,14 +86,14 @@ class Updates:
         samples: Number of samples n_k of each row.
         clients: Client id of each row.
         statistics: Each client's statistics message.
-        parts: Slices of a row.
+        layout: Slices of a row.
     """
 
     delta: torch.Tensor
     samples: tuple[int, ...]
     clients: tuple[int, ...]
     statistics: tuple[Message, ...]
-    parts: Parts
+    layout: Layout
 
     @property
     def weights(self) -> torch.Tensor:
@@ -104,19 +104,19 @@ class Updates:
     @property
     def backbone(self) -> torch.Tensor:
         """Backbone columns, `[N, D_backbone]`."""
-        return self.delta[:, self.parts.backbone]
+        return self.delta[:, self.layout.backbone]
 
     @property
     def head_weight(self) -> torch.Tensor:
         """Head weight updates, `[N, C, F]`."""
-        size = self.parts.classes * self.parts.features
-        start = self.parts.head.start
-        return self.delta[:, start : start + size].reshape(-1, self.parts.classes, self.parts.features)
+        size = self.layout.classes * self.layout.features
+        start = self.layout.head.start
+        return self.delta[:, start : start + size].reshape(-1, self.layout.classes, self.layout.features)
 
     @property
     def head_bias(self) -> torch.Tensor:
         """Head bias updates, `[N, C]`."""
-        return self.delta[:, self.parts.head.stop - self.parts.classes : self.parts.head.stop]
+        return self.delta[:, self.layout.head.stop - self.layout.classes : self.layout.head.stop]
 
     def mean(self, part: slice | None = None) -> torch.Tensor:
         """Returns the sample-weighted mean of the updates, summed in client-id order (FedAvg)."""
@@ -132,17 +132,17 @@ class Server(Protocol):
     """The server of a federation.
 
     Attributes:
-        theta: Global state vector, float32 `[D]`; change it through `step`.
+        vector: Global state vector, float32 `[D]`; change it through `step`.
         state: The method's own persistent state.
-        parts: Slices of `theta`.
+        layout: Slices of `vector`.
         task: The current task.
         tasks: The tasks of the stream seen so far, the current one included.
         round: Round within the task, from 0.
     """
 
-    theta: torch.Tensor
+    vector: torch.Tensor
     state: State
-    parts: Parts
+    layout: Layout
     task: Task
     tasks: Sequence[Task]
     round: int

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fcilbench.api.plugin import Plugin
 from fcilbench.api.schedule import Indices
 from fcilbench.api.task import Task
+from fcilbench.spec.plugin import Plugin
 
 
 class Stressor(Plugin):

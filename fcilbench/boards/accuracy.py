@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from fcilbench.api.params import TaskIdentity
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Rank
 from fcilbench.boards.notes import block_notes, board_notes
 from fcilbench.boards.scenario import Sample, flatten, labels, method_of, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, estimate, ranks
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.protocol import TaskIdentity
 
 TITLES = {
     "faa": "FAA",

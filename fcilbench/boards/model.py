@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcilbench.api.params import TaskIdentity
-from fcilbench.api.protocol import Closed
+from fcilbench.spec.protocol import Closed, TaskIdentity
 
 BOARD_SCHEMA_VERSION = 1
 

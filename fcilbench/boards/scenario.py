@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fcilbench.results.outcome import Metric
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import PluginKind, PluginRecord, Row, RowParams, plugin_records, row_params
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.outcome import Metric
 
 METHOD_FIELDS = ("lr", "weight_decay")
 """Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""

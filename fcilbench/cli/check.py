@@ -40,7 +40,7 @@ def check(
     """
     from fcilbench.cli.prepare import use_data_root
     from fcilbench.execution.probe import probe_cells
-    from fcilbench.suite.cell import Cell
+    from fcilbench.spec.cell import Cell
     from fcilbench.suite.check import run_checks
 
     root = use_data_root(data)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 
 if TYPE_CHECKING:
-    from fcilbench.suite.cell import Cell
+    from fcilbench.spec.cell import Cell
 
 _LOW_DISK = 5e9  # bytes; a checkpoint of ten ViT-B clients with their state is of this order
 _GB = 1e9

@@ -9,8 +9,8 @@ from fcilbench.cli.prepare import duration
 from fcilbench.execution.devices import Slot
 from fcilbench.execution.messages import Event
 from fcilbench.execution.observers import Progress
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 _EVERY = 30.0  # seconds between two lines about rounds of one slot
 

@@ -13,7 +13,7 @@ from fcilbench.errors import PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
     from fcilbench.federation.module_file import ModuleFile
-    from fcilbench.suite.cell import Cell
+    from fcilbench.spec.cell import Cell
 
 app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def export(
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
     folder = store.cell_dir(row.cell_id)
     server = final.load(folder)
-    if digest(server.theta) != row.model_digest:
+    if digest(server.vector) != row.model_digest:
         raise PrerequisiteError(
             f"{folder / final.NAME} is not the model of this row", hint="run the cell again: --rerun all"
         )
@@ -87,7 +87,7 @@ def inspect(
 
 
 def _cell(folder: Path) -> Cell:
-    from fcilbench.suite.cell import Cell
+    from fcilbench.spec.cell import Cell
 
     try:
         return Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"])

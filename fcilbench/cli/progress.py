@@ -14,8 +14,8 @@ from fcilbench.cli.lines import cell_name, verdict, where
 from fcilbench.execution.devices import Slot
 from fcilbench.execution.messages import Event
 from fcilbench.execution.observers import Progress
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 

@@ -29,7 +29,7 @@ def schema(
 
         body = json_schema()
     else:
-        from fcilbench.results.schema import row_schema
+        from fcilbench.spec.row import row_schema
 
         body = row_schema()
     console.show(json.dumps(body, indent=2, ensure_ascii=False))

@@ -11,8 +11,8 @@ from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.results.schema import Row
     from fcilbench.results.store import Store
+    from fcilbench.spec.row import Row
 
 EXAMPLE = "fcilbench show 9f2c --out results"
 

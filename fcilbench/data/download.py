@@ -14,7 +14,7 @@ import pooch
 import requests
 from urllib3.exceptions import HTTPError
 
-from fcilbench.api.archive import Archive
+from fcilbench.spec.archive import Archive
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes that are here and of all bytes, if known."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fcilbench.api.archive import Archive
 from fcilbench.data.layout import ARCHIVES, describe_layouts, find_layout
 from fcilbench.data.unpack import unpack
 from fcilbench.errors import DataError
+from fcilbench.spec.archive import Archive
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the name of an archive, the number of bytes that are here, and of all bytes, if known."""

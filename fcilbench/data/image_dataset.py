@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from fcilbench.api import params as _params
 from fcilbench.api.content import Listing
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams
 from fcilbench.data.folders import Listed, class_folders, class_tree, stratified_split
 from fcilbench.data.images import ImageFiles
 from fcilbench.data.layout import ARCHIVES, describe_layouts, find_layout
 from fcilbench.errors import DataError
+from fcilbench.spec import params as _params
 
 CENTRAL = 256 / 224
 """Share by which the shorter side exceeds the central crop (He et al. 2016, and the field since)."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fcilbench.api.client import Net
-from fcilbench.api.server import Parts, Piece
+from fcilbench.api.server import Layout, Piece
 from fcilbench.engine.network import Network
 
 
@@ -29,8 +29,8 @@ class FlatModel:
         vector: `[D]`.
         gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
         counters: int64 `[K]`.
-        parts: The named slices of `vector`.
-        theta: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
+        layout: The named slices of `vector`.
+        parameters: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
     """
 
     def __init__(self, network: Network, device: torch.device) -> None:
@@ -53,11 +53,11 @@ class FlatModel:
         self.vector = torch.empty(buffered, device=device)
         self.gradient = torch.zeros(total, device=device)
         layout = _layout(network, ordered, floats)
-        self.parts = Parts(slice(0, body), slice(body, total), slice(total, buffered), classes, features, layout)
+        self.layout = Layout(slice(0, body), slice(body, total), slice(total, buffered), classes, features, layout)
         self._bind_parameters(ordered)
         self._bind_buffers(floats, total)
-        self.theta = nn.Parameter(self.vector[:total])
-        self.theta.grad = self.gradient
+        self.parameters = nn.Parameter(self.vector[:total])
+        self.parameters.grad = self.gradient
         self.counters = self.read_counters()
 
     def _bind_parameters(self, ordered: list[nn.Parameter]) -> None:
@@ -120,7 +120,7 @@ class FlatModel:
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns a state vector `[D]` as tensors by their names in the network, as views."""
-        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.parts.layout}
+        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.layout.pieces}
 
 
 class _Functional:
@@ -129,7 +129,7 @@ class _Functional:
     def __init__(self, model: FlatModel, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> None:
         self._model, self._network = model, model.network
         self._tensors = dict(tensors)
-        self.theta = theta
+        self.parameters = theta
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._run(inputs, "features")
@@ -152,7 +152,7 @@ class _Borrowed(_Functional):
     """The same without gradients and in eval mode, whatever mode the network is in."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
-        super().__init__(model, model.named(vector.detach()), vector.detach()[model.parts.trainable])
+        super().__init__(model, model.named(vector.detach()), vector.detach()[model.layout.trainable])
 
     def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
         modes = [(module, module.training) for module in self._network.modules()]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from fcilbench.api.client import Net
-from fcilbench.api.protocol import Protocol
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.difference import REORDERED, relative_difference
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.precision import autocast
+from fcilbench.spec.protocol import Protocol
 
 _BATCH = 128
 """Samples per forward pass."""
@@ -37,9 +37,9 @@ class Remembered:
     known: torch.Tensor
 
     @property
-    def theta(self) -> torch.Tensor:
+    def parameters(self) -> torch.Tensor:
         """Trainable parameters, flat `[P]`."""
-        return self.net.theta
+        return self.net.parameters
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the known features, or runs the backbone."""
@@ -73,7 +73,7 @@ class FrozenFeatures:
 
     def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
         self._model, self._data, self._protocol = model, data, protocol
-        parts = model.parts
+        parts = model.layout
         alone = parts.backbone.start == parts.backbone.stop and parts.buffers.start == parts.buffers.stop
         varied = protocol.augment and data.augments
         self._possible = alone and not len(model.counters) and not varied and len(data) > 0

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fcilbench.api.protocol import Protocol
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.difference import REORDERED, relative_difference
 from fcilbench.engine.flat import FlatModel
@@ -21,6 +20,7 @@ from fcilbench.engine.stacked_static import StaticStack
 from fcilbench.engine.stacked_step import StackedObjective, StackedStep, StackError
 from fcilbench.engine.static import CaptureError
 from fcilbench.engine.step import Objective
+from fcilbench.spec.protocol import Protocol
 
 __all__ = ["StackError", "StackedTrainer"]
 
@@ -74,7 +74,7 @@ class StackedTrainer:
             StackError: If the model has buffers or random layers, the contexts do not fit, the loss cannot be batched,
                 or the batched gradient is not the plain one.
         """
-        parts = self._model.parts
+        parts = self._model.layout
         if parts.buffers.start != parts.buffers.stop or len(self._model.counters):
             raise StackError("the model has buffers that change in training")
         # The first rows are those with most steps, so that whoever is finished leaves from the end.

@@ -11,7 +11,6 @@ from torch import nn
 from torch.func import vmap
 
 from fcilbench.api.client import Batch, Context
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.attention import plain_attention
 from fcilbench.engine.data import DeviceData
@@ -19,6 +18,7 @@ from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.frozen import Remembered
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.step import Draws, GradientHook, LocalStep, Loss, Objective
+from fcilbench.spec.protocol import Protocol
 
 
 class StackError(RuntimeError):
@@ -155,7 +155,7 @@ class StackedStep:
         theta = vectors.detach().requires_grad_()
         tensors = {
             piece.name: vectors[:, piece.span].detach().view(count, *piece.shape).requires_grad_()
-            for piece in model.parts.layout
+            for piece in model.layout.pieces
         }
 
         def loss(tensors: Context, theta: torch.Tensor, rows: tuple[torch.Tensor, ...], own: Context) -> torch.Tensor:
@@ -170,7 +170,7 @@ class StackedStep:
             losses = vmap(loss)(tensors, theta, rows, own)
         flat, *gradients = torch.autograd.grad(losses.sum(), [theta, *tensors.values()], allow_unused=True)
         targets = self.gradients[:count]
-        for piece, gradient in zip(model.parts.layout, gradients, strict=True):
+        for piece, gradient in zip(model.layout.pieces, gradients, strict=True):
             target = targets[:, piece.span]
             target.zero_() if gradient is None else target.copy_(gradient.flatten(1))
         if flat is not None:

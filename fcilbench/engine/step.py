@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.frozen import FrozenFeatures, Remembered
 from fcilbench.engine.precision import training_context
+from fcilbench.spec.protocol import Protocol
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
 GradientHook = Callable[[torch.Tensor, torch.Tensor, Context], None]
@@ -55,7 +55,11 @@ class LocalStep:
         self.frozen = FrozenFeatures(model, data, protocol)
         # AdamW's own decay would also shrink the head rows of other tasks, whose gradient is exactly zero.
         self.optimiser = torch.optim.AdamW(
-            [model.theta], lr=protocol.lr, weight_decay=0.0, fused=True, capturable=model.vector.device.type == "cuda"
+            [model.parameters],
+            lr=protocol.lr,
+            weight_decay=0.0,
+            fused=True,
+            capturable=model.vector.device.type == "cuda",
         )
 
     def reset(self) -> None:
@@ -68,7 +72,7 @@ class LocalStep:
         """Returns the factor `1 - lr * wd` per coordinate, 1 in the head rows of other tasks; `None` without decay."""
         if self._protocol.weight_decay == 0.0:
             return None
-        parts = self.model.parts
+        parts = self.model.layout
         rate = 1.0 - self._protocol.lr * self._protocol.weight_decay
         factor = torch.full_like(self.model.gradient, rate)
         head = factor[parts.head]
@@ -104,11 +108,11 @@ class LocalStep:
             loss = objective.loss(net, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            objective.gradient(model.gradient, model.theta.detach(), objective.context)
+            objective.gradient(model.gradient, model.parameters.detach(), objective.context)
         return loss.detach().float()
 
     def update(self, decay: torch.Tensor | None) -> None:
         """Moves the parameters along the flat gradient."""
         if decay is not None:
-            self.model.vector[self.model.parts.trainable].mul_(decay)
+            self.model.vector[self.model.layout.trainable].mul_(decay)
         self.optimiser.step()

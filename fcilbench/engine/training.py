@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcilbench.api.protocol import Protocol
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.lots import Lot, Work, one_pass
 from fcilbench.engine.static import CaptureError, StaticStep
 from fcilbench.engine.step import LocalStep, Objective
+from fcilbench.spec.protocol import Protocol
 
 __all__ = ["Objective", "Trainer", "Work"]
 
@@ -33,7 +33,7 @@ class Trainer:
         self._step = LocalStep(model, data, protocol)
         self._capture = capture and model.vector.device.type == "cuda"
         # Padding rows would enter BatchNorm's statistics, so such a model's short batches are run as they are.
-        self._pads = model.parts.buffers.start == model.parts.buffers.stop
+        self._pads = model.layout.buffers.start == model.layout.buffers.stop
         self._static: StaticStep | None = None
         self.notes: list[str] = []
 

@@ -13,8 +13,8 @@ from fcilbench.execution.lease import Lease, Owner
 from fcilbench.execution.ledger import Ledger
 from fcilbench.execution.messages import Job
 from fcilbench.execution.schedule import Task
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from fcilbench.results.files import write_atomic
 from fcilbench.results.row import code_digest
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 _FILE = "cell.json"
 _LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 
-from fcilbench.api.plugin import Plugin
 from fcilbench.data.root import data_root
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.messages import Event, Job
@@ -24,7 +23,8 @@ from fcilbench.execution.offline import refuse_network
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.plugin import Plugin
 
 Emit = Callable[[Event], None]
 _AXES = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}

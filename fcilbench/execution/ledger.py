@@ -15,12 +15,12 @@ from fcilbench.execution.observers import Guard, Progress
 from fcilbench.execution.schedule import Task
 from fcilbench.execution.verdict import Verdict
 from fcilbench.results.migrate import parse_row
-from fcilbench.results.outcome import Cost
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
-from fcilbench.suite.identity import IDENTITY_VERSION
+from fcilbench.spec.identity import IDENTITY_VERSION
+from fcilbench.spec.outcome import Cost
+from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Tracker
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from fcilbench.execution.devices import Slot
 from fcilbench.execution.messages import Event
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import FcilbenchError
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a data set, the number of samples done and of all samples."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from fcilbench.execution.devices import Slot
 from fcilbench.execution.lease import Lease
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 
 @dataclass(eq=False)

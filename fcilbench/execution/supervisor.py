@@ -17,7 +17,7 @@ from fcilbench.execution.messages import TERMINAL, Event
 from fcilbench.execution.observers import Guard, Progress
 from fcilbench.execution.schedule import Running, Schedule, Task, neighbours
 from fcilbench.execution.verdict import Verdict
-from fcilbench.results.schema import Row
+from fcilbench.spec.row import Row
 
 _TICK = 0.2
 _OVER = TERMINAL | {"died"}

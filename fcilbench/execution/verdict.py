@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcilbench.execution.messages import Event
-from fcilbench.results.outcome import Outcome
-from fcilbench.results.schema import Failure, Status
+from fcilbench.spec.outcome import Outcome
+from fcilbench.spec.row import Failure, Status
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     return Federation(
         experiment=experiment,
         stream=stream_,
-        schedule=experiment.aggregator.arrange(Schedule(phases)),
+        schedule=experiment.aggregator.build_schedule(Schedule(phases)),
         train=train,
         test=place(backbone, Samples(corpus.test.inputs, test_labels), none, device, nhwc),
         outside=None if outside is None else place(backbone, outside, none, device, nhwc),
@@ -69,7 +69,9 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         model=model,
         trainer=Trainer(model, train, experiment.protocol, capture),
         stack=StackedTrainer(model, train, experiment.protocol, stack, capture) if stack > 1 else None,
-        server=FederationServer(model.vector, model.counters, model.parts, stream_.tasks, experiment.seeds.of("train")),
+        server=FederationServer(
+            model.vector, model.counters, model.layout, stream_.tasks, experiment.seeds.of("train")
+        ),
         features=FeatureMemory(model, initial, runtime.eval_batch_size),
         initial=initial,
         affected=affected,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from fcilbench.api.params import TaskIdentity
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.round import Traffic
+from fcilbench.spec.protocol import TaskIdentity
 
 FORMAT = 1
 Event = dict[str, Any]
@@ -51,7 +51,7 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
     record = {
         "format": FORMAT,
         "progress": asdict(progress),
-        "theta": server.theta,
+        "theta": server.vector,
         "counters": server.counters,
         "version": server.version,
         "changed": server.changed,
@@ -77,14 +77,14 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         return None
     server = federation.server
     try:
-        record = torch.load(path, map_location=server.theta.device, weights_only=True)
+        record = torch.load(path, map_location=server.vector.device, weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
         server.warn(f"an unreadable checkpoint was ignored ({type(error).__name__})")
         return None
-    if record.get("format") != FORMAT or record["theta"].shape != server.theta.shape:
+    if record.get("format") != FORMAT or record["theta"].shape != server.vector.shape:
         server.warn("a checkpoint of another format or model was ignored")
         return None
-    server.theta.copy_(record["theta"])
+    server.vector.copy_(record["theta"])
     server.counters.copy_(record["counters"])
     server.version, server.changed = record["version"], record["changed"]
     server.state, server.warnings = record["state"], record["warnings"]

@@ -55,7 +55,7 @@ class ClientSession:
     @property
     def feature_dim(self) -> int:
         """Number of features F."""
-        return self._federation.model.parts.features
+        return self._federation.model.layout.features
 
     def batches(self, augment: np.random.Generator | None = None, raw: bool = False) -> Iterator[Batch]:
         """Iterates once over the client's samples: test transform, or augmented, or not normalised."""
@@ -76,8 +76,8 @@ class ClientSession:
             chosen = np.sort(self.random("fisher-samples").choice(len(rows), samples, replace=False))
             rows = rows[torch.from_numpy(chosen).to(rows.device)]
         uniform = torch.from_numpy(self.random("fisher-labels").random(len(rows))).to(rows.device)
-        parts = self.net.parts
-        names = [piece.name for piece in parts.layout if piece.span.stop <= parts.trainable.stop]
+        parts = self.net.layout
+        names = [piece.name for piece in parts.pieces if piece.span.stop <= parts.trainable.stop]
         return fisher_diagonal(self.network, names, self._paired(rows, uniform, raw), kind)
 
     def _paired(self, rows: torch.Tensor, uniform: torch.Tensor, raw: bool) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -91,7 +91,7 @@ class ClientSession:
         self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
     ) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
-        names = {piece.name for piece in self.net.parts.layout}
+        names = {piece.name for piece in self.net.layout.pieces}
         with torch.no_grad(), GramTaps(self.network, names, diagonal) as taps:
             for batch in self.batches(augment):
                 taps.mask = self._federation.train.token_mask(batch.inputs)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from fcilbench.api.params import TaskIdentity
-from fcilbench.api.predict import Answer, Predictors
+from fcilbench.api.predict import DecisionRule, Predictors
 from fcilbench.api.task import Task
 from fcilbench.engine.precision import autocast
 from fcilbench.federation.experiment import Federation
+from fcilbench.spec.protocol import TaskIdentity
 
 Needed = dict[str, list[int]]
 
@@ -71,7 +71,7 @@ def _logits(federation: Federation, task: int, seen: int) -> torch.Tensor:
 
 def _accuracy(
     federation: Federation,
-    answer: Answer,
+    answer: DecisionRule,
     identity: TaskIdentity,
     logits: dict[tuple[str, int], torch.Tensor],
     task: Task,

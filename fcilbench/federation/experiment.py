@@ -10,7 +10,6 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import Backbone
 from fcilbench.api.dataset import Dataset
-from fcilbench.api.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.engine.data import DeviceData
@@ -20,6 +19,7 @@ from fcilbench.engine.training import Trainer
 from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.tasks import TaskStream
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 
 
 class Unsupported(Exception):  # noqa: N818 -- an answer, not an error

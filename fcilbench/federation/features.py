@@ -61,8 +61,8 @@ class FeatureMemory:
 
     @property
     def _width(self) -> int:
-        return self._model.parts.features
+        return self._model.layout.features
 
     def _alike(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        parts = self._model.parts
+        parts = self._model.layout
         return all(torch.equal(one[part], other[part]) for part in (parts.backbone, parts.buffers))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fcilbench.api.server import Parts, Piece
+from fcilbench.api.server import Layout, Piece
 from fcilbench.api.task import Task
 from fcilbench.errors import PrerequisiteError
 from fcilbench.federation.server import FederationServer
@@ -18,15 +18,15 @@ NAME = "final.pt"
 
 def save(folder: Path, server: FederationServer) -> None:
     """Writes `final.pt` into a folder, under a temporary name first."""
-    parts = server.parts
+    parts = server.layout
     record = {
         "format": FORMAT,
-        "theta": server.theta,
+        "theta": server.vector,
         "counters": server.counters,
         "state": server.state,
         "cuts": [parts.backbone.stop, parts.head.stop, parts.buffers.stop],
         "head": [parts.classes, parts.features],
-        "layout": [(piece.name, list(piece.shape), piece.start) for piece in parts.layout],
+        "layout": [(piece.name, list(piece.shape), piece.start) for piece in parts.pieces],
         "tasks": [(task.index, task.offset, task.size) for task in server.tasks],
     }
     temporary = folder / "final.tmp"
@@ -57,7 +57,7 @@ def load(folder: Path) -> FederationServer:
     body, trainable, whole = record["cuts"]
     layout = tuple(Piece(name, tuple(shape), start) for name, shape, start in record["layout"])
     classes, features = record["head"]
-    parts = Parts(slice(0, body), slice(body, trainable), slice(trainable, whole), classes, features, layout)
+    parts = Layout(slice(0, body), slice(body, trainable), slice(trainable, whole), classes, features, layout)
     tasks = [Task(*numbers) for numbers in record["tasks"]]
     server = FederationServer(record["theta"], record["counters"], parts, tasks)
     server.state = record["state"]

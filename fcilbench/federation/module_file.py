@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fcilbench.api.message import Message, nbytes
-from fcilbench.api.server import Parts
+from fcilbench.api.server import Layout
 from fcilbench.api.task import Task
 from fcilbench.errors import UsageError
 from fcilbench.federation.outcome import digest
@@ -87,10 +87,10 @@ def write(path: Path, tensors: Message, server: FederationServer, about: Mapping
     facts: dict[str, Any] = {
         **about,
         "tasks": [[task.offset, task.size] for task in server.tasks],
-        "parts": _parts(server.parts),
+        "parts": _parts(server.layout),
     }
     if "module.support" in tensors:
-        facts["pretrained"] = digest(server.state["pre"][server.parts.backbone])
+        facts["pretrained"] = digest(server.state["pre"][server.layout.backbone])
     temporary = path.with_name(f"{path.name}.tmp")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     save_file(plain, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
@@ -116,7 +116,7 @@ def read(path: Path) -> ModuleFile:
     return ModuleFile(tensors, json.loads(metadata["facts"]))
 
 
-def _parts(parts: Parts) -> dict[str, int]:
+def _parts(parts: Layout) -> dict[str, int]:
     return {
         "backbone": parts.backbone.stop,
         "head": parts.head.stop - parts.head.start,

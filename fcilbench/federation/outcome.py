@@ -6,12 +6,12 @@ import hashlib
 
 import torch
 
-from fcilbench.api.params import TaskIdentity
 from fcilbench.engine.meters import device_name
 from fcilbench.federation import metrics
 from fcilbench.federation.checkpoint import Progress
 from fcilbench.federation.experiment import Federation
-from fcilbench.results.outcome import Cost, Metric, Outcome
+from fcilbench.spec.outcome import Cost, Metric, Outcome
+from fcilbench.spec.protocol import TaskIdentity
 
 
 def outcome(federation: Federation, progress: Progress) -> Outcome:
@@ -31,7 +31,7 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
         classes=federation.stream.names(federation.class_names),
         cost=_cost(federation, progress),
         seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
-        model_digest=digest(federation.server.theta),
+        model_digest=digest(federation.server.vector),
         data_fingerprint=federation.fingerprint,
         device=device_name(federation.model.vector.device),
         warnings=list(federation.server.warnings),

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from fcilbench.api.backbone import ImageInput, TextBackbone
 from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.api.protocol import Partition
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
+from fcilbench.spec.protocol import Partition
 
 _CLASSES, _TRAIN, _TEST = 4, 3, 1
 

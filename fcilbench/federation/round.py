@@ -52,7 +52,7 @@ def sample_clients(federation: Federation, turn: Turn) -> list[int]:
 def update_rows(federation: Federation) -> torch.Tensor:
     """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
     taking_part = max(p.sampled(federation.experiment.protocol.participation) for p in federation.schedule.phases)
-    theta = federation.server.theta
+    theta = federation.server.vector
     if not federation.experiment.aggregator.trains:
         return theta.new_zeros(1, 1).expand(taking_part, len(theta))
     return theta.new_empty(taking_part, len(theta))
@@ -138,7 +138,7 @@ def _receive(
 
 def _send(federation: Federation, upload: Upload, traffic: Traffic) -> None:
     if federation.schedule.federated:
-        model = {"delta": federation.server.theta, "counters": upload.counters}
+        model = {"delta": federation.server.vector, "counters": upload.counters}
         traffic.up += nbytes(upload.statistics) + (nbytes(model) if federation.experiment.aggregator.trains else 0)
 
 
@@ -161,7 +161,7 @@ def _collect(
         samples=tuple(upload.samples for upload in kept),
         clients=tuple(upload.client for upload in kept),
         statistics=tuple(upload.statistics for upload in kept),
-        parts=server.parts,
+        layout=server.layout,
     )
 
 

@@ -25,7 +25,7 @@ from fcilbench.federation.outside import outside_auroc
 from fcilbench.federation.round import finite, receive_model, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.federation.turn import Turn
-from fcilbench.results.outcome import Outcome
+from fcilbench.spec.outcome import Outcome
 
 Listener = Callable[[Event], None]
 
@@ -162,7 +162,7 @@ class _Run:
             if len(own) == 0:
                 continue
             receive_model(federation, client, traffic)
-            federation.model.load(self._server.theta, self._server.counters)
+            federation.model.load(self._server.vector, self._server.counters)
             federation.model.network.eval()
             with torch.no_grad():
                 collected[client] = self._experiment.aggregator.task_statistics(ClientSession(federation, turn, client))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fcilbench.api.message import Message
-from fcilbench.api.server import Parts, State
+from fcilbench.api.server import Layout, State
 from fcilbench.api.task import Task
 from fcilbench.engine.finite import all_finite
 from fcilbench.federation.streams import stream
@@ -21,26 +21,26 @@ class FederationServer:
     Args:
         theta: Initial global state vector `[D]`; copied.
         counters: Initial integer buffers `[K]`; copied.
-        parts: Slices of the vector.
+        layout: Slices of the vector.
         tasks: All tasks of the stream.
         seed: The train seed, for the method's random streams.
 
     Attributes:
-        theta: Global state vector `[D]`.
+        vector: Global state vector `[D]`.
         counters: Integer buffers, taken from the first client of a round.
         state: The method's persistent state.
-        version: Rises with every change of `theta`; a client that holds it need not be sent it again.
-        changed: Version at which each part of `theta` changed last.
+        version: Rises with every change of `vector`; a client that holds it need not be sent it again.
+        changed: Version at which each part of `vector` changed last.
         logs: Diagnostics of the current round.
         warnings: Everything worth a line in the row, each once.
     """
 
     def __init__(
-        self, theta: torch.Tensor, counters: torch.Tensor, parts: Parts, tasks: Sequence[Task], seed: int = 0
+        self, theta: torch.Tensor, counters: torch.Tensor, layout: Layout, tasks: Sequence[Task], seed: int = 0
     ) -> None:
-        self.theta = theta.clone()
+        self.vector = theta.clone()
         self.counters = counters.clone()
-        self.parts = parts
+        self.layout = layout
         self.state: State = {}
         self.version = 0
         self.changed = {"backbone": 0, "head": 0, "buffers": 0}
@@ -68,24 +68,24 @@ class FederationServer:
         Raises:
             ValueError: If the shape does not fit, or a value is not finite.
         """
-        target = self.theta if part is None else self.theta[part]
+        target = self.vector if part is None else self.vector[part]
         if direction.shape != target.shape:
             raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)
-        self._touch(part or self.parts.all)
+        self._touch(part or self.layout.all)
 
     def reset(self, theta: torch.Tensor) -> None:
-        """Puts the global vector back to `theta`, bit for bit."""
-        self.theta.copy_(theta)
-        self._touch(self.parts.all)
+        """Puts the global vector back to `vector`, bit for bit."""
+        self.vector.copy_(theta)
+        self._touch(self.layout.all)
 
     def _touch(self, part: slice) -> None:
         self.version += 1
-        start, stop, _ = part.indices(len(self.theta))
+        start, stop, _ = part.indices(len(self.vector))
         for name in self.changed:
-            own: slice = getattr(self.parts, name)
+            own: slice = getattr(self.layout, name)
             if own.start < stop and start < own.stop:
                 self.changed[name] = self.version
 
@@ -98,7 +98,7 @@ class FederationServer:
         if held == self.version:
             return {}
         parts = [name for name, version in self.changed.items() if held is None or version > held]
-        return {"counters": self.counters, **{name: self.theta[getattr(self.parts, name)] for name in parts}}
+        return {"counters": self.counters, **{name: self.vector[getattr(self.layout, name)] for name in parts}}
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

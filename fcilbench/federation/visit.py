@@ -64,7 +64,7 @@ def visit(
 
 
 def _alone(federation: Federation, turn: Turn, session: ClientSession, row: torch.Tensor) -> Upload:
-    federation.model.load(federation.server.theta, federation.server.counters)
+    federation.model.load(federation.server.vector, federation.server.counters)
     if not federation.experiment.aggregator.trains:
         return _upload(federation, session, None)
     seed_torch(federation.experiment.seeds.of("train"), "local", *turn.key, session.id)
@@ -83,7 +83,7 @@ def _together(
     assert stack is not None
     try:
         losses = stack.train(
-            server.theta,
+            server.vector,
             [_objective(federation, session) for session in sessions],
             [_work(turn, session) for session in sessions],
             [session.random("batches") for session in sessions],
@@ -113,7 +113,7 @@ def _work(turn: Turn, session: ClientSession) -> Work:
 
 def _write(federation: Federation, session: ClientSession, row: torch.Tensor) -> None:
     """Writes the update of the client whose model is loaded into its row."""
-    torch.sub(federation.model.vector, federation.server.theta, out=row)
+    torch.sub(federation.model.vector, federation.server.vector, out=row)
     if session.id in federation.affected:
         row.copy_(federation.experiment.stressor.upload(row, session.random("stress-upload")))
 

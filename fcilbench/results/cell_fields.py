@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from fcilbench.api.protocol import SeedRole
-from fcilbench.results.schema import PLUGIN_KINDS, PluginKind, PluginRecord, RowParams
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.protocol import SeedRole
+from fcilbench.spec.row import PLUGIN_KINDS, PluginKind, PluginRecord, RowParams
 
 
 def cell_fields(cell: Cell) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcilbench.results.outcome import Metric
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.outcome import Metric
+from fcilbench.spec.row import Row
 
 DEFAULT_TOLERANCE = 1e-9
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fcilbench.errors import UsageError
 from fcilbench.results.conflicts import Candidate, Conflict, conflicts_of
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 
 _LEFT_BEHIND = {"checkpoint.pt", "lease.json"}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fcilbench.errors import UsageError
-from fcilbench.results.schema import SCHEMA_VERSION, Row
+from fcilbench.spec.row import SCHEMA_VERSION, Row
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from fcilbench.results.cell_fields import cell_fields, code_digest, plugin_records, row_params
-from fcilbench.results.outcome import Cost, Outcome
 from fcilbench.results.provenance import Provenance
-from fcilbench.results.schema import (
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.identity import IDENTITY_VERSION
+from fcilbench.spec.outcome import Cost, Outcome
+from fcilbench.spec.row import (
     PLUGIN_KINDS,
     SCHEMA_VERSION,
     STATUSES,
@@ -23,8 +25,6 @@ from fcilbench.results.schema import (
     RowParams,
     Status,
 )
-from fcilbench.suite.cell import Cell
-from fcilbench.suite.identity import IDENTITY_VERSION
 
 __all__ = [
     "PLUGIN_KINDS",
@@ -78,7 +78,7 @@ def build_row(
         attempts: Attempts it took.
         warnings: Further warnings beside the result's own.
         tuned_from: Digest of the tuning lock file.
-        identity_version: `fcilbench.suite.identity.IDENTITY_VERSION`.
+        identity_version: `fcilbench.spec.identity.IDENTITY_VERSION`.
 
     Returns:
         The row. Metrics that are NaN or infinite become undefined, with a warning that says so.

@@ -21,7 +21,7 @@ from typing import Any
 from fcilbench.results.files import read_json_lines, sync_folder, write_atomic
 from fcilbench.results.migrate import parse_row
 from fcilbench.results.provenance import digest
-from fcilbench.results.schema import Row
+from fcilbench.spec.row import Row
 
 _log = logging.getLogger(__name__)
 

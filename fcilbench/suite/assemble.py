@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fcilbench.api.protocol import Protocol, Seeds
 from fcilbench.registry import catalog
 from fcilbench.registry.records import Resolved, Unresolved
 from fcilbench.registry.validation import explain, validate
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.protocol import Protocol, Seeds
 from fcilbench.suite.cost import model_key
 from fcilbench.suite.entries import Entries, Entry, option_problems, use_of
 from fcilbench.suite.keys import Setting

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fcilbench.errors import SuiteError
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
 from fcilbench.suite.expand import Expansion, expand
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.needs import missing_data

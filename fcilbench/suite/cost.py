@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 PRIOR_SECONDS_PER_SAMPLE = 2e-3
 """Prior: wall-clock seconds per training sample and visit, of a backbone that does not tell its operations."""

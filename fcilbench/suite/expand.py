@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.registry import catalog
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.identity import cell_id
 from fcilbench.suite.assemble import Assembly
-from fcilbench.suite.cell import Cell
 from fcilbench.suite.entries import Entries, check_alone, read_entries
 from fcilbench.suite.grid_problems import grid_problems
-from fcilbench.suite.identity import cell_id
 from fcilbench.suite.load import LoadedSuite, in_order
 from fcilbench.suite.parse import locate
 from fcilbench.suite.problems import InvalidSuiteError, Problem

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fcilbench.api.protocol import Partition
 from fcilbench.errors import nearest
 from fcilbench.registry.validation import sentence
+from fcilbench.spec.protocol import Partition
 from fcilbench.suite.parse import Node, locate
 from fcilbench.suite.problems import Problem
 from fcilbench.suite.schema import AXES, Suite

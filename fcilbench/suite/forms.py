@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, W
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fcilbench.api.protocol import Closed, Partition
 from fcilbench.errors import nearest
+from fcilbench.spec.protocol import Closed, Partition
 
 _LABEL = r"^[^\s,:][^,:]*$"
 

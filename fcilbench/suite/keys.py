@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fcilbench.api.protocol import Protocol
 from fcilbench.errors import nearest
+from fcilbench.spec.protocol import Protocol
 from fcilbench.suite.parse import Path
 from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.identity import cell_id
+from fcilbench.spec.row import Row
 from fcilbench.suite.cost import Basis, CostModel
 from fcilbench.suite.expand import Expansion
-from fcilbench.suite.identity import cell_id
 from fcilbench.suite.select import parse_selectors
 from fcilbench.suite.states import FAILURES, State, judge, parse_rerun, to_run
 

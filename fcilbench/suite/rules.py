@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fcilbench.api.protocol import Partition, Protocol
 from fcilbench.errors import nearest
+from fcilbench.spec.protocol import Partition, Protocol
 from fcilbench.suite.entries import Entries, Entry
 from fcilbench.suite.keys import Setting, route
 from fcilbench.suite.parse import Node, Path, locate

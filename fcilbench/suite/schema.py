@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, m
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fcilbench.api.protocol import Closed, Evaluation, Limits, Protocol, Runtime, SeedRole
+from fcilbench.spec.protocol import Closed, Evaluation, Limits, Protocol, Runtime, SeedRole
 from fcilbench.suite.forms import DatasetEntry, Duration, PartitionEntry, PluginEntry
 
 SCHEMA_VERSION = 1

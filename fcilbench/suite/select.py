@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fcilbench.errors import UsageError, nearest
-from fcilbench.results.schema import STATUSES
+from fcilbench.spec.row import STATUSES
 from fcilbench.suite.schema import AXES
 from fcilbench.suite.states import STATES, state_of_status
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from fcilbench.errors import UsageError, nearest
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 State = Literal["new", "done", "stale", "failed", "running"]
 STATES: tuple[State, ...] = get_args(State)

@@ -17,12 +17,12 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Corpus
-from fcilbench.api.protocol import Partition, Protocol, Runtime, Seeds
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.federation.experiment import Experiment
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.plugins.datasets.digits import Digits
+from fcilbench.spec.protocol import Partition, Protocol, Runtime, Seeds
 
 UNEVEN = (3, 1, 2, 4)
 """Classes of each task on the bench: uneven, with a task of one class."""
@@ -93,17 +93,17 @@ class Bench:
         """Declares a small experiment.
 
         Args:
-            aggregator: The method; its `arrange` is wrapped if there is an `edit`.
+            aggregator: The method; its `build_schedule` is wrapped if there is an `edit`.
             edit: Changes each phase before the method arranges the schedule.
             **changes: Fields of the protocol or of the experiment that differ.
         """
         if edit is not None:
-            own, change = aggregator.arrange, edit
+            own, change = aggregator.build_schedule, edit
 
-            def arrange(schedule: Schedule) -> Schedule:
+            def build_schedule(schedule: Schedule) -> Schedule:
                 return own(replace(schedule, phases=tuple(change(phase) for phase in schedule.phases)))
 
-            aggregator.arrange = arrange  # type: ignore[method-assign]
+            aggregator.build_schedule = build_schedule  # type: ignore[method-assign]
         protocol: dict[str, Any] = {"clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 8, "lr": 1e-2}
         protocol |= {name: changes.pop(name) for name in list(changes) if name in Protocol.model_fields}
         settings: dict[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from fcilbench.api.backbone import Backbone
-from fcilbench.api.plugin import Plugin
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import entrypoints
 from fcilbench.registry.entrypoints import PluginRef
+from fcilbench.spec.plugin import Plugin
 from fcilbench.testing.bench import Bench, quiet_torch
 from fcilbench.testing.law import Law, Verdict, judge, unknown_laws
 from fcilbench.testing.laws import aggregator, backbone, dataset

@@ -23,7 +23,7 @@ from fcilbench.federation.round import Traffic, run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.turn import Turn
-from fcilbench.results.outcome import Outcome
+from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import Bench, Edit, quiet_torch
 from fcilbench.testing.law import LawBroken, NotApplicable
 
@@ -130,7 +130,7 @@ class AggregatorSubject:
         def predictors(server: Any) -> Predictors:
             given = own(server)
             modules = {name: make().detach().clone() for name, make in given.modules.items()}
-            ends.append(Deployed(server.theta.clone(), modules, given, server, len(server.tasks)))
+            ends.append(Deployed(server.vector.clone(), modules, given, server, len(server.tasks)))
             return given
 
         aggregator.predictors = predictors  # type: ignore[method-assign]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 
 Warn = Callable[[str], None]
 _log = logging.getLogger(__name__)

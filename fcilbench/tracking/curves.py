@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fcilbench.results.schema import PLUGIN_KINDS, Row
+from fcilbench.spec.row import PLUGIN_KINDS, Row
 
 _COORDINATES = ("event", "task", "tasks", "round", "rounds")
 

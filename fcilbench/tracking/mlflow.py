@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Report, Warn
 from fcilbench.tracking.mlflow_session import MLflowSession
 from fcilbench.tracking.uri import tracking_uri, without_password

@@ -10,8 +10,8 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from fcilbench.results.schema import Row, Status
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row, Status
 from fcilbench.tracking.curves import curve_points, flat_params, flatten
 from fcilbench.tracking.uri import artifact_location, unreachable
 

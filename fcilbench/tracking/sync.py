@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fcilbench.errors import NothingSelectedError
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Report, Tracker
 
 

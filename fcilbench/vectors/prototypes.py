@@ -20,7 +20,7 @@ def nearest_mean_head(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         counts: Samples of each class, `[C]`; a class without any is never the nearest.
 
     Returns:
-        Weight `[C, F]` then bias `[C]`, flattened float32 `[C F + C]`, as `Parts.head` is laid out.
+        Weight `[C, F]` then bias `[C]`, flattened float32 `[C F + C]`, as `Layout.head` is laid out.
     """
     wide, count = sums.to(torch.float64), counts.to(torch.float64)
     centre = wide.sum(dim=0) / count.sum().clamp(min=1)

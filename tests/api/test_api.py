@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from fcilbench import api
 from fcilbench.api.message import nbytes, pack_symmetric, unpack_symmetric
-from fcilbench.api.params import search_space
-from fcilbench.api.protocol import Partition, Protocol, Seeds
 from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.spec.params import search_space
+from fcilbench.spec.protocol import Partition, Protocol, Seeds
 
 
 def test_every_public_name_resolves():
@@ -24,7 +24,7 @@ def test_every_public_name_resolves():
 
 def test_the_declarative_half_does_not_import_torch():
     code = (
-        "import sys, fcilbench.api.protocol, fcilbench.api.params, fcilbench.suite.cell; print('torch' in sys.modules)"
+        "import sys, fcilbench.spec.protocol, fcilbench.spec.params, fcilbench.spec.cell; print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

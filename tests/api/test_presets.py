@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
-from fcilbench.api.params import Field, PresetParams
 from fcilbench.registry.validation import validate
+from fcilbench.spec.params import Field, PresetParams
 
 
 class Mine(PresetParams):

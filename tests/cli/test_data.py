@@ -15,7 +15,7 @@ import pytest
 
 PLUGIN = """\
 import numpy as np
-from fcilbench.api.archive import Archive
+from fcilbench.spec.archive import Archive
 from fcilbench.api.dataset import Corpus, Dataset, Samples
 
 class Pets(Dataset):

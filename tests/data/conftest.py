@@ -39,7 +39,7 @@ def image() -> Callable[..., Path]:
 
 
 @dataclass
-class Answer:
+class DecisionRule:
     """How the server answers a path.
 
     Attributes:
@@ -70,7 +70,7 @@ class Web:
     """
 
     url: str
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, DecisionRule] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -79,7 +79,7 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             wanted = self.headers.get("Range", "")
             web.asked.append((self.path, wanted))
-            answer = web.answers.get(self.path, Answer(b"<html>gone</html>", 404, "text/html"))
+            answer = web.answers.get(self.path, DecisionRule(b"<html>gone</html>", 404, "text/html"))
             start = int(wanted.removeprefix("bytes=").removesuffix("-")) if answer.ranges and wanted else 0
             body = answer.body[start:]
             self.send_response(206 if start else answer.status)
@@ -113,8 +113,8 @@ def web() -> Iterator[Web]:
 
 
 @pytest.fixture
-def answer() -> type[Answer]:
-    return Answer
+def answer() -> type[DecisionRule]:
+    return DecisionRule
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from fcilbench.api.archive import Archive
 from fcilbench.data import fetch as module
 from fcilbench.data.fetch import fetch
 from fcilbench.errors import DataError
+from fcilbench.spec.archive import Archive
 
 
 def tar_of(**files: bytes) -> bytes:

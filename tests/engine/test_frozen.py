@@ -8,7 +8,6 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.frozen import FrozenFeatures
@@ -16,6 +15,7 @@ from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.network import Network
 from fcilbench.engine.stacked import StackedTrainer
 from fcilbench.engine.training import Objective, Trainer, Work
+from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")
 TASK = Task(1, 2, 3)

@@ -27,7 +27,7 @@ def model():
 
 
 def names(flat):
-    return {piece.name for piece in flat.parts.layout}
+    return {piece.name for piece in flat.layout.pieces}
 
 
 def run(flat, batches, diagonal=never, mask=None):

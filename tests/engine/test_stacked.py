@@ -8,7 +8,6 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.images import DeviceImages
@@ -16,6 +15,7 @@ from fcilbench.engine.lots import one_pass, timetable
 from fcilbench.engine.network import Network
 from fcilbench.engine.stacked import StackedTrainer, StackError
 from fcilbench.engine.training import Objective, Trainer, Work
+from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")
 TASK = Task(1, 2, 3)
@@ -83,13 +83,13 @@ def alone(method, contexts, protocol, build=mlp):
 
 
 class Pulled(Aggregator):
-    """A penalty through `net.theta`, another by the hook, a teacher, and a tensor that each client has of its own."""
+    """A penalty through `net.parameters`, another by the hook, a teacher, and a tensor that each client has of its own."""
 
     def loss(self, net, batch, context):
         logits = net.logits(batch.inputs)
         teacher = net.under(context["teacher"]).logits(batch.inputs)
         distance = ((logits - teacher).square().mean(dim=1) * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        penalty = ((net.theta - context["state/anchor"]) ** 2).sum()
+        penalty = ((net.parameters - context["state/anchor"]) ** 2).sum()
         return super().loss(net, batch, context) + 0.1 * distance + 0.3 * penalty
 
     def gradient(self, gradient, theta, context):

@@ -8,7 +8,6 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine import stacked_static
 from fcilbench.engine.flat import FlatModel
@@ -17,6 +16,7 @@ from fcilbench.engine.network import Network
 from fcilbench.engine.stacked import StackedTrainer, StackError
 from fcilbench.engine.stacked_static import StaticStack, halves
 from fcilbench.engine.training import Objective, Work
+from fcilbench.spec.protocol import Protocol
 
 TASK, OTHER = Task(1, 2, 3), Task(2, 5, 1)
 SIZES = (5, 40, 17, 1, 60)  # 1, 3, 2, 1 and 4 steps a pass
@@ -27,8 +27,8 @@ class Anchored(Aggregator):
     """A tensor that all clients share, one that each has of its own, in the loss and in the hook."""
 
     def loss(self, net, batch, context):
-        penalty = ((net.theta - context["state/anchor"]) ** 2).sum()
-        return super().loss(net, batch, context) + 0.3 * penalty + 0.1 * (net.theta * context["slope"]).sum()
+        penalty = ((net.parameters - context["state/anchor"]) ** 2).sum()
+        return super().loss(net, batch, context) + 0.3 * penalty + 0.1 * (net.parameters * context["slope"]).sum()
 
     def gradient(self, gradient, theta, context):
         gradient += 0.2 * (theta - context["slope"])
@@ -118,7 +118,7 @@ def test_finished_slots_may_overflow(monkeypatch, uncaptured):
     class Explodes(Anchored):
         def loss(self, net, batch, context):
             empty = 1.0 - batch.mask.amax()
-            return super().loss(net, batch, context) + empty * 1e30 * (1e30 * net.theta.square().sum())
+            return super().loss(net, batch, context) + empty * 1e30 * (1e30 * net.parameters.square().sum())
 
     monkeypatch.setattr(stacked_static, "WORTH", 1)
     monkeypatch.setattr(stacked_static, "halves", lambda size: [(size, 0)])

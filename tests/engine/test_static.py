@@ -9,7 +9,6 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.images import DeviceImages
@@ -17,6 +16,7 @@ from fcilbench.engine.network import Network
 from fcilbench.engine.static import CaptureError, StaticStep
 from fcilbench.engine.step import LocalStep, Objective
 from fcilbench.engine.training import Trainer, Work
+from fcilbench.spec.protocol import Protocol
 
 TASK = Task(1, 2, 3)
 PROTOCOL = Protocol(lr=1e-2, weight_decay=0.1)
@@ -37,7 +37,7 @@ class Anchored(Aggregator):
     """Reads a context tensor in the loss and in the hook."""
 
     def loss(self, net, batch, context):
-        return super().loss(net, batch, context) + ((net.theta - context["anchor"]) ** 2).sum()
+        return super().loss(net, batch, context) + ((net.parameters - context["anchor"]) ** 2).sum()
 
     def gradient(self, gradient, theta, context):
         gradient += theta - context["anchor"]
@@ -45,7 +45,7 @@ class Anchored(Aggregator):
 
 def objective(model, shift):
     method = Anchored()
-    return Objective(method.loss, method.gradient, {"anchor": model.theta.detach().clone() + shift})
+    return Objective(method.loss, method.gradient, {"anchor": model.parameters.detach().clone() + shift})
 
 
 def batch(data, count, seed=1):

@@ -9,12 +9,12 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.protocol import Protocol
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.network import Network
 from fcilbench.engine.training import Objective, Trainer, Work
+from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")
 TASK = Task(1, 2, 3)
@@ -75,12 +75,12 @@ def test_the_optimiser_starts_new_for_every_client():
 
 
 def test_gradient_hook_and_flat_penalty_agree():
-    """A quadratic penalty in the loss (through net.theta) equals its gradient added by the hook."""
+    """A quadratic penalty in the loss (through net.parameters) equals its gradient added by the hook."""
     protocol = Protocol(lr=1e-2)
 
     class InLoss(Aggregator):
         def loss(self, net, batch, context):
-            return super().loss(net, batch, context) + 3.0 * ((net.theta - context["anchor"]) ** 2).sum()
+            return super().loss(net, batch, context) + 3.0 * ((net.parameters - context["anchor"]) ** 2).sum()
 
     class InHook(Aggregator):
         def gradient(self, gradient, theta, context):
@@ -89,7 +89,7 @@ def test_gradient_hook_and_flat_penalty_agree():
     results = []
     for method in (InLoss(), InHook(), Aggregator()):
         model = FlatModel(network(), CPU)
-        anchor = model.theta.detach().clone() + 0.1
+        anchor = model.parameters.detach().clone() + 0.1
         target = Objective(method.loss, method.gradient, {"anchor": anchor})
         Trainer(model, data(), protocol).train(target, Work(torch.arange(37), TASK, 1, 16), np.random.default_rng(5))
         results.append(model.vector.clone())
@@ -114,8 +114,8 @@ def test_flat_views_share_memory_and_frozen_parameters_stay_out():
     net.extractor.body[1].bias.requires_grad_(False)
     model = FlatModel(net, CPU)
     assert len(model.vector) == 16 * 8 + 6 * 8 + 6
-    assert model.parts.backbone == slice(0, 128)
-    assert model.parts.head == slice(128, 182)
+    assert model.layout.backbone == slice(0, 128)
+    assert model.layout.head == slice(128, 182)
     model.vector.zero_()
     assert float(net.head.weight.detach().abs().sum()) == 0.0
     assert float(net.extractor.body[1].bias.detach().abs().sum()) > 0.0
@@ -143,7 +143,7 @@ def test_another_vector_can_be_borrowed_without_touching_the_resident_one():
     assert torch.equal(model.vector, before)
     assert model.network.training
     assert not teacher.logits(inputs).requires_grad
-    assert torch.equal(teacher.theta, other.vector)
+    assert torch.equal(teacher.parameters, other.vector)
 
 
 def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
@@ -162,13 +162,13 @@ def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
 
 def test_the_layout_tells_where_each_tensor_of_the_vector_is():
     model = FlatModel(network(), CPU)
-    layout = [(piece.name, piece.shape, piece.start) for piece in model.parts.layout]
+    layout = [(piece.name, piece.shape, piece.start) for piece in model.layout.pieces]
     assert layout == [
         ("extractor.body.1.weight", (8, 16), 0), ("extractor.body.1.bias", (8,), 128),
         ("head.weight", (6, 8), 136), ("head.bias", (6,), 184),
     ]  # fmt: skip
-    piece = model.parts.piece("head.weight")
+    piece = model.layout.piece("head.weight")
     assert piece.span == slice(136, 184)
     assert torch.equal(model.vector[piece.span].view(piece.shape), model.network.head.weight)
     with pytest.raises(KeyError, match="no tensor"):
-        model.parts.piece("head.wait")
+        model.layout.piece("head.wait")

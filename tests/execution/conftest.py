@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.api.protocol import Limits, Partition, Seeds
 from fcilbench.execution.base import RunOptions
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.protocol import Limits, Partition, Seeds
+from fcilbench.spec.row import Row
 from fcilbench.suite.expand import Expansion
 from fcilbench.suite.plan import Plan, PlanItem
 

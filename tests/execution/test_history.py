@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from fcilbench.execution import history
-from fcilbench.results.schema import Row
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from fcilbench.api.protocol import Limits, Partition, Protocol, Seeds
 from fcilbench.errors import CELLS_FAILED, OK
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.observers import Progress
 from fcilbench.execution.run import run_plan
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.protocol import Limits, Partition, Protocol, Seeds
+from fcilbench.spec.row import Row
 
 VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from fcilbench.execution import lease
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.observers import Progress
 from fcilbench.execution.run import run_plan
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 
 
 def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, options: RunOptions) -> None:

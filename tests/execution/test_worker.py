@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fcilbench.api.protocol import Partition, Protocol, Seeds
 from fcilbench.execution.child import Child
 from fcilbench.execution.local import WORKER
 from fcilbench.execution.messages import TERMINAL, Event, Job
-from fcilbench.results.outcome import Outcome
-from fcilbench.suite.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.outcome import Outcome
+from fcilbench.spec.protocol import Partition, Protocol, Seeds
 
 VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 pytestmark = pytest.mark.slow

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.api.protocol import Partition, Protocol, Seeds
 from fcilbench.federation.experiment import Experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.plugins.stressors.none import NoStress
+from fcilbench.spec.protocol import Partition, Protocol, Seeds
 
 
 class Mlp(Backbone):

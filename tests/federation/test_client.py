@@ -77,7 +77,7 @@ def test_a_phase_may_ask_every_client(make_experiment):
 
 def test_a_client_is_sent_the_parts_that_it_does_not_hold(make_experiment):
     server = build(make_experiment()).server
-    parts = server.parts
+    parts = server.layout
     assert set(server.news(None)) == {"counters", "backbone", "head", "buffers"}
     assert server.news(server.version) == {}
     held = server.version
@@ -87,5 +87,5 @@ def test_a_client_is_sent_the_parts_that_it_does_not_hold(make_experiment):
     server.step(torch.ones(parts.backbone.stop), slice(None, parts.backbone.stop))
     assert set(server.news(between)) == {"counters", "backbone"}
     assert set(server.news(held)) == {"counters", "backbone", "head"}
-    server.reset(torch.zeros_like(server.theta))
+    server.reset(torch.zeros_like(server.vector))
     assert set(server.news(between)) == {"counters", "backbone", "head"}  # there are no buffers to change

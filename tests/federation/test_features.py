@@ -33,7 +33,7 @@ def plain(federation, vector):
 def test_another_head_costs_no_forward_pass(make_experiment, norm_backbone):
     federation = build(make_experiment(backbone=norm_backbone))
     federation.features.forget_trained()
-    start, head = federation.initial, federation.model.parts.head
+    start, head = federation.initial, federation.model.layout.head
     first = logits(federation, start)
     seen, hook = counted(federation)
     other = start.clone()
@@ -49,7 +49,7 @@ def test_another_head_costs_no_forward_pass(make_experiment, norm_backbone):
 def test_another_backbone_or_other_buffers_are_run_anew(make_experiment, norm_backbone):
     federation = build(make_experiment(backbone=norm_backbone))
     federation.features.forget_trained()
-    parts = federation.model.parts
+    parts = federation.model.layout
     for part in (parts.backbone, parts.buffers):
         logits(federation, federation.initial)
         moved = federation.initial.clone()
@@ -60,7 +60,7 @@ def test_another_backbone_or_other_buffers_are_run_anew(make_experiment, norm_ba
 
 def test_a_vector_that_is_trained_in_place_between_evaluations_is_not_mistaken_for_itself(make_experiment):
     federation = build(make_experiment())
-    theta = federation.server.theta
+    theta = federation.server.vector
     theta += 0.1
     federation.features.forget_trained()
     before = logits(federation, theta)
@@ -101,7 +101,7 @@ def test_what_is_remembered_changes_no_accuracy(make_experiment):
 
 def test_no_vector_of_a_trained_backbone_is_held_while_training_goes_on(make_experiment):
     federation = build(make_experiment())
-    theta = federation.server.theta
+    theta = federation.server.vector
     theta += 0.1
     logits(federation, theta)
     federation.features.forget_trained()

@@ -4,13 +4,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fcilbench.api.protocol import Runtime
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.federation import final, module_file
 from fcilbench.federation.build import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.spec.protocol import Runtime
 from fcilbench.vectors.storage import from_half, to_half
 
 KEEP = Runtime(keep_model=True)
@@ -30,7 +30,7 @@ def test_the_final_state_is_kept_only_where_it_is_asked_for(make_experiment, tmp
     run_experiment(make_experiment(runtime=KEEP), tmp_path)
     kept = final.load(tmp_path)
     assert [task.size for task in kept.tasks] == [2] * 5
-    assert kept.parts == build(make_experiment()).server.parts
+    assert kept.layout == build(make_experiment()).server.layout
     run_experiment(make_experiment(), tmp_path)
     with pytest.raises(PrerequisiteError, match="keep_model"):
         final.load(tmp_path)
@@ -42,7 +42,7 @@ def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
     module_file.write(path, method.export(server), server, ABOUT)
     read = module_file.read(path)
     assert read.tasks == tuple(server.tasks)
-    backbone, unified = server.parts.backbone, server.state["unified"]
+    backbone, unified = server.layout.backbone, server.state["unified"]
     half = from_half(*to_half(unified))
     for task, build_module in enumerate(method.predictors(server).modules[f"task-{k}"] for k in range(5)):
         evaluated, rebuilt = build_module(), read.theta(task, initial)
@@ -82,7 +82,7 @@ def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_p
     module_file.write(path, FedAvg().export(server), server, ABOUT)
     found = module_file.read(path)
     assert found.packed is None
-    assert torch.equal(found.theta(0, server.theta), server.theta)
+    assert torch.equal(found.theta(0, server.vector), server.vector)
 
 
 def test_other_files_are_refused(tmp_path):

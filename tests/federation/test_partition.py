@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from fcilbench.api.protocol import Partition
 from fcilbench.errors import PartitionError
 from fcilbench.federation.partition import partition
 from fcilbench.federation.streams import stream
+from fcilbench.spec.protocol import Partition
 
 
 def spec(kind, value=None, minimum=1):

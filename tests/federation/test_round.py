@@ -33,7 +33,7 @@ def with_clients(federation, sizes):
 
 def play(federation, turn, rows=None):
     traffic = Traffic()
-    rows = torch.empty(len(turn.phase.clients), len(federation.server.theta)) if rows is None else rows
+    rows = torch.empty(len(turn.phase.clients), len(federation.server.vector)) if rows is None else rows
     loss = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")), traffic)
     return loss, traffic, rows
 
@@ -59,10 +59,10 @@ def test_s03_steps_are_ceil_n_over_batch_and_nothing_is_dropped(make_experiment)
 
 def test_s05_all_clients_empty_keeps_the_model_and_warns(make_experiment):
     federation = build(make_experiment())
-    before = federation.server.theta.clone()
+    before = federation.server.vector.clone()
     loss, traffic, _ = play(federation, with_clients(federation, [0, 0, 0]))
     assert loss is None
-    assert torch.equal(federation.server.theta, before)
+    assert torch.equal(federation.server.vector, before)
     assert (traffic.up, traffic.down) == (0, 0)
     assert "no client with samples" in federation.server.warnings[0]
 
@@ -98,39 +98,39 @@ def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
     federation = build(make_experiment(stressor=Poison()))
     _, _, rows = play(federation, with_clients(federation, [8, 8, 8]))
     expected = federation.initial + 0.5 * rows[0] + 0.5 * rows[2]
-    assert torch.isfinite(federation.server.theta).all()
-    assert torch.allclose(federation.server.theta, expected, atol=1e-7)
+    assert torch.isfinite(federation.server.vector).all()
+    assert torch.allclose(federation.server.vector, expected, atol=1e-7)
     assert any("not finite" in warning for warning in federation.server.warnings)
     assert federation.server.logs["clients/not_finite"] == 1.0
 
 
 def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):
     server = build(make_experiment()).server
-    before = server.theta.clone()
+    before = server.vector.clone()
     with pytest.raises(ValueError, match="not finite"):
-        server.step(torch.full_like(server.theta, float("inf")))
+        server.step(torch.full_like(server.vector, float("inf")))
     with pytest.raises(ValueError, match="does not fit"):
         server.step(torch.zeros(3))
-    assert torch.equal(server.theta, before)
+    assert torch.equal(server.vector, before)
 
 
 def test_s06_running_statistics_are_averaged_by_sample_weight(make_experiment, norm_backbone):
     federation = build(make_experiment(backbone=norm_backbone))
-    parts = federation.server.parts
+    parts = federation.server.layout
     assert parts.buffers.stop - parts.buffers.start == 8  # running mean and variance of 4 channels
     _, _, rows = play(federation, with_clients(federation, [24, 8]))
     buffers = federation.initial[parts.buffers]
     expected = buffers + 0.75 * rows[0, parts.buffers] + 0.25 * rows[1, parts.buffers]
-    assert torch.allclose(federation.server.theta[parts.buffers], expected, atol=1e-6)
-    assert not torch.allclose(federation.server.theta[parts.buffers], buffers + rows[0, parts.buffers], atol=1e-4)
+    assert torch.allclose(federation.server.vector[parts.buffers], expected, atol=1e-6)
+    assert not torch.allclose(federation.server.vector[parts.buffers], buffers + rows[0, parts.buffers], atol=1e-4)
     assert federation.server.counters.tolist() == [2]  # the first client's: 24 samples, 2 steps
 
 
 def test_s06_by_hand_on_the_mean():
     """n = 3, 1 and running means 0, 4 give (3 * 0 + 1 * 4) / 4 = 1 (policy: variances are averaged too)."""
-    from fcilbench.api.server import Parts, Updates
+    from fcilbench.api.server import Layout, Updates
 
-    parts = Parts(slice(0, 0), slice(0, 0), slice(0, 2), 1, 0)
+    parts = Layout(slice(0, 0), slice(0, 0), slice(0, 2), 1, 0)
     delta = torch.tensor([[0.0, 1.0], [4.0, 1.0]])
     assert Updates(delta, (3, 1), (0, 1), ({}, {}), parts).mean().tolist() == [1.0, 1.0]
 
@@ -140,7 +140,7 @@ def test_s06_a_layernorm_backbone_has_no_buffers(make_experiment):
 
     small = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
     vit = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=small))
-    parts = build(make_experiment(backbone=vit)).server.parts
+    parts = build(make_experiment(backbone=vit)).server.layout
     assert parts.buffers.start == parts.buffers.stop
 
 
@@ -149,13 +149,13 @@ def test_s07_every_client_starts_from_the_broadcast_model(make_experiment):
 
     class Watch(Aggregator):
         def loss(self, net, batch, context):
-            starts.append(net.theta.detach().clone())
+            starts.append(net.parameters.detach().clone())
             return super().loss(net, batch, context)
 
     federation = build(make_experiment(Watch()))
     play(federation, with_clients(federation, [10, 10, 10]))  # one step each
     assert len(starts) == 3
-    trainable = federation.server.parts.trainable
+    trainable = federation.server.layout.trainable
     for start in starts:
         assert torch.equal(start, federation.initial[trainable])
 
@@ -175,7 +175,7 @@ def test_s14_the_order_of_execution_changes_no_bit(make_experiment, monkeypatch)
         monkeypatch.setattr(visit_module, "execution_order", lambda clients, order=order: order)
         federation = build(make_experiment())
         play(federation, with_clients(federation, [20, 12, 8]))
-        results.append(federation.server.theta)
+        results.append(federation.server.vector)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], federation.initial)
 
@@ -184,7 +184,7 @@ def test_head_rows_of_other_tasks_do_not_move(make_experiment):
     for decay in (0.0, 0.5):
         federation = build(make_experiment(weight_decay=decay))
         _, _, rows = play(federation, with_clients(federation, [20, 12]))
-        head = rows[:, federation.server.parts.head]
+        head = rows[:, federation.server.layout.head]
         weight = head[:, : 10 * 16].view(2, 10, 16)
         assert (weight[:, 2:] == 0).all()
         assert (weight[:, :2] != 0).any()

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator, No
-from fcilbench.api.protocol import Partition, Seeds
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import checkpoint
 from fcilbench.federation.build import build
@@ -23,6 +22,7 @@ from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.spec.protocol import Partition, Seeds
 
 
 def run(experiment, folder, name="work"):
@@ -132,7 +132,7 @@ def test_a_checkpoint_replaces_the_last_one_atomically(make_experiment, tmp_path
 def test_s15_memory_is_constant_from_the_second_round(make_experiment):
     """Bytes of live tensors after each of 8 rounds with 5 of 20 clients: no client leaves anything behind."""
     federation = build(make_experiment(clients=20, participation=0.25, tasks=1))
-    rows = torch.empty(5, len(federation.server.theta))
+    rows = torch.empty(5, len(federation.server.vector))
     readings = []
     for index in range(8):
         turn = Turn(federation.schedule.phases[0], index)
@@ -227,7 +227,7 @@ def test_a_training_free_method_sends_statistics_only_and_gets_the_model_once(ma
         def aggregate(self, updates, server):
             assert float(updates.delta.abs().max()) == 0.0
             server.state["total"] = sum(message["count"] for message in updates.statistics)
-            server.step(torch.full_like(server.theta, 1e-3))
+            server.step(torch.full_like(server.vector, 1e-3))
 
     outcome = run(make_experiment(Counts(), clients=2, partition=Partition(kind="iid")), tmp_path)
     model = (64 * 16 + 16 + 10 * 16 + 10) * 4
@@ -241,7 +241,7 @@ def test_a_task_broadcast_is_sent_once_per_client_and_task(make_experiment, tmp_
 
     class Brief(Aggregator):
         def task_broadcast(self, server):
-            return {"anchor": server.theta.clone() if server.round == 0 else seen[-1]}
+            return {"anchor": server.vector.clone() if server.round == 0 else seen[-1]}
 
         def loss(self, net, batch, context):
             seen.append(context["anchor"])

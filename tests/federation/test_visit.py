@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.protocol import Runtime
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.build import build
 from fcilbench.federation.round import Traffic, run_round, update_rows
@@ -12,6 +11,7 @@ from fcilbench.federation.run import run_experiment
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.spec.protocol import Runtime
 
 TOLERANCE = 5e-5
 """Largest difference of a weight after two rounds of some ten steps at learning rate 1e-2."""

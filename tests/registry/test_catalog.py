@@ -17,8 +17,8 @@ RING = '''
 """A module."""
 print("noise on stdout while importing")
 from pathlib import Path
-from fcilbench.api.params import Field, Params, Space
-from fcilbench.api.plugin import Plugin
+from fcilbench.spec.params import Field, Params, Space
+from fcilbench.spec.plugin import Plugin
 from fcilbench.errors import PrerequisiteError, UsageError
 import hashlib
 
@@ -231,11 +231,11 @@ BROKEN = {
     ),
     "no_plugin": ("class P: version = '1'", "P does not derive from fcilbench.api.Plugin"),
     "version": (
-        "from fcilbench.api.plugin import Plugin\nclass P(Plugin):\n    version = 2",
+        "from fcilbench.spec.plugin import Plugin\nclass P(Plugin):\n    version = 2",
         "version = 2 must be a non-empty string",
     ),
     "facts": (
-        "from fcilbench.api.plugin import Plugin\nclass P(Plugin):\n    @classmethod\n    def facts(cls):\n"
+        "from fcilbench.spec.plugin import Plugin\nclass P(Plugin):\n    @classmethod\n    def facts(cls):\n"
         "        return {'a': {1}}",
         "facts() is not JSON-compatible",
     ),

@@ -85,7 +85,7 @@ def test_single_module_package(install):
 
 def test_of_ours_only_what_computes_results_counts():
     names = set(source_files("fcilbench.api.backbone"))  # it imports fcilbench.errors
-    assert {"fcilbench.api.backbone", "fcilbench.api.plugin", "fcilbench.api.params"} <= names
+    assert {"fcilbench.api.backbone", "fcilbench.spec.plugin", "fcilbench.spec.params"} <= names
     assert all(name.startswith(("fcilbench.api", "fcilbench.vectors", "fcilbench.plugins")) for name in names)
 
 

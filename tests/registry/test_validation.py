@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError, field_validator, model_validator
 
-from fcilbench.api.params import Field, Params
 from fcilbench.registry.records import Problem
 from fcilbench.registry.validation import explain, validate
+from fcilbench.spec.params import Field, Params
 
 
 class Plain(Params):

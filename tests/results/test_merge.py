@@ -5,8 +5,8 @@ import pytest
 from fcilbench.errors import UsageError
 from fcilbench.results.conflicts import Difference, compare
 from fcilbench.results.merge import merge
-from fcilbench.results.outcome import Metric
 from fcilbench.results.store import Store
+from fcilbench.spec.outcome import Metric
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from fcilbench.api.protocol import Seeds
 from fcilbench.results.migrate import parse_row
 from fcilbench.results.row import Failure, Row, code_digest
-from fcilbench.results.schema import row_schema
+from fcilbench.spec.protocol import Seeds
+from fcilbench.spec.row import row_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -21,8 +21,8 @@ _own_cache = _fixtures._own_cache
 
 LAB = '''
 from pathlib import Path
-from fcilbench.api.params import Field, Params
-from fcilbench.api.plugin import Plugin
+from fcilbench.spec.params import Field, Params
+from fcilbench.spec.plugin import Plugin
 from fcilbench.errors import PrerequisiteError
 
 

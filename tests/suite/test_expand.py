@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from fcilbench.errors import USAGE
+from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand
-from fcilbench.suite.identity import cell_id
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.problems import InvalidSuiteError
 

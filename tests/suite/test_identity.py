@@ -5,10 +5,18 @@ import hashlib
 import pytest
 from pydantic import BaseModel
 
-from fcilbench.api.fields import identity_field, runtime_field
-from fcilbench.api.protocol import Evaluation, Limits, Partition, Protocol, Runtime, Seeds
-from fcilbench.suite.cell import Cell, PluginUse
-from fcilbench.suite.identity import IDENTITY_VERSION, canonical, cell_id, reachable, unclassified
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.identity import IDENTITY_VERSION, canonical, cell_id, reachable, unclassified
+from fcilbench.spec.protocol import (
+    Evaluation,
+    Limits,
+    Partition,
+    Protocol,
+    Runtime,
+    Seeds,
+    identity_field,
+    runtime_field,
+)
 
 
 def plugin(name: str, **identity: object) -> PluginUse:

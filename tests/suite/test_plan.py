@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import UsageError
-from fcilbench.results.outcome import Cost
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
-from fcilbench.results.schema import Failure
+from fcilbench.spec.identity import cell_id
+from fcilbench.spec.outcome import Cost
+from fcilbench.spec.row import Failure
 from fcilbench.suite.cost import PRIOR_SECONDS_PER_SAMPLE
 from fcilbench.suite.expand import expand
-from fcilbench.suite.identity import cell_id
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.plan import StoreView, make_plan
 

@@ -52,7 +52,7 @@ class Halves(Aggregator):
 class CountsRegistered(Aggregator):
     """Divides by the registered clients, those without samples among them."""
 
-    def arrange(self, schedule):
+    def build_schedule(self, schedule):
         self.registered = len(schedule.phases[0].clients)
         return schedule
 
@@ -79,7 +79,7 @@ class DividesByZero(Aggregator):
 
     def predictors(self, server):
         given = super().predictors(server)
-        return Predictors({**given.modules, "bad": lambda: server.theta / 0}, given.answers)
+        return Predictors({**given.modules, "bad": lambda: server.vector / 0}, given.answers)
 
 
 class ExpectsEveryone(Aggregator):
@@ -133,7 +133,7 @@ class EqualTasks(Aggregator):
 class LastTaskOnly(Aggregator):
     """Trains the last task alone, so that nothing is measured before."""
 
-    def arrange(self, schedule):
+    def build_schedule(self, schedule):
         return type(schedule)(schedule.phases[-1:])
 
 
@@ -160,10 +160,10 @@ class KeepsAReference(Aggregator):
     """Keeps the global vector itself as the anchor, which then moves with every step."""
 
     def begin(self, server):
-        server.state["anchor"] = server.theta
+        server.state["anchor"] = server.vector
 
     def aggregate(self, updates, server):
-        server.step(updates.mean() + 0.5 * (server.state["anchor"] - server.theta))
+        server.step(updates.mean() + 0.5 * (server.state["anchor"] - server.vector))
 
 
 class Momentum(Aggregator):
@@ -196,7 +196,7 @@ class SendsAView(Aggregator):
     """Sends a view of the resident model, which the next client overwrites."""
 
     def statistics(self, client):
-        return {"bias": client.net.theta[-10:].detach()}
+        return {"bias": client.net.parameters[-10:].detach()}
 
 
 class SendsANumber(Aggregator):
@@ -265,7 +265,7 @@ class NoOracle(Aggregator):
             def __call__(self, logits, tasks, true):
                 return super().__call__(logits, tasks, true) - true.offset
 
-        return Predictors({"global": lambda: server.theta}, {**super().predictors(server).answers, "oracle": Local()})
+        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).answers, "oracle": Local()})
 
 
 class MajorityVote(Aggregator):
@@ -277,7 +277,7 @@ class MajorityVote(Aggregator):
                 found = super().__call__(logits, tasks, true)
                 return torch.full_like(found, int(found.mode().values))
 
-        return Predictors({"global": lambda: server.theta}, {**super().predictors(server).answers, "none": Vote()})
+        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).answers, "none": Vote()})
 
 
 BROKEN = {

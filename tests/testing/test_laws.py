@@ -61,7 +61,7 @@ def test_bytes_that_the_runner_does_not_count_break_the_law_of_bytes():
     class Centralised(Aggregator):
         """Trains on clients without a network."""
 
-        def arrange(self, schedule):
+        def build_schedule(self, schedule):
             return type(schedule)(schedule.phases, federated=False)
 
     found = verdict("measured-bytes", Centralised)
@@ -76,13 +76,13 @@ def test_bytes_by_hand():
         """Adds 3 floats a round and 5 a task down, 2 float64 up."""
 
         def broadcast(self, server):
-            return {"a": server.theta[:3].clone()}
+            return {"a": server.vector[:3].clone()}
 
         def task_broadcast(self, server):
-            return {"b": server.theta[:5].clone()}
+            return {"b": server.vector[:5].clone()}
 
         def statistics(self, client):
-            return {"c": client.net.theta[:2].detach().double()}
+            return {"c": client.net.parameters[:2].detach().double()}
 
     subject = AggregatorSubject(Talks, __name__)
     assert judge(BY_ID["measured-bytes"], subject, {}).status == "holds"

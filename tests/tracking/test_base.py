@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fcilbench.errors import NothingSelectedError, UsageError
-from fcilbench.results.schema import Row
 from fcilbench.results.store import Store
+from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Report, open_tracker
 from fcilbench.tracking.mlflow import MLflowTracker
 from fcilbench.tracking.sync import sync

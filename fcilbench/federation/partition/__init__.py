@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcilbench.api.protocol import Partition
 from fcilbench.api.schedule import Indices
 from fcilbench.errors import PartitionError
 from fcilbench.federation.partition.dirichlet import dirichlet
 from fcilbench.federation.partition.iid import iid
 from fcilbench.federation.partition.quantity import quantity
 from fcilbench.federation.partition.topup import top_up
+from fcilbench.spec.protocol import Partition
 
 __all__ = ["partition"]
 

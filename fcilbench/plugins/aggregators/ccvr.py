@@ -14,8 +14,8 @@ from pydantic import model_validator
 from fcilbench.api.aggregator import Aggregator, Traits
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.params import Field, PresetParams, Space
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.calibrate import Refit, refit_head
 from fcilbench.vectors.class_sums import scatter_rows
 from fcilbench.vectors.gaussian import Gaussians, measure, merge
@@ -147,8 +147,8 @@ class Ccvr(Aggregator):
         features = VirtualFeatures.of(groups, self.params.shrink, self.params.rho_few, self.params.rho_many)
         if features is None or self.params.samples == 0:
             return
-        params, parts = self.params, server.parts
-        head = server.theta[parts.head]
+        params, parts = self.params, server.layout
+        head = server.vector[parts.head]
         cut = parts.classes * parts.features
         weight, bias = head[:cut].view(parts.classes, parts.features), head[cut:]
         rows = features.classes

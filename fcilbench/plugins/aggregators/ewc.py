@@ -10,9 +10,9 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes
 from fcilbench.api.client import Client, Context, FisherKind
 from fcilbench.api.message import Message
-from fcilbench.api.params import Field, PresetParams, Space
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server
+from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.fisher import add_penalty_gradient, pool
 
 _AMP_SCALE = 2.0**16
@@ -76,7 +76,7 @@ class Ewc(Aggregator):
             return No("skip_last_round leaves no round to train: it needs at least 2 rounds")
         return Yes()
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def build_schedule(self, schedule: Schedule) -> Schedule:
         """Takes the last round away from each task, if so asked."""
         if not self.params.skip_last_round:
             return schedule
@@ -116,13 +116,13 @@ class Ewc(Aggregator):
         messages = [statistics[client] for client in sorted(statistics)]
         fisher = pool((m["fisher"] for m in messages), [int(m["samples"]) for m in messages])
         if not self.params.penalise_head:
-            fisher[server.parts.head] = 0.0
-        state, theta = server.state, server.theta
+            fisher[server.layout.head] = 0.0
+        state, theta = server.state, server.vector
         if self.params.mode == "online":
             state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"], alpha=self.params.gamma)
             state["anchor"] = theta.clone()
         else:
-            pulled = fisher * theta[server.parts.trainable]
+            pulled = fisher * theta[server.layout.trainable]
             state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"])
             state["fisher_anchor"] = pulled if "fisher_anchor" not in state else pulled.add_(state["fisher_anchor"])
         server.log("ewc/fisher_mean", float(state["fisher"].mean()))

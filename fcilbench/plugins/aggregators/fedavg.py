@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.sums import weighted_sum
 
 

@@ -12,9 +12,9 @@ from pydantic import field_validator
 from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.message import Message
-from fcilbench.api.params import Field, PresetParams, Space
-from fcilbench.api.predict import AllClasses, Answer, MostConfident, Predictors, TrueTask
+from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predictors, TrueTask
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_sums import class_sums, scatter_rows
 from fcilbench.vectors.prototypes import nearest_mean_head
 from fcilbench.vectors.sums import weighted_sum
@@ -101,9 +101,9 @@ class FedProto(Aggregator):
 
     def begin(self, server: Server) -> None:
         """No prototype is known."""
-        classes, features = server.parts.classes, server.parts.features
-        server.state["prototypes"] = torch.zeros(classes, features, device=server.theta.device)
-        server.state["known"] = torch.zeros(classes, dtype=torch.bool, device=server.theta.device)
+        classes, features = server.layout.classes, server.layout.features
+        server.state["prototypes"] = torch.zeros(classes, features, device=server.vector.device)
+        server.state["known"] = torch.zeros(classes, dtype=torch.bool, device=server.vector.device)
 
     def broadcast(self, server: Server) -> Message:
         """Sends the task's prototypes `[c, F]` and which of them exist, once there are any."""
@@ -118,9 +118,9 @@ class FedProto(Aggregator):
         uniform = self.params.weight_avg == "uniform"
         weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
         server.step(weighted_sum(weights, updates.delta))
-        size, features = server.task.size, server.parts.features
-        total = torch.zeros(size, features, dtype=torch.float64, device=server.theta.device)
-        weight = torch.zeros(size, dtype=torch.float64, device=server.theta.device)
+        size, features = server.task.size, server.layout.features
+        total = torch.zeros(size, features, dtype=torch.float64, device=server.vector.device)
+        weight = torch.zeros(size, dtype=torch.float64, device=server.vector.device)
         for message in updates.statistics:
             counts = message["counts"].to(torch.float64)
             share = counts if self.params.proto_avg == "weighted" else (counts > 0).to(torch.float64)
@@ -133,8 +133,8 @@ class FedProto(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the head, or with the nearest prototype, where all classes compete under `inferred` as well."""
-        deploy: Callable[[], torch.Tensor] = lambda: server.theta  # noqa: E731
-        inferred: Answer = MostConfident()
+        deploy: Callable[[], torch.Tensor] = lambda: server.vector  # noqa: E731
+        inferred: DecisionRule = MostConfident()
         if self.params.predict == "prototype":
             deploy, inferred = (lambda: self._nearest(server)), AllClasses()
         return Predictors(
@@ -144,9 +144,9 @@ class FedProto(Aggregator):
     @staticmethod
     def _nearest(server: Server) -> torch.Tensor:
         """Returns the global vector with a head whose logits rank classes by the distance of their prototype."""
-        deployed = server.theta.clone()
+        deployed = server.vector.clone()
         known = server.state["known"].to(torch.float64)
-        deployed[server.parts.head] = nearest_mean_head(server.state["prototypes"].double() * known[:, None], known)
+        deployed[server.layout.head] = nearest_mean_head(server.state["prototypes"].double() * known[:, None], known)
         return deployed
 
 

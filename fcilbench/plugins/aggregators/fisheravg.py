@@ -9,8 +9,8 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes
 from fcilbench.api.client import Client, FisherKind
 from fcilbench.api.message import Message
-from fcilbench.api.params import Field, PresetParams, Space
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.fisher import merge, unit
 
 
@@ -65,7 +65,7 @@ class FisherAvg(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the trainable part by Fisher weights and the buffers by their mean."""
-        parts, epsilon = updates.parts, self.params.epsilon
+        parts, epsilon = updates.layout, self.params.epsilon
         fishers = [message["fisher"] for message in updates.statistics]
         if self.params.normalize == "l2":
             fishers = [unit(fisher) for fisher in fishers]

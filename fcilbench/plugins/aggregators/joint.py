@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.api.predict import AllClasses, Predictors, TrueTask
 from fcilbench.api.schedule import Phase, Schedule
 from fcilbench.api.server import Server
 from fcilbench.api.task import Task
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 
 
 class Joint(Aggregator):
@@ -43,7 +43,7 @@ class Joint(Aggregator):
             "final", description="train once on everything, or again from the start on tasks 0..t after every task"
         )
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def build_schedule(self, schedule: Schedule) -> Schedule:
         """Pools all clients into one, and all tasks (so far) into one phase."""
         phases = schedule.phases
         if self.params.mode == "final":
@@ -61,6 +61,6 @@ class Joint(Aggregator):
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one model; its logits compete over all classes, so `inferred` is `none`."""
         return Predictors(
-            modules={"global": lambda: server.theta},
+            modules={"global": lambda: server.vector},
             answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
         )

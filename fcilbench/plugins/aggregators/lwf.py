@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.message import Message
-from fcilbench.api.params import Field, PresetParams, Space
 from fcilbench.api.server import Server
+from fcilbench.spec.params import Field, PresetParams, Space
 
 
 class Lwf(Aggregator):
@@ -78,7 +78,7 @@ class Lwf(Aggregator):
     def _old_tasks(server: Server) -> torch.Tensor:
         """Returns bool `[t, o_t]`: row s is true for the classes of old task s."""
         old = server.tasks[:-1]
-        member = torch.zeros(len(old), old[-1].seen, dtype=torch.bool, device=server.theta.device)
+        member = torch.zeros(len(old), old[-1].seen, dtype=torch.bool, device=server.vector.device)
         for row, task in zip(member, old, strict=True):
             row[task.classes] = True
         return member
@@ -86,7 +86,7 @@ class Lwf(Aggregator):
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Makes the final global model the next teacher."""
         if not server.last_task:
-            server.state["teacher"] = server.theta.clone()
+            server.state["teacher"] = server.vector.clone()
 
 
 def distillation(

@@ -9,11 +9,11 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.api.predict import AllClasses, Predictors, TrueTask
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.class_sums import class_sums, scatter_rows
 
 MISSING = -1e30
@@ -31,7 +31,7 @@ class FrozenFeatures(Aggregator):
 
     trains = False
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def build_schedule(self, schedule: Schedule) -> Schedule:
         """Makes one round of each task, with every client: a second one would send the same sums again."""
         phases = (replace(phase, rounds=1, participation=1.0) for phase in schedule.phases)
         return replace(schedule, phases=tuple(phases))
@@ -39,7 +39,7 @@ class FrozenFeatures(Aggregator):
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one head."""
         return Predictors(
-            modules={"global": lambda: server.theta},
+            modules={"global": lambda: server.vector},
             answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
         )
 
@@ -54,8 +54,8 @@ def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> Non
     """
     bias = torch.zeros(len(known), dtype=weight.dtype, device=weight.device)
     bias[~known] = MISSING
-    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), bias]).to(server.theta)
-    server.step(head - server.theta[server.parts.head], server.parts.head)
+    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), bias]).to(server.vector)
+    server.step(head - server.vector[server.layout.head], server.layout.head)
 
 
 class Ncm(FrozenFeatures):
@@ -87,9 +87,9 @@ class Ncm(FrozenFeatures):
 
     def begin(self, server: Server) -> None:
         """Starts without samples."""
-        shape = (server.parts.classes, server.parts.features)
-        server.state["sums"] = torch.zeros(shape, dtype=torch.float64, device=server.theta.device)
-        server.state["counts"] = torch.zeros(shape[0], dtype=torch.float64, device=server.theta.device)
+        shape = (server.layout.classes, server.layout.features)
+        server.state["sums"] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
+        server.state["counts"] = torch.zeros(shape[0], dtype=torch.float64, device=server.vector.device)
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and writes the head."""

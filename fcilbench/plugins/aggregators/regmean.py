@@ -10,8 +10,8 @@ import torch
 from fcilbench.api.aggregator import Aggregator, Traits
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.params import Field, PresetParams, Space
 from fcilbench.api.server import Piece, Server, Updates
+from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.regmean import regmean, regmean_plain
 from fcilbench.vectors.sums import weighted_sum
 
@@ -103,7 +103,7 @@ class RegMean(Aggregator):
         direction = weighted_sum(weights, updates.delta)
         layers = [key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)]
         for layer in layers:
-            piece = updates.parts.piece(f"{layer}.weight")
+            piece = updates.layout.piece(f"{layer}.weight")
             direction[piece.span] = self._merge(layer, piece, updates, weights, server).flatten()
         server.step(direction)
         server.log("regmean/layers", len(layers))
@@ -115,7 +115,7 @@ class RegMean(Aggregator):
         grams = (_unpack(message[_GRAM + layer], size) for message in updates.statistics)
         if self.params.solver == "residual":
             return regmean(deltas, grams, weights.to(deltas), gamma)
-        start = server.theta[piece.span].view(piece.shape)
+        start = server.vector[piece.span].view(piece.shape)
         return regmean_plain(start + deltas, grams, gamma) - start
 
 

@@ -12,10 +12,10 @@ from torch import nn
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.class_sums import class_sums, scatter_rows
 from fcilbench.vectors.ridge import solve_ridge, solve_ridge_gcv
 
@@ -80,9 +80,9 @@ class Ridge(FrozenFeatures):
 
     def begin(self, server: Server) -> None:
         """Starts without samples."""
-        classes, size = server.parts.classes, server.parts.features
+        classes, size = server.layout.classes, server.layout.features
         for name, shape in (("gram", (size * (size + 1) // 2,)), ("sums", (classes, size)), ("counts", (classes,))):
-            server.state[name] = torch.zeros(shape, dtype=torch.float64, device=server.theta.device)
+            server.state[name] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and solves."""
@@ -92,7 +92,7 @@ class Ridge(FrozenFeatures):
             state["gram"] += message["gram"]
             state["counts"][own] += counts
             state["sums"][own] += scatter_rows(message["sums"], counts)
-        gram = unpack_symmetric(state["gram"], server.parts.features)
+        gram = unpack_symmetric(state["gram"], server.layout.features)
         if self.params.ridge == "gcv":
             solution = solve_ridge_gcv(gram, state["sums"], float(state["counts"].sum()))
         else:

@@ -69,7 +69,7 @@ class Sum(Aggregator):
 
     def begin(self, server: Server) -> None:
         """Remembers the pretrained model and starts an empty basis."""
-        server.state.update(pre=server.theta.clone(), basis=[], coefficients=[], cuts=[])
+        server.state.update(pre=server.vector.clone(), basis=[], coefficients=[], cuts=[])
         if self.params.selector == "prototype":
             prototypes.begin(server)
 
@@ -79,9 +79,9 @@ class Sum(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the backbone by spatial surgery, the head by RegMean, buffers by their mean."""
-        server.step(self._spatial(updates, server), server.parts.backbone)
-        server.step(self._head(updates), server.parts.head)
-        server.step(updates.mean(server.parts.buffers), server.parts.buffers)
+        server.step(self._spatial(updates, server), server.layout.backbone)
+        server.step(self._head(updates), server.layout.head)
+        server.step(updates.mean(server.layout.buffers), server.layout.buffers)
         if self.params.selector == "prototype":
             prototypes.collect(updates, server)
 
@@ -119,8 +119,8 @@ class Sum(Aggregator):
 
     def _head(self, updates: Updates) -> torch.Tensor:
         if self.params.head == "sum":
-            return weighted_sum(torch.ones(len(updates.clients)), updates.delta[:, updates.parts.head])
-        features = updates.parts.features
+            return weighted_sum(torch.ones(len(updates.clients)), updates.delta[:, updates.layout.head])
+        features = updates.layout.features
         grams = [unpack_symmetric(message["gram_head"], features) for message in updates.statistics]
         weight = regmean(updates.head_weight, grams, updates.weights, self.params.gamma_head)
         return torch.cat([weight.flatten(), weighted_sum(updates.weights, updates.head_bias)])
@@ -129,8 +129,8 @@ class Sum(Aggregator):
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Adds the task's vector to the basis; elects tau_uni and scales all tasks anew."""
-        options, state, backbone = self.params, server.state, server.parts.backbone
-        task_vector = server.theta[backbone] - state["pre"][backbone]
+        options, state, backbone = self.params, server.state, server.layout.backbone
+        task_vector = server.vector[backbone] - state["pre"][backbone]
         limit = options.max_basis if options.temporal_surgery == "on" else 0
         refined, kept = project_out(task_vector, state["basis"], limit)
         stored = store(refined, options.storage, options.storage_keep)
@@ -140,7 +140,7 @@ class Sum(Aggregator):
             chosen = cut(dense(stored), options.k_pct)
             state["cuts"].append([chosen.magnitude, chosen.last])
         cuts = [Cut(*numbers) for numbers in state["cuts"]] if options.sparsify == "on" else None
-        state["unified"] = unify(state["basis"], cuts, options.elect, server.theta.device)
+        state["unified"] = unify(state["basis"], cuts, options.elect, server.vector.device)
         modulators = self._modulators(server)
         state["scales"] = modulators.scales()
         _warn_unfused(server, modulators.unfused)
@@ -153,7 +153,7 @@ class Sum(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`."""
-        modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.theta}
+        modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.vector}
         for k in range(len(server.state["basis"])):
             modules[f"task-{k}"] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
         if self.params.selector == "prototype":
@@ -165,8 +165,8 @@ class Sum(Aggregator):
 
     def _deployed(self, server: Server, task: int) -> torch.Tensor:
         """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni on the backbone, the current head and buffers."""
-        backbone, scale = server.parts.backbone, float(server.state["scales"][task])
-        theta = server.theta.clone()
+        backbone, scale = server.layout.backbone, float(server.state["scales"][task])
+        theta = server.vector.clone()
         theta[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
         return theta
 
@@ -177,7 +177,7 @@ class Sum(Aggregator):
         the evaluated ones to the last bit, tau_uni is rounded to fp16 under one power-of-two scale (2^-11 relative for
         entries down to 2^-29 of the largest), and where tau_uni fits fp16 so the whole vector is equal bit for bit.
         """
-        parts, theta = server.parts, server.theta
+        parts, theta = server.layout, server.vector
         packed = Packed.of(self._modulators(server), server.state["scales"])
         return {**packed.tensors(), "head": theta[parts.head], "buffers": theta[parts.buffers]}
 
@@ -189,5 +189,5 @@ def _warn_unfused(server: Server, reason: str | None) -> None:
 
 def _tensors(server: Server) -> list[int]:
     """Returns the sizes of the backbone's tensors, in the order of the flat vector."""
-    stop = server.parts.backbone.stop
-    return [piece.span.stop - piece.span.start for piece in server.parts.layout if piece.span.stop <= stop]
+    stop = server.layout.backbone.stop
+    return [piece.span.stop - piece.span.start for piece in server.layout.pieces if piece.span.stop <= stop]

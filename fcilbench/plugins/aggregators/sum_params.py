@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fcilbench.api.params import Field, Space
-from fcilbench.api.params import Params as BaseParams
+from fcilbench.spec.params import Field, Space
+from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.storage import Kind
 from fcilbench.vectors.surgery import Target
 from fcilbench.vectors.unify import MaskFrom, Rule

@@ -21,7 +21,7 @@ def upload(client: Client) -> Message:
         return {}
     client.state["prototypes_of_task"] = torch.tensor(client.task.index)
     frozen = client.net.under(client.received["pre"])
-    size, device = client.task.size, client.net.theta.device
+    size, device = client.task.size, client.net.parameters.device
     sums = torch.zeros(size, client.feature_dim, dtype=torch.float64, device=device)
     counts = torch.zeros(size, dtype=torch.int64, device=device)
     for batch in client.batches():
@@ -35,9 +35,9 @@ def upload(client: Client) -> Message:
 
 def begin(server: Server) -> None:
     """Starts the sums of all classes on the server."""
-    shape = server.parts.classes, server.parts.features
-    server.state["prototype_sums"] = server.theta.new_zeros(shape, dtype=torch.float64)
-    server.state["prototype_counts"] = server.theta.new_zeros(shape[0], dtype=torch.int64)
+    shape = server.layout.classes, server.layout.features
+    server.state["prototype_sums"] = server.vector.new_zeros(shape, dtype=torch.float64)
+    server.state["prototype_counts"] = server.vector.new_zeros(shape[0], dtype=torch.int64)
 
 
 def collect(updates: Updates, server: Server) -> None:
@@ -52,5 +52,5 @@ def collect(updates: Updates, server: Server) -> None:
 def model(server: Server) -> torch.Tensor:
     """Returns the pretrained model with the nearest-mean head, `[D]`."""
     theta: torch.Tensor = server.state["pre"].clone()
-    theta[server.parts.head] = nearest_mean_head(server.state["prototype_sums"], server.state["prototype_counts"])
+    theta[server.layout.head] = nearest_mean_head(server.state["prototype_sums"], server.state["prototype_counts"])
     return theta

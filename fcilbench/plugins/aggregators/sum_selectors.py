@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fcilbench.api.predict import Answer, Logits, MostConfident
+from fcilbench.api.predict import DecisionRule, Logits, MostConfident
 from fcilbench.api.task import Task
 
 PROTOTYPES = "prototypes"
@@ -46,9 +46,9 @@ class NearestPrototype:
         return _best(slices, tasks, torch.searchsorted(ends, nearest, right=True))
 
 
-def selector(name: str) -> Answer:
+def selector(name: str) -> DecisionRule:
     """Returns the rule of a selector: `confidence`, `energy` or `prototype`."""
-    rules: dict[str, Answer] = {
+    rules: dict[str, DecisionRule] = {
         "confidence": MostConfident(_MODULE),
         "energy": LargestEnergy(),
         "prototype": NearestPrototype(),

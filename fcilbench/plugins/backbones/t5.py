@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.params import Field
 from fcilbench.plugins.backbones import text
+from fcilbench.spec.params import Field
 
 
 class T5(text.ModelBackbone):

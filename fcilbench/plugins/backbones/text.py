@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fcilbench.api.backbone import TextBackbone, TokenIds
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
 from fcilbench.data.root import find_weights, sha256_file
 from fcilbench.errors import PrerequisiteError
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 
 Pooling = Literal["mean", "cls"]
 

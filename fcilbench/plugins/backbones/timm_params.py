@@ -9,8 +9,8 @@ import timm
 from pydantic import JsonValue, field_validator, model_validator
 from timm.models import PretrainedCfg
 
-from fcilbench.api.params import Field
-from fcilbench.api.params import Params as BaseParams
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
 
 RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""

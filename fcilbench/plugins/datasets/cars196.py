@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fcilbench.api.archive import Archive
 from fcilbench.data.folders import Listed
 from fcilbench.data.image_dataset import ImageDataset
 from fcilbench.errors import DataError
+from fcilbench.spec.archive import Archive
 
 _FOLDER = "stanford_cars"
 _LABELS = "cars_test_annos_withlabels.mat"

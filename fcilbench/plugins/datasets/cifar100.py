@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fcilbench.api.archive import Archive
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
 from fcilbench.data.folders import class_tree
 from fcilbench.data.images import ImageFiles
 from fcilbench.errors import DataError
+from fcilbench.spec.archive import Archive
 
 FOLDER = "cifar-100-python"
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.archive import Archive
 from fcilbench.data.folders import Listed
 from fcilbench.data.image_dataset import ImageDataset
 from fcilbench.errors import DataError
+from fcilbench.spec.archive import Archive
 
 _FOLDER = "CUB_200_2011"
 _TABLES = ("classes.txt", "images.txt", "image_class_labels.txt", "train_test_split.txt")

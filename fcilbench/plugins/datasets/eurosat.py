@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fcilbench.api import params as _params
-from fcilbench.api.archive import Archive
 from fcilbench.api.dataset import DatasetParams
 from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.spec import params as _params
+from fcilbench.spec.archive import Archive
 
 
 class EuroSat(ImageDataset):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fcilbench.api.archive import Archive
 from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.spec.archive import Archive
 
 
 class ImageNetR(ImageDataset):

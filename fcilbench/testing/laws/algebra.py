@@ -31,7 +31,7 @@ def one_client(subject: AggregatorSubject) -> None:
     """The step is the one client's update."""
     _trains(subject)
     stage = subject.stage(spread([1.0]))
-    _expect_step(stage.merge(stage.updates).theta, stage.federation.server.theta, stage.updates.delta[0])
+    _expect_step(stage.merge(stage.updates).vector, stage.federation.server.vector, stage.updates.delta[0])
 
 
 @LAWS.law(
@@ -44,8 +44,8 @@ def identical_clients(subject: AggregatorSubject) -> None:
     _trains(subject)
     stage = subject.stage(spread([1.0]))
     one = stage.updates
-    same = Updates(one.delta.expand(3, -1).clone(), one.samples * 3, (0, 1, 2), one.statistics * 3, one.parts)
-    _expect_step(stage.merge(same).theta, stage.federation.server.theta, one.delta[0])
+    same = Updates(one.delta.expand(3, -1).clone(), one.samples * 3, (0, 1, 2), one.statistics * 3, one.layout)
+    _expect_step(stage.merge(same).vector, stage.federation.server.vector, one.delta[0])
 
 
 def _expect_step(theta: torch.Tensor, before: torch.Tensor, step: torch.Tensor) -> None:
@@ -85,11 +85,11 @@ def permutation(subject: AggregatorSubject) -> None:
         tuple(given.samples[i] for i in order),
         tuple(given.clients[i] for i in order),
         tuple(given.statistics[i] for i in order),
-        given.parts,
+        given.layout,
     )
     one, two = stage.merge(given), stage.merge(shuffled)
-    scale = one.theta - stage.federation.server.theta
-    wrong = gap(two.theta, one.theta, scale if bool(scale.any()) else one.theta)
+    scale = one.vector - stage.federation.server.vector
+    wrong = gap(two.vector, one.vector, scale if bool(scale.any()) else one.vector)
     if not wrong <= _TOLERANCE:
         raise LawBroken(f"in another order the step differs by up to {wrong:.2g} of its largest entry")
 

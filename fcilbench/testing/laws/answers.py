@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fcilbench.api.predict import Answer
+from fcilbench.api.predict import DecisionRule
 from fcilbench.api.task import Task
 from fcilbench.federation.build import build
 from fcilbench.federation.experiment import Federation
@@ -87,7 +87,7 @@ def _logits(subject: AggregatorSubject, end: Deployed) -> tuple[Federation, Mapp
 
 
 def _ask(
-    answer: Answer,
+    answer: DecisionRule,
     logits: Mapping[tuple[str, int], torch.Tensor],
     tasks: Sequence[Task],
     task: Task,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fcilbench.api.params import search_space
-from fcilbench.api.plugin import Plugin
+from fcilbench.spec.params import search_space
+from fcilbench.spec.plugin import Plugin
 from fcilbench.testing.imports import import_seconds
 from fcilbench.testing.law import LawBroken, Laws
 

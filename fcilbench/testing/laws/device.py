@@ -34,11 +34,11 @@ def cpu_gpu(subject: AggregatorSubject) -> None:
         given.samples,
         given.clients,
         tuple({name: value.cuda() for name, value in message.items()} for message in given.statistics),
-        given.parts,
+        given.layout,
     )
     one, two = here.merge(given), there.merge(moved)
-    step = one.theta - here.federation.server.theta
-    wrong = gap(two.theta.cpu(), one.theta, step if bool(step.any()) else one.theta)
+    step = one.vector - here.federation.server.vector
+    wrong = gap(two.vector.cpu(), one.vector, step if bool(step.any()) else one.vector)
     if not wrong <= _TOLERANCE:
         raise LawBroken(f"the step on the GPU differs by up to {wrong:.2g} of its largest entry")
     run = subject.run(device="cuda")

@@ -31,7 +31,7 @@ def expect_finite(run: Run) -> None:
 @LAWS.law(
     "finite",
     "the global model and every deployed module stay finite vectors of the same shape",
-    fix="guard divisions (`clamp(min=...)`) and change `server.theta` through `server.step` only, which refuses NaN",
+    fix="guard divisions (`clamp(min=...)`) and change `server.vector` through `server.step` only, which refuses NaN",
 )
 def finite(subject: AggregatorSubject) -> None:
     """Looks at the undisturbed run."""
@@ -61,9 +61,9 @@ def no_update(subject: AggregatorSubject) -> None:
         own = aggregator.end_task
 
         def end_task(server: Server, statistics: dict[int, Message]) -> None:
-            before = server.theta.clone()
+            before = server.vector.clone()
             own(server, statistics)
-            if not statistics and not torch.equal(server.theta, before):
+            if not statistics and not torch.equal(server.vector, before):
                 moved.append(server.task.index)
 
         aggregator.end_task = end_task  # type: ignore[method-assign]
@@ -113,7 +113,7 @@ def uneven_tasks(subject: AggregatorSubject) -> None:
 @LAWS.law(
     "accuracy-matrix",
     "after each task the method answers for every task seen so far",
-    fix="keep one phase per task in `arrange`; a centralised reference declares the law in `breaks`",
+    fix="keep one phase per task in `build_schedule`; a centralised reference declares the law in `breaks`",
 )
 def accuracy_matrix(subject: AggregatorSubject) -> None:
     """The matrix of accuracies is complete below its diagonal."""

@@ -60,14 +60,14 @@ def moment(subject: AggregatorSubject) -> Iterator[Moment]:
 
 
 def _value(now: Moment, theta: torch.Tensor, batch: Batch | None = None) -> torch.Tensor:
-    state = now.model.named(torch.cat([theta, now.model.vector[now.model.parts.buffers]]))
+    state = now.model.named(torch.cat([theta, now.model.vector[now.model.layout.buffers]]))
     parameters = {name: state[name] for name, _ in now.model.network.named_parameters() if name in state}
     net = now.model.with_parameters(parameters, theta)
     return now.aggregator.loss(net, batch or now.batch, now.context)
 
 
 def _theta(now: Moment) -> torch.Tensor:
-    return now.model.vector[now.model.parts.trainable].detach().clone()
+    return now.model.vector[now.model.layout.trainable].detach().clone()
 
 
 @LAWS.law(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.protocol import Runtime
+from fcilbench.spec.protocol import Runtime
 from fcilbench.testing.bench import UNEVEN
 from fcilbench.testing.law import LawBroken, Laws
 from fcilbench.testing.subject import AggregatorSubject, same_bits
@@ -57,7 +57,7 @@ def repeatable(subject: AggregatorSubject) -> None:
 @LAWS.law(
     "state-round-trip",
     "the server's state survives torch.save and torch.load(weights_only=True), and goes on bit for bit",
-    fix=f"{_STATE}; clone what is kept of `server.theta`, whose memory changes with every step",
+    fix=f"{_STATE}; clone what is kept of `server.vector`, whose memory changes with every step",
 )
 def state_round_trip(subject: AggregatorSubject) -> None:
     """Before each hook of the server the state is replaced by its saved and loaded copy."""

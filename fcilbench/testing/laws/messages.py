@@ -9,8 +9,8 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.message import Message
-from fcilbench.api.protocol import Runtime
 from fcilbench.federation.client import ClientSession
+from fcilbench.spec.protocol import Runtime
 from fcilbench.testing.law import LawBroken, Laws, NotApplicable
 from fcilbench.testing.subject import AggregatorSubject, Watch, gap, tensors
 
@@ -48,7 +48,7 @@ def messages(subject: AggregatorSubject) -> None:
         message = call()
         if not isinstance(message, Mapping):
             raise LawBroken(f"`{hook}` returned a {type(message).__name__}, not a mapping of tensors")
-        vector = argument.net.vector if hook in CLIENT_HOOKS else argument.theta
+        vector = argument.net.vector if hook in CLIENT_HOOKS else argument.vector
         for name, value in message.items():
             if not isinstance(name, str) or not isinstance(value, torch.Tensor):
                 raise LawBroken(f"`{hook}` sends {name!r}: a {type(value).__name__}, not a tensor with a name")
@@ -112,7 +112,7 @@ def statistics_leave_model(subject: AggregatorSubject) -> None:
         before, counters, shape = model.vector.clone(), model.read_counters().clone(), _shape(model.network)
         message = call()
         if not torch.equal(model.vector, before):
-            parts = {"backbone": model.parts.backbone, "head": model.parts.head, "buffers": model.parts.buffers}
+            parts = {"backbone": model.layout.backbone, "head": model.layout.head, "buffers": model.layout.buffers}
             changed = [name for name, part in parts.items() if not torch.equal(model.vector[part], before[part])]
             raise LawBroken(f"`{hook}` changed the model's {' and '.join(changed)}")
         if not torch.equal(model.read_counters(), counters):

@@ -31,7 +31,7 @@ class _Ledger:
         kept: Size of the part of it that is the model at the task's start.
         extra: Size of the round's broadcast.
         task: Last task seen.
-        parts: Backbone, head and buffers of every version of the global model so far.
+        versions: Backbone, head and buffers of every version of the global model so far.
         counters: Size of its integer buffers.
         held: Version that each client holds.
         briefed: Task whose broadcast each client has.
@@ -46,7 +46,7 @@ class _Ledger:
     kept: int = 0
     extra: int = 0
     task: int = -1
-    parts: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    versions: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     counters: int = 0
     held: dict[int, int] = field(default_factory=dict)
     briefed: dict[int, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class _Ledger:
         """A round begins."""
         if len(server.tasks) != self.task:
             self.task, self.start = len(server.tasks), server.version
-        self.model = nbytes({"theta": server.theta, "counters": server.counters})
+        self.model = nbytes({"theta": server.vector, "counters": server.counters})
         self.look(server)
         self.briefing = nbytes(briefing)
         self.kept = nbytes({name: value for name, value in briefing.items() if name == held_model})
@@ -63,8 +63,8 @@ class _Ledger:
     def look(self, server: Any) -> None:
         """The global model may have changed."""
         self.version, self.counters = server.version, nbytes({"counters": server.counters})
-        slices = (server.parts.backbone, server.parts.head, server.parts.buffers)
-        self.parts[server.version] = tuple(server.theta[part].clone() for part in slices)
+        slices = (server.layout.backbone, server.layout.head, server.layout.buffers)
+        self.versions[server.version] = tuple(server.vector[part].clone() for part in slices)
 
     def visit(self, client: int, trains: bool) -> None:
         """A client receives the broadcasts, and sends its model if it trains."""
@@ -80,8 +80,8 @@ class _Ledger:
         """A client is sent what of the global model differs from the version it holds, unless it needs no other."""
         held = self.held.get(client)
         if held != self.version and (trains or held is None):
-            old: Sequence[torch.Tensor | None] = (None, None, None) if held is None else self.parts[held]
-            pairs = zip(old, self.parts[self.version], strict=True)
+            old: Sequence[torch.Tensor | None] = (None, None, None) if held is None else self.versions[held]
+            pairs = zip(old, self.versions[self.version], strict=True)
             changed = [new for before, new in pairs if before is None or not torch.equal(before, new)]
             self.down += self.counters + sum(nbytes({"part": part}) for part in changed)
             self.held[client] = self.version

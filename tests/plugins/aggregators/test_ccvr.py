@@ -7,14 +7,14 @@ import torch
 
 from fcilbench.api.client import Batch
 from fcilbench.api.message import nbytes
-from fcilbench.api.protocol import Partition
-from fcilbench.api.server import Parts, Updates
+from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ccvr import Ccvr
 from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.spec.protocol import Partition
 
-PARTS = Parts(slice(0, 4), slice(4, 4 + 6 * 2 + 6), slice(22, 23), classes=6, features=2)
+PARTS = Layout(slice(0, 4), slice(4, 4 + 6 * 2 + 6), slice(22, 23), classes=6, features=2)
 TASKS = (Task(0, 0, 2), Task(1, 2, 3), Task(2, 5, 1))
 
 
@@ -44,11 +44,11 @@ def split(theta):
 def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
     """Task 1 owns classes 2, 3, 4; class 3 has no samples and must not be pushed down."""
     method, server = ccvr(cov=cov), host(1)
-    before = server.theta.clone()
+    before = server.vector.clone()
     first = client([[5.0, 0.0], [6.0, 1.0]], [2, 2], TASKS[1])
     second = client([[0.0, 5.0], [1.0, 6.0], [4.0, 0.0]], [4, 4, 2], TASKS[1])
     method.end_task(server, {0: method.task_statistics(first), 2: method.task_statistics(second)})
-    (backbone, weight, bias, buffers), (b0, w0, c0, f0) = split(server.theta), split(before)
+    (backbone, weight, bias, buffers), (b0, w0, c0, f0) = split(server.vector), split(before)
     assert torch.equal(backbone, b0)
     assert torch.equal(buffers, f0)
     assert torch.equal(weight[[0, 1, 3, 5]], w0[[0, 1, 3, 5]])
@@ -57,39 +57,39 @@ def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
     assert server.logs["ccvr/classes"] == 2
     points = torch.tensor([[5.0, 0.5], [0.5, 5.5]])
     assert (points @ weight[[2, 4]].T + bias[[2, 4]]).argmax(dim=1).tolist() == [0, 1]
-    assert method.predictors(server).modules["global"]() is server.theta
+    assert method.predictors(server).modules["global"]() is server.vector
 
 
 @pytest.mark.parametrize("cov", ["diag", "full"])
 @pytest.mark.parametrize("density", ["pooled", "mixture"])
 def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov, density):
     method, server = ccvr(cov=cov, density=density), host()
-    before = server.theta.clone()
+    before = server.vector.clone()
     found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
     method.end_task(server, {0: method.task_statistics(found)})
     assert server.logs["ccvr/classes"] == 2
     assert 0 < server.logs["ccvr/loss"] < 10
-    assert bool(torch.isfinite(server.theta).all())
-    assert (split(server.theta)[1][:2] != split(before)[1][:2]).all()
+    assert bool(torch.isfinite(server.vector).all())
+    assert (split(server.vector)[1][:2] != split(before)[1][:2]).all()
 
 
 def test_the_peer_drops_a_class_of_one_sample():
     method, server = ccvr(drop_singletons=True), host()
-    before = server.theta.clone()
+    before = server.vector.clone()
     found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
     method.end_task(server, {0: method.task_statistics(found)})
     assert server.logs["ccvr/classes"] == 1
-    assert torch.equal(split(server.theta)[1][0], split(before)[1][0])
+    assert torch.equal(split(server.vector)[1][0], split(before)[1][0])
 
 
 def test_no_samples_are_no_calibration():
     method, server = ccvr(samples=0), host()
-    before = server.theta.clone()
+    before = server.vector.clone()
     found = client([[1.0, 2.0], [0.0, 0.0]], [0, 1], TASKS[0])
     method.end_task(server, {0: method.task_statistics(found)})
-    assert torch.equal(server.theta, before)
+    assert torch.equal(server.vector, before)
     ccvr().end_task(server, {})  # no client had data
-    assert torch.equal(server.theta, before)
+    assert torch.equal(server.vector, before)
 
 
 def test_seen_classes_are_refitted_together_and_current_ones_alone():
@@ -113,11 +113,11 @@ def test_local_statistics_calibrate_each_round_or_the_last_one_at_the_end():
     for when, after_round in (("round", True), ("task_end", False)):
         method, server = ccvr(when=when, stats_on="local"), host()
         assert not method.wants_task_statistics(server)
-        before = server.theta.clone()
+        before = server.vector.clone()
         method.aggregate(Updates(delta, (3,), (0,), (method.statistics(own),), PARTS), server)
-        assert torch.equal(server.theta[:22], before[:22]) is not after_round
+        assert torch.equal(server.vector[:22], before[:22]) is not after_round
         method.end_task(server, {})
-        assert not torch.equal(server.theta[4:22], before[4:22])
+        assert not torch.equal(server.vector[4:22], before[4:22])
         assert "latest" not in server.state
     assert ccvr().statistics(own) == {}
     assert ccvr().wants_task_statistics(server)

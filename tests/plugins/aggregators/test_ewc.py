@@ -5,13 +5,13 @@ import torch
 
 from fcilbench.api.aggregator import No, Request, Yes
 from fcilbench.api.message import nbytes
-from fcilbench.api.protocol import Partition, Protocol
 from fcilbench.api.schedule import Phase, Schedule
-from fcilbench.api.server import Parts
+from fcilbench.api.server import Layout
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ewc import Ewc
 from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.spec.protocol import Partition, Protocol
 
 TASKS = tuple(Task(i, i, 1) for i in range(9))
 IID = {"clients": 2, "partition": Partition(kind="iid")}
@@ -21,7 +21,7 @@ VIT = 85_875_556
 
 def server(theta, head=0):
     size = len(theta)
-    parts = Parts(slice(0, size - head), slice(size - head, size), slice(size, size), 1, max(head - 1, 0))
+    parts = Layout(slice(0, size - head), slice(size - head, size), slice(size, size), 1, max(head - 1, 0))
     return FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), parts, TASKS)
 
 
@@ -51,7 +51,7 @@ def test_online_fishers_decay():
     """F_task 1, 2, 0 at gamma .9: 1, 2.9, 2.61; the anchor is the last model."""
     method, host, seen = Ewc(), server([0.0]), []
     for task, value in enumerate((1.0, 2.0, 0.0)):
-        host.theta.fill_(float(task))
+        host.vector.fill_(float(task))
         end(method, host, [value])
         seen.append(host.state["fisher"].item())
     assert seen == pytest.approx([1.0, 2.9, 2.61])
@@ -62,7 +62,7 @@ def test_separate_terms_add_up():
     """F = 1 at theta* = 0 and F = 2 at 3: at theta = 1 the penalty is 9, its gradient -6, from (A, H) = (3, 6)."""
     method, host = Ewc(Ewc.Params(mode="separate")), server([0.0])
     end(method, host, [1.0])
-    host.theta.fill_(3.0)
+    host.vector.fill_(3.0)
     end(method, host, [2.0])
     assert (host.state["fisher"].tolist(), host.state["fisher_anchor"].tolist()) == ([3.0], [6.0])
     assert gradient(method, host, [1.0]) == [-6.0]
@@ -81,7 +81,7 @@ def test_fishers_are_pooled_by_samples_and_the_head_may_be_free():
 def test_without_statistics_nothing_changes():
     method, host = Ewc(), server([1.0])
     end(method, host, [1.0])
-    host.theta.fill_(2.0)
+    host.vector.fill_(2.0)
     method.end_task(host, {})
     assert (host.state["fisher"].tolist(), host.state["anchor"].tolist()) == ([1.0], [1.0])
 
@@ -99,7 +99,7 @@ def test_presets_and_single_options():
 
 def test_the_last_round_may_be_skipped():
     method = Ewc(Ewc.Params(preset="fed_mammoth"))
-    schedule = method.arrange(Schedule((Phase(TASKS[0], (), 5, 1, 16, after=0),)))
+    schedule = method.build_schedule(Schedule((Phase(TASKS[0], (), 5, 1, 16, after=0),)))
     assert schedule.phases[0].rounds == 4
     assert isinstance(method.supports(Request("vision", 2, (1, 1), Protocol(rounds=1))), No)
     assert isinstance(method.supports(Request("vision", 2, (1, 1), Protocol(rounds=2))), Yes)
@@ -132,13 +132,16 @@ def test_the_hook_equals_a_penalty_in_the_loss(play):
     class Spy(Ewc):
         def end_task(self, server, statistics):
             super().end_task(server, statistics)
-            ends[type(self).__name__] = server.theta.clone()
+            ends[type(self).__name__] = server.vector.clone()
 
     class InLoss(Spy):
         def loss(self, net, batch, context):
             loss = super().loss(net, batch, context)
             if "anchor" in context:
-                loss = loss + 5.0 * (context["fisher"] * (net.theta - context["anchor"][: len(net.theta)]) ** 2).sum()
+                loss = (
+                    loss
+                    + 5.0 * (context["fisher"] * (net.parameters - context["anchor"][: len(net.parameters)]) ** 2).sum()
+                )
             return loss
 
         def gradient(self, gradient, theta, context):

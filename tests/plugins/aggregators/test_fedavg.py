@@ -2,21 +2,21 @@
 
 import torch
 
-from fcilbench.api.server import Parts, Updates
+from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 
-PARTS = Parts(slice(0, 2), slice(2, 2), slice(2, 2), 1, 0)
+PARTS = Layout(slice(0, 2), slice(2, 2), slice(2, 2), 1, 0)
 
 
 def merge(theta, clients, samples, average="weighted"):
     host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
-    delta = torch.tensor(clients) - host.theta
+    delta = torch.tensor(clients) - host.vector
     ids = tuple(range(len(samples)))
     message = tuple({} for _ in ids)
     FedAvg(FedAvg.Params(average=average)).aggregate(Updates(delta, samples, ids, message, PARTS), host)
-    return host.theta.tolist()
+    return host.vector.tolist()
 
 
 def test_weighted_mean_by_hand():

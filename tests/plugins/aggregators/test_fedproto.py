@@ -7,15 +7,15 @@ import torch
 
 from fcilbench.api.client import Batch
 from fcilbench.api.message import nbytes
-from fcilbench.api.protocol import Partition
-from fcilbench.api.server import Parts, Updates
+from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fedproto import FedProto, batch_mean_term, per_sample_term
+from fcilbench.spec.protocol import Partition
 
 TASKS = (Task(0, 0, 2), Task(1, 2, 3))
-PARTS = Parts(slice(0, 4), slice(4, 4 + 5 * 2 + 5), slice(19, 19), classes=5, features=2)
+PARTS = Layout(slice(0, 4), slice(4, 4 + 5 * 2 + 5), slice(19, 19), classes=5, features=2)
 
 
 def fedproto(**params):
@@ -96,7 +96,7 @@ def test_model_weights_weighted_or_uniform():
         method, server = fedproto(weight_avg=average), host()
         method.begin(server)
         aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
-        assert server.theta.tolist() == [expected] * 19
+        assert server.vector.tolist() == [expected] * 19
 
 
 def test_the_nearest_prototype_answers():
@@ -107,7 +107,7 @@ def test_the_nearest_prototype_answers():
     weight, bias = deployed[4:14].view(5, 2), deployed[14:]
     points = torch.tensor([[100.4, 100.0], [100.6, 100.0], [0.0, 0.0]])
     assert (points @ weight.T + bias).argmax(dim=1).tolist() == [2, 3, 2]
-    assert server.theta.abs().sum() == 0  # the trained head is what training goes on from
+    assert server.vector.abs().sum() == 0  # the trained head is what training goes on from
 
 
 def test_statistics_are_class_means_by_hand():

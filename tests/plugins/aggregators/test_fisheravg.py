@@ -5,8 +5,7 @@ import torch
 
 from fcilbench.api.aggregator import No, Request, Yes
 from fcilbench.api.message import nbytes
-from fcilbench.api.protocol import Partition, Protocol
-from fcilbench.api.server import Parts, Updates
+from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
@@ -14,8 +13,9 @@ from fcilbench.federation.server import FederationServer
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fisheravg import FisherAvg
+from fcilbench.spec.protocol import Partition, Protocol
 
-PARTS = Parts(slice(0, 1), slice(1, 3), slice(3, 4), classes=1, features=1)
+PARTS = Layout(slice(0, 1), slice(1, 3), slice(3, 4), classes=1, features=1)
 MODEL = 64 * 16 + 16 + 10 * 16 + 10
 VIT = 85_875_556
 
@@ -23,7 +23,7 @@ VIT = 85_875_556
 def merge(theta, clients, fishers, samples, **params):
     host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
     messages = tuple({"fisher": torch.tensor(fisher)} for fisher in fishers)
-    updates = Updates(torch.tensor(clients) - host.theta, samples, tuple(range(len(samples))), messages, PARTS)
+    updates = Updates(torch.tensor(clients) - host.vector, samples, tuple(range(len(samples))), messages, PARTS)
     FisherAvg(FisherAvg.Params(**params)).aggregate(updates, host)
     return host
 
@@ -33,21 +33,21 @@ def test_by_hand_with_buffers_by_samples():
     clients = [[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 5.0]]
     fishers = [[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     host = merge([0.0] * 4, clients, fishers, (1, 3), lambda_k="uniform", epsilon=0.0)
-    assert host.theta.tolist() == [1.5, 2.0, 3.0, 4.0]
-    assert merge([0.0] * 4, clients, fishers, (1, 3), epsilon=0.0).theta.tolist() == [2.0, 2.5, 3.0, 4.0]
+    assert host.vector.tolist() == [1.5, 2.0, 3.0, 4.0]
+    assert merge([0.0] * 4, clients, fishers, (1, 3), epsilon=0.0).vector.tolist() == [2.0, 2.5, 3.0, 4.0]
 
 
 def test_equal_fishers_are_fedavg_and_normalisation_forgets_scale():
     clients, fisher = [[1.0, 2.0, 3.0, 4.0], [5.0, 0.0, -1.0, 0.0]], [0.5, 0.25, 2.0]
-    assert merge([0.0] * 4, clients, [fisher, fisher], (3, 1)).theta.tolist() == [2.0, 1.5, 2.0, 3.0]
+    assert merge([0.0] * 4, clients, [fisher, fisher], (3, 1)).vector.tolist() == [2.0, 1.5, 2.0, 3.0]
     louder = [8 * value for value in fisher]
-    same = merge([0.0] * 4, clients, [fisher, louder], (3, 1), normalize="l2", epsilon=0.0).theta
+    same = merge([0.0] * 4, clients, [fisher, louder], (3, 1), normalize="l2", epsilon=0.0).vector
     assert torch.allclose(same, torch.tensor([2.0, 1.5, 2.0, 3.0]))
 
 
 def test_one_client_is_returned_and_the_share_below_epsilon_is_logged():
     host = merge([0.0] * 4, [[1.1, 2.2, 3.3, 4.4]], [[0.0, 1e-13, 1.0]], (5,))
-    assert torch.equal(host.theta, torch.tensor([1.1, 2.2, 3.3, 4.4]))
+    assert torch.equal(host.vector, torch.tensor([1.1, 2.2, 3.3, 4.4]))
     assert host.logs["fisheravg/below_epsilon"] == pytest.approx(2 / 3)
 
 
@@ -81,8 +81,8 @@ def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates
     phase = federation.schedule.phases[2]
     session = ClientSession(federation, Turn(phase, 0), 1)
     fisher = session.fisher("exact")
-    assert fisher.shape == federation.model.theta.shape
-    head = fisher[federation.server.parts.head]
+    assert fisher.shape == federation.model.parameters.shape
+    head = fisher[federation.server.layout.head]
     weight, bias = head[:160].view(10, 16), head[160:]
     for rows in (weight, bias):
         assert bool((rows[:4] == 0).all())

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fcilbench.api.client import Batch
-from fcilbench.api.protocol import Partition
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.federation.build import build
@@ -14,6 +13,7 @@ from fcilbench.federation.round import sample_clients
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.lwf import Lwf, distillation
+from fcilbench.spec.protocol import Partition
 
 MODEL = (64 * 16 + 16 + 10 * 16 + 10) * 4
 TAUGHT = torch.tensor([[math.log(4.0), 0.0]])
@@ -145,14 +145,14 @@ def test_a_resumed_run_ends_bit_equal_and_batchnorm_teaches_in_eval_mode(play, n
 
 
 def test_no_teacher_is_kept_after_the_last_task():
-    from fcilbench.api.server import Parts
+    from fcilbench.api.server import Layout
     from fcilbench.federation.server import FederationServer
 
     tasks = (Task(0, 0, 1), Task(1, 1, 1))
-    host = FederationServer(torch.zeros(2), torch.zeros(0), Parts(slice(0, 0), slice(0, 2), slice(2, 2), 1, 1), tasks)
+    host = FederationServer(torch.zeros(2), torch.zeros(0), Layout(slice(0, 0), slice(0, 2), slice(2, 2), 1, 1), tasks)
     assert not host.last_task
     Lwf().end_task(host, {})
-    host.theta += 1.0
+    host.vector += 1.0
     host.enter(tasks[1], 1)
     assert host.last_task
     Lwf().end_task(host, {})

@@ -7,7 +7,6 @@ from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.api.message import nbytes
-from fcilbench.api.protocol import Partition
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.grams import GramTaps
 from fcilbench.engine.meters import Stopwatch
@@ -18,6 +17,7 @@ from fcilbench.federation.round import Traffic, run_round
 from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.regmean import RegMean
+from fcilbench.spec.protocol import Partition
 
 
 class Smooth(Backbone):
@@ -34,14 +34,14 @@ class Recording(RegMean):
     """Keeps the last updates."""
 
     def aggregate(self, updates, server):
-        self.updates, self.before = updates, server.theta.clone()
+        self.updates, self.before = updates, server.vector.clone()
         super().aggregate(updates, server)
 
 
 def one_round(experiment):
     federation = build(experiment)
     phase = federation.schedule.phases[0]
-    rows = torch.empty(len(phase.clients), len(federation.server.theta))
+    rows = torch.empty(len(phase.clients), len(federation.server.vector))
     run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")), Traffic())
     return federation
 
@@ -51,15 +51,15 @@ def test_one_client_returns_its_model(make_experiment, norm_backbone, gamma):
     method = Recording(Recording.Params(gamma_backbone=gamma, gamma_head=gamma))
     federation = one_round(make_experiment(method, backbone=norm_backbone, clients=1))
     own = method.before + method.updates.delta[0]
-    assert torch.allclose(federation.server.theta, own, atol=1e-6)
-    assert not torch.allclose(federation.server.theta, method.before, atol=1e-3)
+    assert torch.allclose(federation.server.vector, own, atol=1e-6)
+    assert not torch.allclose(federation.server.vector, method.before, atol=1e-3)
 
 
 def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make_experiment):
     """At gamma = 1: the merged layer's outputs on all clients' inputs are the projection of their own outputs."""
     method = Recording(Recording.Params(gamma_backbone=1.0, gamma_head=1.0))
     federation = one_round(make_experiment(method, backbone=Smooth(), local_epochs=3))
-    merged, model = federation.server.theta, federation.model
+    merged, model = federation.server.vector, federation.model
     phase = federation.schedule.phases[0]
     inputs = {"extractor.body.1": [], "head": []}
     for row, client in enumerate(method.updates.clients):
@@ -69,7 +69,7 @@ def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make
         inputs["extractor.body.1"].append(pixels.flatten(1).double())
         inputs["head"].append(local.features(pixels).double())
     for layer, stacked in inputs.items():
-        piece = model.parts.piece(f"{layer}.weight")
+        piece = model.layout.piece(f"{layer}.weight")
         weights = [(method.before + delta)[piece.span].view(piece.shape).double() for delta in method.updates.delta]
         x = torch.cat(stacked)
         targets = torch.cat([own @ w.T for own, w in zip(stacked, weights, strict=True)])
@@ -77,14 +77,14 @@ def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make
         assert torch.allclose(x @ merged[piece.span].view(piece.shape).double().T, best, atol=1e-4)
         mean = sum(p * w for p, w in zip(method.updates.weights.double(), weights, strict=True))
         assert not torch.allclose(x @ mean.T, best, atol=1e-2)
-    bias = model.parts.piece("head.bias")  # everything else is FedAvg
+    bias = model.layout.piece("head.bias")  # everything else is FedAvg
     assert torch.allclose(merged[bias.span], (method.before + method.updates.mean())[bias.span], atol=1e-7)
 
 
 def test_rows_of_other_tasks_never_move(make_experiment):
     federation = one_round(make_experiment(RegMean(), tasks=(3, 1, 4, 2)))
-    head = federation.model.parts.piece("head.weight")
-    before, after = (v[head.span].view(head.shape) for v in (federation.initial, federation.server.theta))
+    head = federation.model.layout.piece("head.weight")
+    before, after = (v[head.span].view(head.shape) for v in (federation.initial, federation.server.vector))
     assert torch.equal(before[3:], after[3:])
     assert not torch.allclose(before[:3], after[:3], atol=1e-4)
 
@@ -122,7 +122,7 @@ class MetaClient:
         self.model = FlatModel(network, torch.device("meta"))
 
     def grams(self, diagonal, augment=None):
-        names = {piece.name for piece in self.model.parts.layout}
+        names = {piece.name for piece in self.model.layout.pieces}
         with torch.no_grad(), GramTaps(self.model.network, names, diagonal) as taps:
             self.model.logits(torch.empty(1, 3, 224, 224, device="meta"))
         return taps.grams()

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fcilbench.api.server import Parts, Updates
+from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.vectors.trim import Trimmed
 from fcilbench.vectors.unify import Modulators
 
-PARTS = Parts(slice(0, 40), slice(40, 40 + 3 * 2 + 3), slice(49, 50), classes=3, features=2)
+PARTS = Layout(slice(0, 40), slice(40, 40 + 3 * 2 + 3), slice(49, 50), classes=3, features=2)
 TASKS = (Task(0, 0, 2), Task(1, 2, 1))
 
 
@@ -38,7 +38,7 @@ def test_a_round_follows_the_printed_formulas():
     method.begin(host)
     before = delta.clone()
     method.aggregate(updates(delta), host)
-    moved = (host.theta - theta).double()
+    moved = (host.vector - theta).double()
     assert torch.allclose(moved[:40], 0.3 * refine(delta[:, :40]).sum(0), atol=1e-5)
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     assert torch.allclose(moved[46:], weights @ delta[:, 46:].double(), atol=1e-6)  # head bias and buffers
@@ -55,7 +55,7 @@ def test_identical_clients_flip_the_round_and_are_warned_about():
     method, host = Sum(Sum.Params(z_thr=None, lambda_s=1.0)), server(torch.zeros(50))
     method.begin(host)
     method.aggregate(updates(delta), host)
-    assert host.theta[:40].tolist() == [3.0 * (2 - 3)] * 40
+    assert host.vector[:40].tolist() == [3.0 * (2 - 3)] * 40
     assert any("a client coefficient is negative" in warning for warning in host.warnings)
     assert any("stepped against every client" in warning for warning in host.warnings)
     assert host.logs["sum/cosine_before"] == pytest.approx(1.0)
@@ -78,17 +78,17 @@ def test_head_option_sum_adds_the_head_vectors():
     method, host = Sum(Sum.Params(head="sum")), server(torch.zeros(50))
     method.begin(host)
     method.aggregate(updates(delta), host)
-    assert torch.allclose(host.theta[40:49], delta[:, 40:49].sum(0), atol=1e-6)
+    assert torch.allclose(host.vector[40:49], delta[:, 40:49].sum(0), atol=1e-6)
 
 
 def test_one_task_with_every_entry_kept_deploys_the_global_model():
     """k_pct = 1 and one task give theta_G back (to one rounding of pre + tau)."""
     method, host = Sum(Sum.Params(k_pct=1.0)), server(torch.randn(50))
     method.begin(host)
-    host.theta[:40] += torch.randn(40)
+    host.vector[:40] += torch.randn(40)
     method.end_task(host, {})
     deployed = method.predictors(host).modules["task-0"]()
-    assert torch.allclose(deployed, host.theta, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(deployed, host.vector, rtol=1e-6, atol=1e-6)
 
 
 def test_modules_of_two_tasks_by_plain_algebra():
@@ -97,8 +97,8 @@ def test_modules_of_two_tasks_by_plain_algebra():
     method.begin(host)
     taus = []
     for seed in (1, 2):
-        host.theta[:40] += torch.randn(40, generator=torch.Generator().manual_seed(seed))
-        taus.append(host.theta[:40].double().clone())
+        host.vector[:40] += torch.randn(40, generator=torch.Generator().manual_seed(seed))
+        taus.append(host.vector[:40].double().clone())
         method.end_task(host, {})
     hats = [taus[0], taus[1] - (taus[1] @ taus[0]) / (taus[0] @ taus[0]) * taus[0]]
     sparse = []
@@ -118,7 +118,7 @@ def test_modules_of_two_tasks_by_plain_algebra():
         scale = tau.abs().sum() / (mask * unified).abs().sum()
         deployed = method.predictors(host).modules[f"task-{k}"]()
         assert torch.allclose(deployed[:40].double(), mask * scale * unified, atol=1e-4)
-        assert torch.equal(deployed[40:], host.theta[40:])
+        assert torch.equal(deployed[40:], host.vector[40:])
 
 
 @pytest.mark.parametrize("vectors", [Trimmed, Modulators])

@@ -55,7 +55,7 @@ def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
     federation = build(make_experiment(tasks=(3, 1, 4, 2)))
     visits = [sum(len(own) > 0 for own in phase.clients) for phase in federation.schedule.phases]
     sizes = [phase.task.size for phase in federation.schedule.phases]
-    features, theta = federation.server.parts.features, tree_nbytes(federation.server.theta)
+    features, theta = federation.server.layout.features, tree_nbytes(federation.server.vector)
     up = sum(count * (size * features * 4 + size * 8) for count, size in zip(visits, sizes, strict=True))
     assert chosen.cost.bytes_up - plain.cost.bytes_up == up
     assert chosen.cost.bytes_down - plain.cost.bytes_down == sum(visits) * theta
@@ -63,10 +63,10 @@ def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
 
 
 def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_path):
-    from fcilbench.api.protocol import Runtime
     from fcilbench.federation import final
     from fcilbench.federation.run import run_experiment
     from fcilbench.plugins.aggregators import sum_prototypes
+    from fcilbench.spec.protocol import Runtime
 
     experiment = make_experiment(
         Sum(Sum.Params(selector="prototype")),
@@ -90,7 +90,7 @@ def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_
             mean = server.state["prototype_sums"][label] / counts[label]
             assert torch.allclose(mean.float(), mine.mean(0), atol=1e-5)
     theta = sum_prototypes.model(server)
-    assert torch.equal(theta[server.parts.backbone], federation.initial[server.parts.backbone])
+    assert torch.equal(theta[server.layout.backbone], federation.initial[server.layout.backbone])
 
 
 def test_storage_shrinks_the_server_state(play):

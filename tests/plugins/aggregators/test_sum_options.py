@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fcilbench.api.server import Parts, Piece, Updates
+from fcilbench.api.server import Layout, Piece, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum
@@ -17,7 +17,7 @@ LAYOUT = (
     Piece("head.weight", (2, 2), D),
     Piece("head.bias", (2,), D + 4),
 )
-PARTS = Parts(slice(0, D), slice(D, D + 6), slice(D + 6, D + 6), classes=2, features=2, layout=LAYOUT)
+PARTS = Layout(slice(0, D), slice(D, D + 6), slice(D + 6, D + 6), classes=2, features=2, pieces=LAYOUT)
 
 
 def play(options, deltas=None, tasks=1):
@@ -41,7 +41,7 @@ def draw(seed, count=3):
 
 
 def moved(options, deltas=None):
-    return play(options, deltas)[1].theta[:D]
+    return play(options, deltas)[1].vector[:D]
 
 
 def trimmed(rows, start=0, stop=D):
@@ -135,14 +135,14 @@ def taus(host):
 
 def test_without_temporal_surgery_the_basis_is_the_task_vectors():
     _, host = play({"temporal_surgery": "off"}, tasks=3)
-    assert torch.equal(host.state["basis"][2]["values"], host.theta[:D])
+    assert torch.equal(host.state["basis"][2]["values"], host.vector[:D])
     assert [kept.tolist() for kept in host.state["coefficients"]] == [[], [0.0], [0.0, 0.0]]
 
 
 def test_max_basis_limits_the_projections():
     _, host = play({"max_basis": 1}, tasks=4)
     assert [int((kept != 0).sum()) for kept in host.state["coefficients"]] == [0, 1, 1, 1]
-    assert torch.allclose(taus(host)[3].float(), host.theta[:D], atol=1e-4)
+    assert torch.allclose(taus(host)[3].float(), host.vector[:D], atol=1e-4)
 
 
 def test_module_switches():

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from fcilbench.api.client import Batch
 from fcilbench.api.message import unpack_symmetric
-from fcilbench.api.protocol import Partition
 from fcilbench.api.server import Updates
 from fcilbench.engine.images import DeviceImages
 from fcilbench.federation.build import build
 from fcilbench.plugins.aggregators.ncm import MISSING, Ncm
 from fcilbench.plugins.aggregators.ridge import Ridge
+from fcilbench.spec.protocol import Partition
 from fcilbench.vectors.ridge import solve_ridge
 
 PARTITIONS = (
@@ -37,8 +37,8 @@ def final(play):
         heads, own = [], method.predictors
 
         def watch(server):
-            heads.append(server.theta[server.parts.head].clone())
-            shapes.append((server.parts.classes, server.parts.features))
+            heads.append(server.vector[server.layout.head].clone())
+            shapes.append((server.layout.classes, server.layout.features))
             return own(server)
 
         shapes: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ def test_ridge_by_the_server_alone_equals_the_pooled_solution_in_float64(make_ex
         net = SimpleNamespace(features=lambda inputs: inputs)
         client = SimpleNamespace(net=net, task=server.task, feature_dim=16, batches=lambda batch=batch: [batch])
         messages.append(method.statistics(client))
-    updates = Updates(torch.zeros(5, len(server.theta)), (1,) * 5, tuple(range(5)), tuple(messages), server.parts)
+    updates = Updates(torch.zeros(5, len(server.vector)), (1,) * 5, tuple(range(5)), tuple(messages), server.layout)
     method.aggregate(updates, server)
     got = solve_ridge(unpack_symmetric(server.state["gram"], 16), server.state["sums"], 0.01).weight
     level = 0.01 * (features.T @ features).diagonal().mean() * torch.eye(16).double()
@@ -173,9 +173,9 @@ def test_the_lift_is_seeded_fixed_and_never_sent(make_experiment):
     lift = one.model.network.extractor.body[1].projection
     assert lift.shape == (16, 40)
     assert torch.equal(lift, two.model.network.extractor.body[1].projection)
-    assert len(one.server.theta) == 64 * 16 + 16 + 410
+    assert len(one.server.vector) == 64 * 16 + 16 + 410
     plain = build(make_experiment(Ridge()))
-    assert torch.equal(one.server.theta[:1040], plain.server.theta[:1040])
+    assert torch.equal(one.server.vector[:1040], plain.server.vector[:1040])
 
 
 def test_strengths_that_regularise_nothing_are_refused():

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from fcilbench.api.params import TaskIdentity
-from fcilbench.api.protocol import Closed, SeedRole
-from fcilbench.results.outcome import Cost, Metric
+from fcilbench.spec.outcome import Cost, Metric
+from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
 SCHEMA_VERSION = 1
 

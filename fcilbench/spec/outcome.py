@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fcilbench.api.params import TaskIdentity
-from fcilbench.api.protocol import SeedRole
+from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
 
 class Metric(BaseModel):

@@ -96,7 +96,3 @@ def search_space(params: type[Params]) -> dict[str, Space]:
         if isinstance(extra, dict) and _SPACE in extra:
             spaces[name] = Space.model_validate(extra[_SPACE])
     return spaces
-
-
-TaskIdentity = Literal["none", "inferred", "oracle"]
-"""What an evaluation tells a method about the task of a test sample (see `fcilbench.api.predict`)."""

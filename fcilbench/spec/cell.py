@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcilbench.api.fields import identity_field, runtime_field
-from fcilbench.api.protocol import Closed, Evaluation, Limits, Partition, Protocol, Runtime, Seeds
+from fcilbench.spec.protocol import (
+    Closed,
+    Evaluation,
+    Limits,
+    Partition,
+    Protocol,
+    Runtime,
+    Seeds,
+    identity_field,
+    runtime_field,
+)
 
 
 class PluginUse(Closed):
@@ -29,7 +38,7 @@ class PluginUse(Closed):
 
 
 class Cell(Closed):
-    """All that one experiment depends on. `fcilbench.suite.identity.cell_id` hashes its identity fields."""
+    """All that one experiment depends on. `fcilbench.spec.identity.cell_id` hashes its identity fields."""
 
     suite: str = runtime_field("")
     protocol: Protocol = identity_field(default_factory=Protocol)

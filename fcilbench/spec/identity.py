@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fcilbench.api.fields import role_of
-from fcilbench.suite.cell import Cell
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.protocol import role_of
 
 IDENTITY_VERSION = 1
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fcilbench.api import params as _params
+from fcilbench.spec import params as _params
 
 
 class Plugin:

@@ -5,10 +5,42 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
-from fcilbench.api.fields import identity_field, runtime_field
-from fcilbench.api.params import TaskIdentity
+TaskIdentity = Literal["none", "inferred", "oracle"]
+"""What an evaluation tells a method about the task of a test sample (see `fcilbench.api.predict`)."""
+
+Role = Literal["identity", "runtime"]
+_KEY = "fcilbench_role"
+
+
+def identity_field(default: Any = ..., **constraints: Any) -> Any:
+    """Declares a field that makes two cells different: it enters `cell_id`.
+
+    Args:
+        default: Default value; `...` makes the field required.
+        **constraints: Anything `pydantic.Field` takes (`ge`, `description`, `default_factory`, ...).
+    """
+    return _field("identity", default, constraints)
+
+
+def runtime_field(default: Any = ..., **constraints: Any) -> Any:
+    """Declares a field that changes how a cell is run but not what it computes: it stays out of `cell_id`."""
+    return _field("runtime", default, constraints)
+
+
+def role_of(field: FieldInfo) -> Role | None:
+    """Returns the declared role of a model field, or `None` if nobody declared one."""
+    extra = field.json_schema_extra
+    role = extra.get(_KEY) if isinstance(extra, dict) else None
+    return role if role in ("identity", "runtime") else None  # type: ignore[return-value]
+
+
+def _field(role: Role, default: Any, constraints: dict[str, Any]) -> Any:
+    if "default_factory" in constraints:
+        return Field(json_schema_extra={_KEY: role}, **constraints)
+    return Field(default, json_schema_extra={_KEY: role}, **constraints)
 
 
 class Closed(BaseModel):
