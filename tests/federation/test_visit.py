@@ -36,8 +36,8 @@ def test_stacked_rounds_equal_rounds_one_by_one(make_experiment, method, stack):
     plain, losses, traffic = two_rounds(make_experiment(method(), clients=5))
     stacked, same_losses, same_traffic = two_rounds(make_experiment(method(), clients=5, runtime=Runtime(stack=stack)))
     assert stacked.warnings == plain.warnings
-    assert float((stacked.theta - plain.theta).abs().max()) < TOLERANCE
-    assert not torch.equal(stacked.theta, plain.theta)  # it was another way
+    assert float((stacked.vector - plain.vector).abs().max()) < TOLERANCE
+    assert not torch.equal(stacked.vector, plain.vector)  # it was another way
     assert same_losses == pytest.approx(losses, rel=1e-4)
     assert same_traffic == traffic
 
@@ -61,5 +61,5 @@ class Branching(Aggregator):
 def test_a_loss_that_branches_on_values_gives_the_bits_of_the_plain_run(make_experiment):
     plain, _, _ = two_rounds(make_experiment(Branching()))
     tried, _, _ = two_rounds(make_experiment(Branching(), runtime=Runtime(stack=3)))
-    assert torch.equal(tried.theta, plain.theta)
+    assert torch.equal(tried.vector, plain.vector)
     assert [text for text in tried.warnings if text.startswith("clients are not stacked")]

@@ -62,7 +62,7 @@ def test_json_schema_refuses_what_the_suite_refuses(old, new):
 
 
 def test_import_is_light():
-    modules = "load, expand, plan, check, select, identity, schema"
+    modules = "load, expand, plan, check, select, schema"
     code = (
         f"import sys; from fcilbench.suite import {modules};"
         "print(sorted({'torch', 'timm', 'ruamel.yaml', 'numpy', 'mlflow', 'platformdirs'} & set(sys.modules)))"

@@ -67,7 +67,7 @@ def state_round_trip(subject: AggregatorSubject) -> None:
             own = getattr(aggregator, hook)
 
             def call(*arguments: Any, own: Callable[..., Any] = own) -> Any:
-                server = next(each for each in arguments if hasattr(each, "theta"))
+                server = next(each for each in arguments if hasattr(each, "vector"))
                 server.state = _reload(server.state)
                 return own(*arguments)
 
