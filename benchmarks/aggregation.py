@@ -4,9 +4,9 @@
 
 All times of one table come from one run on one machine: ours (three passes: statistics, Gram matrix, weighted sum of
 the trimmed vectors), the printed formula (trimmed copy, then N (N - 1) projections), and reading the N x D numbers
-three times (a sum each). On a GPU ours is timed twice: in plain torch, and in the Triton kernels. Each is the best of
-several repeats, taken in turns so that other load hits all alike. Memory is the peak of what is allocated on top of
-the clients' rows, taken first, before anything can be reused. The end of a task is in `task_end`.
+three times (a sum each). Each is the best of several repeats, taken in turns so that other load hits all alike. Memory
+is the peak of what is allocated on top of the clients' rows, taken first, before anything can be reused. The end of a
+task is in `task_end`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fcilbench.vectors.trim import Trimmed
 Z_THR, LAMBDA_S = 4.5, 0.4
 
 
-def ours(rows: torch.Tensor, fused: bool = False) -> torch.Tensor:
-    vectors = Trimmed(rows, Z_THR, fused=fused)
+def ours(rows: torch.Tensor) -> torch.Tensor:
+    vectors = Trimmed(rows, Z_THR)
     weights = coefficients(surgery_matrix(gram(vectors)))
     return merge(LAMBDA_S * weights, vectors)[0]
 
@@ -62,12 +62,10 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
     rows = clients(count, size, device)
     whole = rows.numel() * rows.element_size()
     ways = {"ours": lambda: ours(rows), "printed formula": lambda: printed(rows)}
-    if device.type == "cuda" and kernels_run(rows):
-        ways["ours, triton"] = lambda: ours(rows, fused=True)
     memory = {name: extra_memory(way, device) / whole for name, way in ways.items()}
     spatial = best({**ways, "reading three times": lambda: reading(rows)}, repeats, device)
     expected = printed(rows)
-    differences = {name: float((way() - expected).norm() / expected.norm()) for name, way in ways.items()}
+    difference = float((ours(rows) - expected).norm() / expected.norm())
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -78,31 +76,13 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
         "ratio_printed_to_ours": spatial["printed formula"] / spatial["ours"],
         "ratio_ours_to_reading": spatial["ours"] / spatial["reading three times"],
         "extra_memory_over_rows": memory,
-        "relative_difference": differences["ours"],
+        "relative_difference": difference,
         "trimmed_share": _trimmed_share(rows),
-        **({"triton": _triton(spatial, differences)} if "ours, triton" in ways else {}),
-    }
-
-
-def kernels_run(rows: torch.Tensor) -> bool:
-    """Whether the kernels are used; compiles and checks them, so that this costs neither time nor memory later."""
-    from fcilbench.vectors import kernels
-
-    return kernels.usable(rows)
-
-
-def _triton(seconds: dict[str, float], differences: dict[str, float]) -> dict[str, float]:
-    own = seconds["ours, triton"]
-    return {
-        "ratio_printed_to_ours": seconds["printed formula"] / own,
-        "ratio_ours_to_reading": own / seconds["reading three times"],
-        "ratio_torch_to_triton": seconds["ours"] / own,
-        "relative_difference": differences["ours, triton"],
     }
 
 
 def _trimmed_share(rows: torch.Tensor) -> float:
-    vectors = Trimmed(rows, Z_THR, fused=False)
+    vectors = Trimmed(rows, Z_THR)
     gram(vectors)
     return int(vectors.zeroed) / rows.numel()
 
@@ -127,37 +107,5 @@ def table(found: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def both_paths(found: dict[str, object]) -> str:
-    """The table on a GPU where the kernels run: plain torch beside Triton."""
-    seconds, memory, triton = found["seconds"], found["extra_memory_over_rows"], found["triton"]
-    assert isinstance(seconds, dict)
-    assert isinstance(memory, dict)
-    assert isinstance(triton, dict)
-    difference, fused = found["relative_difference"], triton["relative_difference"]
-    lines = [
-        f"N = {found['clients']}, D = {found['size']:,}, {found['device']}, torch {found['torch']}",
-        f"{'':32}{'torch':>12}{'triton':>12}",
-        f"{'ours, seconds':32}{seconds['ours']:12.4f}{seconds['ours, triton']:12.4f}",
-    ]
-    for name in ("printed formula", "reading three times"):
-        lines.append(f"{name + ', seconds':32}{seconds[name]:12.4f}")
-    for label, key in (
-        ("printed formula / ours", "ratio_printed_to_ours"),
-        ("ours / reading three times", "ratio_ours_to_reading"),
-    ):
-        lines.append(f"{label:32}{found[key]:12.2f}{triton[key]:12.2f}")
-    lines += [
-        f"{'torch / triton':32}{'':12}{triton['ratio_torch_to_triton']:12.2f}",
-        f"{'difference from printed formula':32}{difference:12.1e}{fused:12.1e}",
-        f"{'extra memory / (N D 4 bytes)':32}{memory['ours']:12.2f}{memory['ours, triton']:12.2f}",
-        f"printed formula: extra memory {memory['printed formula']:.2f}; trimmed {found['trimmed_share']:.2%}",
-    ]
-    return "\n".join(lines)
-
-
-def show(found: dict[str, object]) -> str:
-    return both_paths(found) if "triton" in found else table(found)
-
-
 if __name__ == "__main__":
-    run("aggregation", __doc__, ("--clients", "N"), measure, show)
+    run("aggregation", __doc__, ("--clients", "N"), measure, table)

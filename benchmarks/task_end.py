@@ -4,13 +4,12 @@
 
 All times of one table come from one run on one machine: the projection of the last of T task vectors on the others
 (three passes over (T - 1) x D), its cut for the sparsification (over D), the module of all tasks (tau_uni and the
-scales: two passes over T x D), and reading as many numbers as often (a sum each). On a GPU ours is timed twice: in
-plain torch, and in the Triton kernels. Each is the best of several repeats, in turns so that other load hits all alike.
+scales: two passes over T x D), and reading as many numbers as often (a sum each). Each is the best of several repeats,
+in turns so that other load hits all alike.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -22,7 +21,7 @@ from fcilbench.vectors.basis import project_out
 from fcilbench.vectors.topk import Cut, cut
 from fcilbench.vectors.unify import Modulators, unify
 
-K_PCT, SWITCH = 0.05, "FCILBENCH_KERNELS"
+K_PCT = 0.05
 
 
 def module(basis: list[torch.Tensor], cuts: list[Cut], kept: list[torch.Tensor]) -> torch.Tensor:
@@ -44,20 +43,6 @@ def task_vectors(count: int, size: int, device: torch.device) -> tuple[list[torc
     return vectors, kept
 
 
-def in_torch(function: Callable[[], object]) -> Callable[[], object]:
-    def call() -> object:
-        before = os.environ.get(SWITCH)
-        os.environ[SWITCH] = "off"
-        try:
-            return function()
-        finally:
-            os.environ.pop(SWITCH)
-            if before is not None:
-                os.environ[SWITCH] = before
-
-    return call
-
-
 def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[str, object]:
     vectors, kept = task_vectors(count, size, device)
     refined, last = project_out(vectors[-1], vectors[:-1])
@@ -67,11 +52,8 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
         "projection": lambda: project_out(vectors[-1], vectors[:-1]),
         "module": lambda: module(basis, cuts, [*kept, last]),
     }
-    ways = {name: in_torch(part) for name, part in parts.items()}
-    if device.type == "cuda" and kernels_run(basis):
-        ways |= {f"{name}, triton": part for name, part in parts.items()}
-    ways |= {"cut": lambda: cut(refined, K_PCT)}
-    ways |= {
+    ways = parts | {
+        "cut": lambda: cut(refined, K_PCT),
         "reading for the projection": lambda: reading(vectors[:-1], 3),
         "reading for the cut": lambda: reading([refined], 1),
         "reading for the module": lambda: reading(basis, 2),
@@ -85,17 +67,8 @@ def measure(count: int, size: int, repeats: int, device: torch.device) -> dict[s
         "tasks": count,
         "size": size,
         "seconds": seconds,
-        "ratio_to_reading": {
-            name: seconds[name] / seconds[f"reading for the {name.removesuffix(', triton')}"] for name in names
-        },
+        "ratio_to_reading": {name: seconds[name] / seconds[f"reading for the {name}"] for name in names},
     }
-
-
-def kernels_run(basis: list[torch.Tensor]) -> bool:
-    """Whether the kernels are used; compiles and checks them, so that this costs no time later."""
-    from fcilbench.vectors.kernels import tasks
-
-    return tasks.usable(basis) is not None and tasks.usable(basis[:-1]) is not None
 
 
 def table(found: dict[str, object]) -> str:
@@ -105,14 +78,11 @@ def table(found: dict[str, object]) -> str:
     lines = [
         f"T = {found['tasks']}, D = {found['size']:,}, {found['device']}, {found['threads']} threads, "
         f"torch {found['torch']}",
-        f"{'':16}{'reading':>12}{'torch':>12}{'triton':>12}{'torch / reading':>18}{'triton / reading':>18}",
+        f"{'':16}{'reading':>12}{'ours':>12}{'ours / reading':>18}",
     ]
     for name in ("projection", "cut", "module"):
-        fused = f"{name}, triton"
-        own = f"{seconds[fused]:12.4f}" if fused in seconds else f"{'':12}"
-        ratio = f"{ratios[fused]:18.2f}" if fused in ratios else ""
         reading_ = seconds[f"reading for the {name}"]
-        lines.append(f"{name:16}{reading_:12.4f}{seconds[name]:12.4f}{own}{ratios[name]:18.2f}{ratio}")
+        lines.append(f"{name:16}{reading_:12.4f}{seconds[name]:12.4f}{ratios[name]:18.2f}")
     return "\n".join(lines)
 
 

@@ -45,11 +45,6 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
 
 def products(vector: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns `<vector, tau_hat_j>` and `||tau_hat_j||^2` for each j, float64 `[T]`, in one pass."""
-    if vector.is_cuda:
-        from fcilbench.vectors.kernels import tasks
-
-        if (found := tasks.products(vector, basis)) is not None:
-            return found
     inner, norms = torch.zeros(2, len(basis), dtype=torch.float64, device=vector.device)
     for span, wide in _wide(basis, vector.device):
         inner += wide @ vector[span].to(torch.float64)
@@ -59,11 +54,6 @@ def products(vector: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Te
 
 def refine(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns `subtract`'s vector `[D]` and its inner products with the basis, float64 `[T]`, in one pass."""
-    if vector.is_cuda:
-        from fcilbench.vectors.kernels import tasks
-
-        if (found := tasks.refine(vector, step, basis)) is not None:
-            return found
     refined, inner = torch.empty_like(vector), torch.zeros_like(step)
     for span, wide in _wide(basis, vector.device):
         refined[span] = vector[span].to(torch.float64) - step @ wide
@@ -79,11 +69,6 @@ def subtract(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> torch.Te
         step: float64 `[T]`.
         basis: tau_hat_1 .. tau_hat_T.
     """
-    if vector.is_cuda:
-        from fcilbench.vectors.kernels import tasks
-
-        if (found := tasks.subtract(vector, step, basis)) is not None:
-            return found
     refined = torch.empty_like(vector)
     for span, wide in _wide(basis, vector.device):
         refined[span] = vector[span].to(torch.float64) - step @ wide

@@ -12,19 +12,12 @@ import torch
 
 from fcilbench.vectors.chunks import Rows, pieces
 from fcilbench.vectors.sums import add_rows
-from fcilbench.vectors.trim import Trimmed
 
 Target = Literal["both", "positive", "negative", "none"]
 
 
 def gram(rows: torch.Tensor | Rows) -> torch.Tensor:
     """Returns the Gram matrix `rows rows^T`, float64 `[N, N]`, in one pass accumulated in float64."""
-    if isinstance(rows, Trimmed) and rows.fused:
-        from fcilbench.vectors import kernels
-
-        if (found := kernels.gram(rows.like, *rows.bounds)) is not None:
-            products, rows.zeroed = found
-            return products
     like = rows if isinstance(rows, torch.Tensor) else rows.like
     count = rows.shape[0]
     total = like.new_zeros(count, count, dtype=torch.float64)
@@ -103,12 +96,6 @@ def merge(weights: torch.Tensor, rows: torch.Tensor | Rows) -> tuple[torch.Tenso
         The merge `[D]`, for each coordinate added in row order; and the sign-flip ratio: the share of the D
         coordinates where it and `sum_j tau_j` are both non-zero and differ in sign.
     """
-    if isinstance(rows, Trimmed) and rows.fused:
-        from fcilbench.vectors import kernels
-
-        if (found := kernels.merge(weights, rows.like, *rows.bounds)) is not None:
-            merged, turned, rows.zeroed = found
-            return merged, int(turned) / max(rows.shape[1], 1)
     like = rows if isinstance(rows, torch.Tensor) else rows.like
     total = like.new_zeros(rows.shape[1])
     factors = weights.tolist()

@@ -20,10 +20,8 @@ class Trimmed:
         threshold: z_thr > 0; `None` trims nothing.
         segments: Lengths of the consecutive segments with statistics of their own; by default the row is one.
         step: Columns in a piece; by default what fits the device.
-        fused: Whether kernels may make the passes where the rows are on a GPU; False: plain torch everywhere.
 
     Attributes:
-        fused: Whether to ask for kernels: allowed, on a GPU, and no segments.
         zeroed: Entries that the last whole pass set to zero, int64 `[]`.
     """
 
@@ -33,7 +31,6 @@ class Trimmed:
         threshold: float | None,
         segments: Sequence[int] | None = None,
         step: int | None = None,
-        fused: bool = True,
     ) -> None:
         if threshold is not None and threshold <= 0:
             raise ValueError(f"z_thr must be > 0, got {threshold}")
@@ -42,10 +39,9 @@ class Trimmed:
             raise ValueError(f"segments of {sum(self._segments)} entries in all do not fit rows of {rows.shape[1]}")
         self._step = step or columns(rows.shape[0], rows.device)
         self.zeroed = torch.zeros((), dtype=torch.int64, device=rows.device)
-        self.fused = fused and rows.is_cuda and segments is None
         self._bounds: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         if threshold is not None:
-            found = [self._statistics(list(part)) for part in self._parts()]
+            found = [mean_and_sigma(self._rows, list(part)) for part in self._parts()]
             self._bounds = [_bounds(mean, sigma, threshold, rows.dtype) for mean, sigma in found]
 
     @property
@@ -57,24 +53,6 @@ class Trimmed:
     def like(self) -> torch.Tensor:
         """The rows that are read."""
         return self._rows
-
-    @property
-    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean of each row and how far from it an entry may lie, `[N]` each, if the rows are one segment."""
-        if self._bounds is None:
-            nothing = self._rows.new_zeros(self._rows.shape[0])
-            return nothing, nothing + torch.inf
-        ((mean, reach),) = self._bounds
-        return mean[:, 0], reach[:, 0]
-
-    @property
-    def unfused(self) -> str | None:
-        """Why kernels that were asked for are off; `None` if they are not, or were not asked for."""
-        if not self.fused:
-            return None
-        from fcilbench.vectors import kernels
-
-        return kernels.STATE.off.get("clients")
 
     def pieces(self) -> Iterator[Piece]:
         """Iterates over the trimmed rows from left to right; a piece is valid until the next one."""
@@ -94,14 +72,6 @@ class Trimmed:
     def dense(self) -> torch.Tensor:
         """Returns the trimmed rows as a whole, `[N, D]`."""
         return torch.cat([piece.clone() for _, piece in self.pieces()], dim=1)
-
-    def _statistics(self, part: list[slice]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.fused:
-            from fcilbench.vectors import kernels
-
-            if (found := kernels.statistics(self._rows)) is not None:
-                return found
-        return mean_and_sigma(self._rows, part)
 
     def _parts(self) -> Iterator[Iterator[slice]]:
         """Iterates over the segments, each as the spans of its pieces."""

@@ -51,11 +51,6 @@ def elect(vectors: torch.Tensor, rule: Rule = "count") -> torch.Tensor:
 
 def unify(basis: Basis, cuts: Sequence[Cut] | None, rule: Rule, device: torch.device) -> torch.Tensor:
     """Returns tau_uni `[D]`: the basis, each vector sparsified by its cut (`None`: kept whole), then elected."""
-    if device.type == "cuda":
-        from fcilbench.vectors.kernels import tasks
-
-        if (found := tasks.unify(basis, cuts, rule)) is not None:
-            return found
     unified = []
     for span in _spans(basis, device):
         pieces = stack(basis, span)
@@ -88,15 +83,6 @@ class Modulators:
     unified: torch.Tensor
     source: MaskFrom | None = "accumulated"
 
-    @property
-    def unfused(self) -> str | None:
-        """Why kernels that were asked for are off; `None` if they are not, or were not asked for."""
-        if not self.unified.is_cuda:
-            return None
-        from fcilbench.vectors import kernels
-
-        return kernels.STATE.off.get("tasks")
-
     def masks(self, index: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Iterates over the pieces of m_index, bool."""
         for span, unified in self._unified():
@@ -114,12 +100,6 @@ class Modulators:
 
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ||tau_k||_1 and ||m_k * tau_uni||_1 of each task, float64 `[T]`, in one pass."""
-        if self.unified.is_cuda:
-            from fcilbench.vectors.kernels import tasks
-
-            coefficients = None if self.source == "refined" else self.coefficients
-            if (found := tasks.norms(self.basis, coefficients, self.unified)) is not None:
-                return found
         size, agreed = torch.zeros(2, len(self.basis), dtype=torch.float64, device=self.unified.device)
         for span, unified in self._unified():
             pieces = stack(self.basis, span)

@@ -104,7 +104,6 @@ class Sum(Aggregator):
             ("trimmed_share", int(vectors.zeroed) / max(1, updates.backbone.numel())),
         ):
             server.log(f"sum/{name}", float(value))
-        _warn_unfused(server, vectors.unfused)
         if bool((weights < 0).any()):
             server.warn(
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
@@ -143,7 +142,6 @@ class Sum(Aggregator):
         state["unified"] = unify(state["basis"], cuts, options.elect, server.vector.device)
         modulators = self._modulators(server)
         state["scales"] = modulators.scales()
-        _warn_unfused(server, modulators.unfused)
 
     def _modulators(self, server: Server) -> Modulators:
         state = server.state
@@ -180,11 +178,6 @@ class Sum(Aggregator):
         parts, theta = server.layout, server.vector
         packed = Packed.of(self._modulators(server), server.state["scales"])
         return {**packed.tensors(), "head": theta[parts.head], "buffers": theta[parts.buffers]}
-
-
-def _warn_unfused(server: Server, reason: str | None) -> None:
-    if reason is not None:
-        server.warn(f"sum: plain torch, since the Triton kernels failed here: {reason}")
 
 
 def _tensors(server: Server) -> list[int]:

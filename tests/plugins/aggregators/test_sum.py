@@ -7,8 +7,6 @@ from fcilbench.api.server import Layout, Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum
-from fcilbench.vectors.trim import Trimmed
-from fcilbench.vectors.unify import Modulators
 
 PARTS = Layout(slice(0, 40), slice(40, 40 + 3 * 2 + 3), slice(49, 50), classes=3, features=2)
 TASKS = (Task(0, 0, 2), Task(1, 2, 1))
@@ -119,13 +117,3 @@ def test_modules_of_two_tasks_by_plain_algebra():
         deployed = method.predictors(host).modules[f"task-{k}"]()
         assert torch.allclose(deployed[:40].double(), mask * scale * unified, atol=1e-4)
         assert torch.equal(deployed[40:], host.vector[40:])
-
-
-@pytest.mark.parametrize("vectors", [Trimmed, Modulators])
-def test_kernels_that_failed_are_warned_about_in_the_row(vectors, monkeypatch):
-    monkeypatch.setattr(vectors, "unfused", "MismatchError: why")
-    method, host = Sum(Sum.Params()), server(torch.zeros(50))
-    method.begin(host)
-    method.aggregate(updates(torch.randn(3, 50, generator=torch.Generator().manual_seed(0))), host)
-    method.end_task(host, {})
-    assert host.warnings.count("sum: plain torch, since the Triton kernels failed here: MismatchError: why") == 1
