@@ -11,11 +11,11 @@ out=${OUT:-benchmarks/results}
 if [ "${1:-}" = "--dry" ]; then
   out=$(mktemp -d)
   large=dry small=dry repeats=1 seeds=1
-  protocol=(--tasks 2 --rounds 1 --stack 1,2)
+  protocol=(--tasks 2 --rounds 1)
 else
   "$python" -c 'import torch, sys; sys.exit(0 if torch.cuda.is_available() else "no CUDA device; try --dry")'
   large=vit-b small=vit-small repeats=1 seeds=3
-  protocol=(--tasks 10 --rounds 5 --stack 10)
+  protocol=(--tasks 10 --rounds 5)
 fi
 card=$("$python" -c 'import torch; print(torch.cuda.get_device_name(0).replace(" ", "-") if torch.cuda.is_available() else "cpu")')
 file="$out/$card-$(date -u +%Y-%m-%d).json"
@@ -24,8 +24,6 @@ rm -f "$file"
 "$python" -m benchmarks.round --workload "$large" --methods fedavg,sum --json "$file"
 "$python" -m benchmarks.round --workload "$small" --json "$file"
 "$python" -m benchmarks.round --workload "$small" --methods fedavg --capture off --json "$file"
-"$python" -m benchmarks.round --workload "$small" --methods fedavg --capture off --stack 10 --json "$file"
-"$python" -m benchmarks.round --workload "$small" --methods fedavg --stack 10 --json "$file"
 "$python" -m benchmarks.protocol --workload "$small" "${protocol[@]}" --json "$file"
 "$python" -m benchmarks.plain_loop --workload "$small" --repeats "$repeats" --json "$file"
 "$python" -m benchmarks.aggregation --json "$file"

@@ -24,10 +24,10 @@ CLASSES = 10
 """Of a task."""
 
 
-def measure(work: common.Workload, tasks: int, rounds: int, device: str, stack: int) -> dict[str, Any]:
+def measure(work: common.Workload, tasks: int, rounds: int, device: str) -> dict[str, Any]:
     """Times FedAvg from nothing to its outcome; Dirichlet(0.5) clients, so that they finish one after the other."""
     precision = "bf16" if device == "cuda" else "fp32"
-    one = common.experiment(work, FedAvg(), device, precision, stack=stack, checkpoint="never")
+    one = common.experiment(work, FedAvg(), device, precision, checkpoint="never")
     train = work.clients * work.images * tasks
     experiment = replace(
         one,
@@ -40,7 +40,6 @@ def measure(work: common.Workload, tasks: int, rounds: int, device: str, stack: 
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_experiment(experiment, Path(folder))
     return {
-        "stack": stack,
         "whole_s": time.perf_counter() - start,
         "training_s": outcome.cost.training_s,
         "aggregation_s": outcome.cost.aggregation_s,
@@ -58,15 +57,13 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--stack", default="1,10", help="comma-separated: clients trained together in one step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     work = replace(common.WORKLOADS[options.workload], batch_size=options.batch_size)
-    stacks = [int(stack) for stack in options.stack.split(",")]
-    rows = [measure(work, options.tasks, options.rounds, device, stack) for stack in stacks]
+    rows = [measure(work, options.tasks, options.rounds, device)]
     print(f"{options.workload}, {options.tasks} tasks of {options.rounds} rounds, batch {options.batch_size}, ", end="")
     print(common.card(device))
     print(common.table(rows))

@@ -51,7 +51,6 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
         "training": f"{watch.seconds.get('training', 0.0) / seconds:.1%}",
         "aggregation": f"{watch.seconds.get('aggregation', 0.0) / seconds:.1%}",
         "peak_GB": peak_memory(target) / 1e9,
-        "stacked": 1 if any("not stacked" in text for text in federation.server.warnings) else runtime["stack"],
         "captured": "no" if device == "cpu" or runtime["capture"] == "off" or _plain(federation) else "yes",
     }
 
@@ -68,7 +67,6 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default=None)
     parser.add_argument("--capture", choices=["auto", "off"], default="auto")
-    parser.add_argument("--stack", type=int, default=1, help="clients trained together in one batched step")
     parser.add_argument("--methods", default="all", help="comma-separated names, or all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
@@ -81,11 +79,11 @@ def main() -> None:
         if options.methods == "all"
         else options.methods.split(",")
     )
-    work, runtime = common.WORKLOADS[options.workload], {"capture": options.capture, "stack": options.stack}
+    work, runtime = common.WORKLOADS[options.workload], {"capture": options.capture}
     rows = [measure(name, work, device, precision, runtime) for name in names]
     print(f"{options.workload}, {precision}, {common.card(device)}")
     print(common.table(rows))
-    name = f"round/{options.workload}/{precision}/{options.capture}/stack-{options.stack}"
+    name = f"round/{options.workload}/{precision}/{options.capture}"
     common.write(options.json, name, device, rows)
 
 

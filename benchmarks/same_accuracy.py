@@ -1,4 +1,4 @@
-"""What the engine's ways of being fast cost in accuracy: each against fp32, one client at a time, on the same seeds.
+"""What the engine's ways of being fast cost in accuracy: each against fp32, without capture, on the same seeds.
 
     python benchmarks/same_accuracy.py [--seeds 5] [--data ROOT] [--json FILE]
 
@@ -32,13 +32,10 @@ from fcilbench.plugins.stressors.none import NoStress
 from fcilbench.spec.protocol import Partition, Protocol, Runtime, Seeds
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp32, one by one": ("fp32", {"capture": "off", "stack": 1}),
-    "fp32, stacked": ("fp32", {"capture": "off", "stack": 10}),
-    "bf16, one by one": ("bf16", {"capture": "off", "stack": 1}),
-    "bf16, stacked": ("bf16", {"capture": "off", "stack": 10}),
-    "fp32, captured, padded": ("fp32", {"capture": "auto", "stack": 1}),
-    "bf16, captured, padded": ("bf16", {"capture": "auto", "stack": 1}),
-    "bf16, captured, stacked": ("bf16", {"capture": "auto", "stack": 10}),
+    "fp32, plain": ("fp32", {"capture": "off"}),
+    "bf16, plain": ("bf16", {"capture": "off"}),
+    "fp32, captured, padded": ("fp32", {"capture": "auto"}),
+    "bf16, captured, padded": ("bf16", {"capture": "auto"}),
 }
 NOT_ON_CPU = tuple(way for way, (_, runtime) in WAYS.items() if runtime["capture"] == "auto")
 

@@ -77,7 +77,7 @@ class Aggregator(Plugin):
 
     What a client optimises is a *function of tensors*: `loss` may use the network handle, the batch and the context
     tensors, and must not call `.item()`, branch on values, or keep state on `self`; then the engine may capture it in
-    a CUDA graph or stack it over clients.
+    a CUDA graph.
 
     Attributes:
         traits: Columns of the comparison table.

@@ -13,7 +13,6 @@ from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.task import Task
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.network import Network
-from fcilbench.engine.stacked import StackedTrainer
 from fcilbench.engine.training import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.experiment import Experiment, Federation, Unsupported
@@ -56,8 +55,6 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     train = place(backbone, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation, device, nhwc)
     outside = None if corpus.outside is None else Samples(corpus.outside, np.full(len(corpus.outside), -1))
     initial, runtime = model.vector.clone(), experiment.runtime
-    capture = runtime.capture == "auto"
-    stack = min(runtime.stack, experiment.protocol.clients) if experiment.aggregator.trains else 1
     return Federation(
         experiment=experiment,
         stream=stream_,
@@ -67,8 +64,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         outside=None if outside is None else place(backbone, outside, none, device, nhwc),
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, capture),
-        stack=StackedTrainer(model, train, experiment.protocol, stack, capture) if stack > 1 else None,
+        trainer=Trainer(model, train, experiment.protocol, runtime.capture == "auto"),
         server=FederationServer(
             model.vector, model.counters, model.layout, stream_.tasks, experiment.seeds.of("train")
         ),

@@ -14,7 +14,6 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.stacked import StackedTrainer
 from fcilbench.engine.training import Trainer
 from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.server import FederationServer
@@ -75,7 +74,6 @@ class Federation:
         test_index: Positions of each task's test samples.
         model: The one resident model.
         trainer: Local training on it.
-        stack: Local training of several clients at once, if the runtime asks for it.
         server: The server.
         features: Runs modules over test samples.
         initial: The initial state vector, for phases that restart.
@@ -94,7 +92,6 @@ class Federation:
     test_index: tuple[torch.Tensor, ...]
     model: FlatModel
     trainer: Trainer
-    stack: StackedTrainer | None
     server: FederationServer
     features: FeatureMemory
     initial: torch.Tensor

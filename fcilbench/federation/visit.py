@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from fcilbench.api.message import Message
-from fcilbench.engine.stacked import StackError
 from fcilbench.engine.training import Objective, Work
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation
@@ -35,7 +34,7 @@ def execution_order(clients: Sequence[int]) -> Sequence[int]:
 def visit(
     federation: Federation, turn: Turn, clients: Sequence[int], received: Message, rows: torch.Tensor
 ) -> dict[int, Upload]:
-    """Simulates the clients of a round, in stacks if the runtime asks for them, else one by one.
+    """Simulates the clients of a round, one after the other.
 
     Args:
         federation: The federation.
@@ -47,19 +46,11 @@ def visit(
     Returns:
         Their uploads by id.
     """
-    sessions = {client: ClientSession(federation, turn, client, received) for client in clients}
     target = {client: rows[i] for i, client in enumerate(clients)}
     uploads: dict[int, Upload] = {}
-    stack = federation.stack
-    if stack is not None and federation.experiment.aggregator.trains:
-        # Clients with as many steps as each other go together; the composition depends on the data alone.
-        alike = sorted(clients, key=lambda client: -sessions[client].samples)
-        for start in range(0, len(alike), stack.size):
-            group = alike[start : start + stack.size]
-            if len(group) > 1:
-                uploads |= _together(federation, turn, [sessions[client] for client in group], target)
-    for client in execution_order([client for client in clients if client not in uploads]):
-        uploads[client] = _alone(federation, turn, sessions[client], target[client])
+    for client in execution_order(clients):
+        session = ClientSession(federation, turn, client, received)
+        uploads[client] = _alone(federation, turn, session, target[client])
     return uploads
 
 
@@ -73,32 +64,6 @@ def _alone(federation: Federation, turn: Turn, session: ClientSession, row: torc
         federation.server.warn(note)
     _write(federation, session, row)
     return _upload(federation, session, loss)
-
-
-def _together(
-    federation: Federation, turn: Turn, sessions: Sequence[ClientSession], target: dict[int, torch.Tensor]
-) -> dict[int, Upload]:
-    """Trains a stack of clients; returns nothing, with a warning, where they have to be trained one by one."""
-    stack, server = federation.stack, federation.server
-    assert stack is not None
-    try:
-        losses = stack.train(
-            server.vector,
-            [_objective(federation, session) for session in sessions],
-            [_work(turn, session) for session in sessions],
-            [session.random("batches") for session in sessions],
-        )
-    except StackError as error:
-        server.warn(f"clients are not stacked: {error}")
-        return {}
-    for note in stack.notes:
-        server.warn(note)
-    uploads = {}
-    for session, vector, loss in zip(sessions, stack.vectors, losses, strict=False):
-        federation.model.load(vector, server.counters)
-        _write(federation, session, target[session.id])
-        uploads[session.id] = _upload(federation, session, loss)
-    return uploads
 
 
 def _objective(federation: Federation, session: ClientSession) -> Objective:

@@ -147,11 +147,6 @@ class Runtime(Closed):
         "auto",
         description="capture local steps in a CUDA graph where there is a GPU; `off` runs them one kernel at a time",
     )
-    stack: int = runtime_field(
-        1,
-        ge=1,
-        description="clients trained together in one batched step, for small models; equals one by one up to rounding",
-    )
     keep_model: bool = runtime_field(
         False, description="keep the server's final state (final.pt) in the cell's folder, for `module export`"
     )

@@ -13,7 +13,6 @@ from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.frozen import FrozenFeatures
 from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.network import Network
-from fcilbench.engine.stacked import StackedTrainer
 from fcilbench.engine.training import Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
@@ -137,21 +136,3 @@ def test_trying_out_leaves_every_mode_as_it_was():
     modes = [module.training for module in model.network.modules()]
     FrozenFeatures(model, data, PROTOCOL).of(torch.arange(3))
     assert [module.training for module in model.network.modules()] == modes
-
-
-@pytest.mark.parametrize("method", [Aggregator(), Teaching(), Mixing()])
-def test_stacked_clients_use_them_too(method):
-    works = [Work(rows, TASK, 3, 16) for rows in torch.arange(COUNT).split([30, 11])]
-    vectors = []
-    for forget in (False, True):
-        model, data, counter = setting()
-        stack = StackedTrainer(model, data, PROTOCOL, 2)
-        if forget:
-            stack._step.single.frozen._possible = False
-        objective = Objective(method.loss, method.gradient, {"teacher": model.vector + 0.1})
-        randoms = [np.random.default_rng(k) for k in range(2)]
-        stack.train(model.vector.clone(), [objective, objective], works, randoms)
-        vectors.append(stack.vectors.clone())
-        if not forget and not isinstance(method, Mixing):
-            assert counter.seen == ONCE
-    assert torch.allclose(*vectors, atol=1e-5)
