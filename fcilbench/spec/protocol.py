@@ -52,10 +52,10 @@ class Closed(BaseModel):
 class Protocol(Closed):
     """Federated training protocol shared by all methods of a suite (paper, experimental settings)."""
 
-    clients: int = identity_field(10, ge=1, description="registered clients N")
-    rounds: int = identity_field(5, ge=1, description="communication rounds R per task")
-    local_epochs: int = identity_field(5, ge=1, description="epochs E over a client's data per round")
-    batch_size: int = identity_field(16, ge=1, description="samples per local step")
+    clients: int = identity_field(10, ge=1, le=100_000, description="registered clients N")
+    rounds: int = identity_field(5, ge=1, le=100_000, description="communication rounds R per task")
+    local_epochs: int = identity_field(5, ge=1, le=10_000, description="epochs E over a client's data per round")
+    batch_size: int = identity_field(16, ge=1, le=1_000_000, description="samples per local step")
     participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
     lr: float = identity_field(1e-5, gt=0.0, description="AdamW learning rate")
     weight_decay: float = identity_field(
@@ -78,7 +78,7 @@ class Partition(Closed):
 
     kind: Literal["dirichlet", "iid", "quantity"] = identity_field("dirichlet")
     value: float | None = identity_field(None, gt=0.0)
-    min_samples: int = identity_field(1, ge=0)
+    min_samples: int = identity_field(1, ge=0, le=1_000_000)
 
     @model_validator(mode="before")
     @classmethod
@@ -116,8 +116,8 @@ class Seeds(Closed):
     repetition 0, so that a spread over seeds can be the spread of training alone.
     """
 
-    base: int = identity_field(0, ge=0)
-    index: int = identity_field(0, ge=0)
+    base: int = identity_field(0, ge=0, lt=2**63)
+    index: int = identity_field(0, ge=0, le=100_000)
     vary: tuple[SeedRole, ...] = identity_field(("order", "partition", "train"))
 
     def of(self, role: SeedRole) -> int:
@@ -137,9 +137,11 @@ class Runtime(Closed):
     """How a cell is run; none of it is identity, all of it is recorded."""
 
     threads: int = runtime_field(
-        1, ge=1, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
+        1, ge=1, le=1_024, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
     )
-    eval_batch_size: int = runtime_field(256, ge=1, description="samples per forward pass in evaluation and statistics")
+    eval_batch_size: int = runtime_field(
+        256, ge=1, le=1_000_000, description="samples per forward pass in evaluation and statistics"
+    )
     checkpoint: Literal["round", "task", "never"] = runtime_field(
         "round", description="when the state is saved for a resume"
     )
@@ -156,4 +158,4 @@ class Limits(Closed):
     """What a cell may cost before the supervisor stops it."""
 
     wall_seconds: float | None = runtime_field(None, gt=0.0, description="wall-clock limit of one attempt")
-    retries: int = runtime_field(1, ge=0, description="further attempts after `killed` or `oom`")
+    retries: int = runtime_field(1, ge=0, le=100, description="further attempts after `killed` or `oom`")
