@@ -19,9 +19,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from fcilbench.results.provenance import Provenance
-from fcilbench.results.row import Failure, Row, build_row
+from fcilbench.results.row import build_row
 from fcilbench.spec.cell import Cell, PluginUse
-from fcilbench.spec.outcome import Cost, Metric, Outcome
+from fcilbench.spec.outcome import Cost, Outcome, Value
+from fcilbench.spec.row import Failure, Row
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROVENANCE = Provenance(
@@ -73,13 +74,18 @@ def _cell_id(cell: Cell) -> str:
     return sha256(cell.model_dump_json(exclude={"runtime", "limits"}).encode()).hexdigest()
 
 
-def _outcome(metrics: dict[str, float | None], fingerprint: str = "sha256:data") -> Outcome:
+def _outcome(
+    metrics: dict[str, float | None],
+    fingerprint: str = "sha256:data",
+    accuracy: dict[str, list[list[float | None]]] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Outcome:
     return Outcome(
         metrics={
-            name: Metric(value=value, better="lower" if name.startswith("forgetting") else "higher")
+            name: Value(value=value, better="lower" if name.startswith("forgetting") else "higher")
             for name, value in metrics.items()
         },
-        accuracy={"none": [[0.9], [0.6, 0.8]]},
+        accuracy=accuracy or {},
         test_sizes=[10, 10],
         classes=[["0", "1"], ["2", "3"]],
         cost=Cost(wall_s=2.5, training_s=2.0, bytes_up=80, bytes_down=160),
@@ -87,6 +93,7 @@ def _outcome(metrics: dict[str, float | None], fingerprint: str = "sha256:data")
         model_digest="d" * 64,
         data_fingerprint=fingerprint,
         device="cpu",
+        warnings=list(warnings),
     )
 
 
@@ -115,9 +122,10 @@ def make_row() -> Callable[..., Row]:
     def make(cell: Cell, result: dict[str, float | None] | str, minutes: int = 0, **changes: Any) -> Row:
         fields: dict[str, Any] = {"provenance": PROVENANCE, "started": STARTED}
         fields["ended"] = STARTED + timedelta(minutes=1 + minutes)
-        fingerprint = changes.pop("fingerprint", "sha256:data")
+        of_outcome = {key: changes.pop(key) for key in ("fingerprint", "accuracy", "warnings") if key in changes}
         if isinstance(result, dict):
-            return build_row(cell, _cell_id(cell), "ok", _outcome(result, fingerprint), **{**fields, **changes})
+            outcome = _outcome(result, **of_outcome)
+            return build_row(cell, _cell_id(cell), "ok", outcome, **{**fields, **changes})
         if result == "skipped":
             fields["skipped"] = "needs a text backbone"
         else:

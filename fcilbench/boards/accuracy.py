@@ -11,9 +11,9 @@ from fcilbench.boards.notes import block_notes, board_notes
 from fcilbench.boards.scenario import Sample, flatten, labels, method_of, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, estimate, ranks
 from fcilbench.results.provenance import digest
-from fcilbench.results.row import Row
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.row import Row
 
 TITLES = {
     "faa": "FAA",

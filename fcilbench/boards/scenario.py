@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fcilbench.results.provenance import digest
-from fcilbench.results.row import PluginKind, PluginRecord, Row, RowParams, plugin_records, row_params
+from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.outcome import Metric
+from fcilbench.spec.outcome import Value
+from fcilbench.spec.row import PluginKind, PluginRecord, Row, RowParams
 
 METHOD_FIELDS = ("lr", "weight_decay")
 """Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""
@@ -31,7 +32,7 @@ class Sample:
     status: str
     declared: str
     fingerprint: str | None
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, Value]
     reason: str | None
     warnings: tuple[str, ...]
     code_digest: str | None

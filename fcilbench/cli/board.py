@@ -49,7 +49,7 @@ def board(
         raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
     built = build_board(name, rows, planned)
     if output is not None:
-        from fcilbench.results.files import write_atomic
+        from fcilbench.files import write_atomic
 
         write_atomic(output, render(built, chosen, width=console.WIDTH))
         console.say(f"wrote {output}")

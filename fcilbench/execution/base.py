@@ -21,6 +21,7 @@ class RunOptions:
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
         data_root: Folder of the data sets, or `None` for the default.
         offline: Refuse the network to workers.
+        suite_digest: Digest of the resolved suite (`Store.save_suite`), which rows record.
         worker: Command line of a worker without its pipes; `None` for the built-in one.
         grace_seconds: Time between asking a worker to end and killing it, on an interrupt.
         start_seconds: Time that a worker may take until it is ready.
@@ -31,6 +32,7 @@ class RunOptions:
     fail_fast: bool = False
     data_root: Path | None = None
     offline: bool = False
+    suite_digest: str | None = None
     worker: tuple[str, ...] | None = None
     grace_seconds: float = 5.0
     start_seconds: float = 300.0

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fcilbench.results.files import write_atomic
+from fcilbench.files import write_atomic
 from fcilbench.results.row import code_digest
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row

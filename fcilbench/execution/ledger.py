@@ -14,13 +14,11 @@ from fcilbench.execution.devices import Slot
 from fcilbench.execution.observers import Guard, Progress
 from fcilbench.execution.schedule import Task
 from fcilbench.execution.verdict import Verdict
-from fcilbench.results.migrate import parse_row
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
-from fcilbench.spec.identity import IDENTITY_VERSION
 from fcilbench.spec.outcome import Cost
-from fcilbench.spec.row import Row
+from fcilbench.spec.row import Row, parse_row
 from fcilbench.tracking.base import Tracker
 
 
@@ -67,10 +65,14 @@ class Ledger:
         store: Where they go; what is on disk is the truth.
         trackers: Told of each row afterwards.
         progress: The display, told last.
+        suite_digest: Digest of the resolved suite, for the rows.
     """
 
-    def __init__(self, store: Store, trackers: Iterable[Tracker], progress: Progress) -> None:
+    def __init__(
+        self, store: Store, trackers: Iterable[Tracker], progress: Progress, suite_digest: str | None = None
+    ) -> None:
         self.store = store
+        self._suite_digest = suite_digest
         self.written: dict[str, Row] = {}
         self.ran: set[str] = set()
         self._trackers = [(tracker, Guard(type(tracker).__name__)) for tracker in trackers]
@@ -111,7 +113,7 @@ class Ledger:
             skipped=verdict.skipped,
             cost=None if verdict.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
             attempts=task.attempts + task.earlier,
-            identity_version=IDENTITY_VERSION,
+            suite_digest=self._suite_digest,
         )
         row = self.store.append(row)
         if slot is not None:

@@ -49,7 +49,7 @@ def run_plan(
     selected = [item.cell_id for item in plan.items]
     elsewhere = {item.cell_id: item.why for item in plan.items if item.state == "running" and not item.run}
     todo = {item.cell_id: item.cell for item in plan.todo}  # two equal points of the grid are one cell
-    ledger = Ledger(store, trackers, progress)
+    ledger = Ledger(store, trackers, progress, options.suite_digest)
     if not todo:
         return ledger.summary(known, selected, elsewhere, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]

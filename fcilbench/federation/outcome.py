@@ -7,10 +7,10 @@ import hashlib
 import torch
 
 from fcilbench.engine.meters import device_name
-from fcilbench.federation import metrics
 from fcilbench.federation.checkpoint import Progress
 from fcilbench.federation.experiment import Federation
-from fcilbench.spec.outcome import Cost, Metric, Outcome
+from fcilbench.spec.metrics import METRICS, evaluate
+from fcilbench.spec.outcome import Cost, Outcome, Value
 from fcilbench.spec.protocol import TaskIdentity
 
 
@@ -19,11 +19,11 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
     seeds = federation.experiment.seeds
     sizes = [len(index) for index in federation.test_index]
     matrices = {identity: _matrix(rows, len(sizes)) for identity, rows in progress.accuracy.items()}
-    named: dict[str, Metric] = {}
+    named: dict[str, Value] = {}
     for identity, matrix in matrices.items():
         named |= _metrics(identity, matrix, sizes)
     if progress.outside_auroc is not None:
-        named["oos_auroc/none"] = Metric(value=progress.outside_auroc)
+        named["oos_auroc/none"] = _value("oos_auroc", progress.outside_auroc)
     return Outcome(
         metrics=named,
         accuracy=matrices,
@@ -47,19 +47,12 @@ def _matrix(rows: dict[int, list[float]], tasks: int) -> list[list[float | None]
     return [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(tasks)]
 
 
-def _metrics(identity: TaskIdentity, matrix: list[list[float | None]], sizes: list[int]) -> dict[str, Metric]:
-    def ratio(value: float | None, better: str = "higher") -> Metric:
-        return Metric.model_validate({"value": value, "unit": "ratio", "better": better})
+def _metrics(identity: TaskIdentity, matrix: list[list[float | None]], sizes: list[int]) -> dict[str, Value]:
+    return {f"{name}/{identity}": _value(name, value) for name, value in evaluate(matrix, sizes).items()}
 
-    return {
-        f"faa/{identity}": ratio(metrics.faa(matrix)),
-        f"accuracy_micro/{identity}": ratio(metrics.accuracy_micro(matrix, sizes)),
-        f"aia/{identity}": ratio(metrics.average_incremental_accuracy(matrix)),
-        f"forgetting/{identity}": ratio(metrics.forgetting(matrix), "lower"),
-        f"forgetting_floored/{identity}": ratio(metrics.forgetting_floored(matrix), "lower"),
-        f"forgetting_diagonal/{identity}": ratio(metrics.forgetting_diagonal(matrix), "lower"),
-        f"bwt/{identity}": ratio(metrics.backward_transfer(matrix)),
-    }
+
+def _value(name: str, value: float | None) -> Value:
+    return Value(value=value, unit=METRICS[name].unit, better=METRICS[name].better)
 
 
 def _cost(federation: Federation, progress: Progress) -> Cost:

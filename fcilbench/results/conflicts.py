@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.results.store import Store
-from fcilbench.spec.outcome import Metric
+from fcilbench.spec.outcome import Value
 from fcilbench.spec.row import Row
 
 DEFAULT_TOLERANCE = 1e-9
@@ -59,12 +59,12 @@ class Candidate:
 
 
 def compare(
-    kept: Mapping[str, Metric], other: Mapping[str, Metric], tolerance: Mapping[str, float]
+    kept: Mapping[str, Value], other: Mapping[str, Value], tolerance: Mapping[str, float]
 ) -> tuple[Difference, ...]:
     """Returns the metrics on which two results differ beyond the tolerance.
 
     Example:
-        `compare({"faa/none": Metric(value=0.50)}, {"faa/none": Metric(value=0.52)}, {"faa/*": 0.03})` is empty.
+        `compare({"faa/none": Value(value=0.50)}, {"faa/none": Value(value=0.52)}, {"faa/*": 0.03})` is empty.
     """
     found = []
     for name in sorted({*kept, *other}):

@@ -119,9 +119,9 @@ def _append_rows(order: Mapping[str, Sequence[Candidate]], history: Mapping[str,
         missing = {row.digest: row for row in history[cell_id] if row.digest not in have}
         missing.pop(winner.digest, None)
         for row in missing.values():
-            target.write(row)
+            target.extend([row])
         added += len(missing)
         if missing or not have or have[-1] != winner.digest:
-            target.write(winner)
+            target.extend([winner])
             added += winner.digest not in have
     return added

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
-from fcilbench.results.cell_fields import cell_fields, code_digest, plugin_records, row_params
 from fcilbench.results.provenance import Provenance
-from fcilbench.spec.cell import Cell
-from fcilbench.spec.identity import IDENTITY_VERSION
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
 from fcilbench.spec.outcome import Cost, Outcome
+from fcilbench.spec.protocol import SeedRole
 from fcilbench.spec.row import (
     PLUGIN_KINDS,
     SCHEMA_VERSION,
-    STATUSES,
     Code,
     Data,
     Failure,
@@ -25,24 +26,6 @@ from fcilbench.spec.row import (
     RowParams,
     Status,
 )
-
-__all__ = [
-    "PLUGIN_KINDS",
-    "SCHEMA_VERSION",
-    "STATUSES",
-    "Code",
-    "Data",
-    "Failure",
-    "PluginKind",
-    "PluginRecord",
-    "Row",
-    "RowParams",
-    "Status",
-    "build_row",
-    "code_digest",
-    "plugin_records",
-    "row_params",
-]
 
 
 def build_row(
@@ -58,16 +41,14 @@ def build_row(
     skipped: str | None = None,
     cost: Cost | None = None,
     attempts: int = 1,
-    warnings: Iterable[str] = (),
-    tuned_from: str | None = None,
-    identity_version: int = IDENTITY_VERSION,
+    suite_digest: str | None = None,
 ) -> Row:
     """Builds the row of a cell from what is known at its end.
 
     Args:
         cell: The cell.
         cell_id: Its identity.
-        status: What became of it.
+        status: How it ended.
         outcome: Its result; needed for `ok`, absent otherwise.
         provenance: Where it was computed (`provenance.capture`).
         started: Start of the first attempt; timezone-aware.
@@ -76,9 +57,7 @@ def build_row(
         skipped: The plugin's reason for skipping.
         cost: What a cell without a result had cost when it ended; a result brings its own.
         attempts: Attempts it took.
-        warnings: Further warnings beside the result's own.
-        tuned_from: Digest of the tuning lock file.
-        identity_version: `fcilbench.spec.identity.IDENTITY_VERSION`.
+        suite_digest: Digest of the resolved suite (`Store.save_suite`).
 
     Returns:
         The row. Metrics that are NaN or infinite become undefined, with a warning that says so.
@@ -86,42 +65,49 @@ def build_row(
     Raises:
         ValueError: If status and result contradict each other (pydantic's ValidationError is one).
     """
+    if (status == "ok") != (outcome is not None):
+        raise ValueError(f"a row of status {status!r} {'needs an' if status == 'ok' else 'cannot have an'} outcome")
+    fields: dict[str, Any] = {
+        "cost": cost or Cost(),
+        "seeds": {role: cell.seeds.of(role) for role in get_args(SeedRole)},
+        **(_result(outcome) if outcome else {}),
+    }
+    code = Code(
+        git_sha=provenance.git_sha, dirty=provenance.dirty, digest=code_digest(cell), engine_version=ENGINE_VERSION
+    )
     return Row(
         schema=SCHEMA_VERSION,
-        identity_version=identity_version,
+        identity_version=IDENTITY_VERSION,
         cell_id=cell_id,
+        suite=cell.suite,
+        suite_digest=suite_digest,
+        coords=cell.coords,
+        plugins=plugin_records(cell),
+        params=row_params(cell),
+        seed=cell.seeds.index,
         status=status,
         failure=failure,
         skipped=skipped,
         env=provenance.env,
         hardware_digest=provenance.hardware_digest,
         host_digest=provenance.host_digest,
-        code=Code(git_sha=provenance.git_sha, dirty=provenance.dirty, digest=code_digest(cell)),
+        code=code,
         data=Data(fingerprint=outcome.data_fingerprint if outcome else None, declared=cell.data_fingerprint),
-        tuned_from=tuned_from,
         attempts=attempts,
         started=started,
         ended=ended,
-        **{**cell_fields(cell), "cost": cost or Cost(), **_result(status, outcome, warnings)},
+        **fields,
     )
 
 
-def _result(status: Status, outcome: Outcome | None, warnings: Iterable[str]) -> dict[str, Any]:
-    """Returns the row's fields that come from a result, non-finite metrics made undefined and named, and all warnings.
-
-    Raises:
-        ValueError: If the status asks for a result and there is none, or the other way round.
-    """
-    if (status == "ok") != (outcome is not None):
-        raise ValueError(f"a row of status {status!r} {'needs an' if status == 'ok' else 'cannot have an'} outcome")
-    if outcome is None:
-        return {"warnings": [*warnings]}
-    metrics, notes = {}, list(outcome.warnings)
+def _result(outcome: Outcome) -> dict[str, Any]:
+    """Returns the row's fields that come from a result; metrics that are not finite become undefined."""
+    metrics, warnings = {}, list(outcome.warnings)
     for name, metric in outcome.metrics.items():
         finite = metric.value is None or math.isfinite(metric.value)
         metrics[name] = metric if finite else metric.model_copy(update={"value": None})
         if not finite:
-            notes.append(f"{name} was {metric.value}: not a number, so undefined here")
+            warnings.append(f"{name} was {metric.value}: not a number, so undefined here")
     return {
         "metrics": metrics,
         "accuracy": outcome.accuracy,
@@ -131,5 +117,48 @@ def _result(status: Status, outcome: Outcome | None, warnings: Iterable[str]) ->
         "seeds": outcome.seeds,
         "model_digest": outcome.model_digest,
         "device": outcome.device,
-        "warnings": [*notes, *warnings],
+        "warnings": warnings,
     }
+
+
+def code_digest(cell: Cell) -> str:
+    """Returns the digest of the cell's four plugins' code digests, as `Row.code.digest` holds it.
+
+    Example:
+        A finished cell is stale when `row.code.digest != code_digest(cell)`; `row.plugins[kind].code_digest`
+        then tells which plugin changed.
+    """
+    parts = {kind: use.code_digest for kind, use in plugin_uses(cell).items()}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def plugin_uses(cell: Cell) -> dict[PluginKind, PluginUse]:
+    """Returns the cell's four plugins by kind."""
+    uses: Mapping[PluginKind, PluginUse] = {
+        "dataset": cell.dataset,
+        "backbone": cell.backbone,
+        "aggregator": cell.aggregator,
+        "stress": cell.stress,
+    }
+    return {kind: uses[kind] for kind in PLUGIN_KINDS}
+
+
+def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
+    """Returns the record of each of the cell's plugins."""
+    return {
+        kind: PluginRecord(name=use.name, version=use.version, identity=use.identity, code_digest=use.code_digest)
+        for kind, use in plugin_uses(cell).items()
+    }
+
+
+def row_params(cell: Cell) -> RowParams:
+    """Returns every resolved parameter of a cell as plain JSON values."""
+    return RowParams(
+        **{kind: use.params for kind, use in plugin_uses(cell).items()},
+        protocol=cell.protocol.model_dump(mode="json"),
+        partition=cell.partition.model_dump(mode="json"),
+        tasks=list(cell.tasks) if isinstance(cell.tasks, tuple) else cell.tasks,
+        seeds=cell.seeds.model_dump(mode="json", exclude={"index"}),
+        evaluate=list(cell.evaluate.task_identity),
+        runtime=cell.runtime.model_dump(mode="json"),
+    )

@@ -1,9 +1,9 @@
-"""The results folder: append-only `rows.jsonl`, one folder a cell, one file an environment.
+"""The results folder: append-only `rows.jsonl`, one folder a cell, one file an environment and a resolved suite.
 
 Layout: `rows.jsonl` (the truth; the last row of a cell wins), `cells/<cell_id>/` (row.json, rounds.jsonl, log.txt,
-traceback.txt, checkpoint.pt, lease.json), `env/<hex>.json`, `store.json` (the folder's own id). A row is one
-`write` under a lock, then `fsync`; everything else is written under a temporary name and renamed. Whatever moment a
-process dies at, the next reader sees every row that was finished.
+traceback.txt, checkpoint.pt, lease.json), `env/<hex>.json`, `suites/<hex>.yaml`, `store.json` (the folder's own id).
+Rows are written under a lock and synced; everything else is written under a temporary name and renamed. Whatever
+moment a process dies at, the next reader sees every row that was finished.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import fcntl
 import json
 import logging
 import os
+import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fcilbench.results.files import read_json_lines, sync_folder, write_atomic
-from fcilbench.results.migrate import parse_row
+from fcilbench.errors import PrerequisiteError
+from fcilbench.files import read_json_lines, sync_folder, write_atomic
+from fcilbench.results.light import Lightener
 from fcilbench.results.provenance import digest
-from fcilbench.spec.row import Row
+from fcilbench.spec.row import Row, check_version
 
 _log = logging.getLogger(__name__)
+_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
 
 
 class Store:
@@ -55,6 +58,22 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def prepare(self) -> None:
+        """Makes sure that rows can be written here: called before anything is trained.
+
+        Raises:
+            PrerequisiteError: If the folder cannot be made or written to, or its `store.json` is damaged.
+        """
+        try:
+            with self._locked():
+                pass
+            self.identifier()
+        except OSError as error:
+            raise PrerequisiteError(
+                f"results cannot be written to {self.root}: {error.strerror or error}",
+                hint="name another folder with --out, or make room and grant access there",
+            ) from error
+
     def append(self, row: Row) -> Row:
         """Appends a row durably, then copies it to the cell's `row.json`.
 
@@ -67,21 +86,28 @@ class Store:
         curve = self.cell_dir(row.cell_id) / "rounds.jsonl"
         if row.curve_ref is None and curve.is_file():
             row = row.model_copy(update={"curve_ref": curve.relative_to(self.root).as_posix()})
-        self.write(row)
+        self.extend([row])
         return row
 
-    def write(self, row: Row) -> None:
-        """Appends a row exactly as it is, then copies it to the cell's `row.json`."""
-        self.root.mkdir(parents=True, exist_ok=True)
+    def extend(self, rows: Iterable[Row]) -> None:
+        """Appends rows exactly as they are with one sync for all, then copies the last one of each cell to `row.json`.
+
+        A batch of several rows waits for the disk once: the copies can be made again from `rows.jsonl`.
+        """
+        batch = list(rows)
+        if not batch:
+            return
+        lines = {id(row): row.to_json().encode() + b"\n" for row in batch}
         self.identifier()
         with self._locked() as handle:
             self._set_torn_tail_aside(handle)
-            _write_all(handle, row.to_json().encode() + b"\n")
+            _write_all(handle, b"".join(lines[id(row)] for row in batch))
             os.fsync(handle)
-        write_atomic(self.make_cell_dir(row.cell_id) / "row.json", row.to_json() + "\n")
+        for row in {row.cell_id: row for row in batch}.values():
+            write_atomic(self.cell_dir(row.cell_id) / "row.json", lines[id(row)], durable=len(batch) == 1)
 
-    def rows(self) -> list[Row]:
-        """Returns all rows in the order they were written, earlier attempts included.
+    def scan(self) -> Iterator[Row]:
+        """Yields all rows in the order they were written, earlier attempts included, one at a time.
 
         A last line that a dying process left unfinished is ignored. Any other line that is not a row is left out
         with a logged warning.
@@ -89,21 +115,40 @@ class Store:
         Raises:
             UsageError: If a row was written by a newer version of the schema.
         """
-        rows = []
-        for number, raw, is_tail in read_json_lines(self.rows_path):
-            try:
-                if isinstance(raw, ValueError):
-                    raise raw
-                rows.append(parse_row(raw))
-            except ValueError as error:
-                if not is_tail:
-                    reason = str(error).partition("\n")[0]
-                    _log.warning("%s:%d is not a row and is left out: %s", self.rows_path, number, reason)
-        return rows
+        try:
+            file = self.rows_path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield Row.model_validate_json(line)
+                except ValueError as error:
+                    reason = _why_no_row(line, error)
+                    if line.endswith(b"\n"):
+                        _log.warning("%s:%d is not a row and is left out: %s", self.rows_path, number, reason)
+
+    def rows(self) -> list[Row]:
+        """Returns all rows in the order they were written, as `scan` yields them."""
+        return list(self.scan())
 
     def latest(self) -> dict[str, Row]:
         """Returns the last row of each cell, by `cell_id`."""
-        return {row.cell_id: row for row in self.rows()}
+        return {row.cell_id: row for row in self.scan()}
+
+    def latest_light(self, metrics: Collection[str] = ()) -> dict[str, Row]:
+        """Returns the last row of each cell in little memory, for commands that read thousands of rows.
+
+        A light row has no accuracy matrices and no class names, and of the metrics only the named ones, computed from
+        the matrices. Everything else is as in `latest`. Light rows are for reading and must never be written.
+
+        Args:
+            metrics: Names as in `fcilbench.spec.metrics.METRICS`.
+        """
+        light = Lightener(metrics)
+        return {row.cell_id: light(row) for row in self.scan()}
 
     def rounds(self, cell_id: str) -> list[dict[str, Any]]:
         """Returns a cell's learning curve, one record a round; empty if it has none."""
@@ -113,35 +158,60 @@ class Store:
     def save_environment(self, record: Mapping[str, Any]) -> str:
         """Stores an environment record once per content and returns its digest, `sha256:<hex>`."""
         name = digest(record)
-        path = self._environment_path(name)
-        if not path.is_file():
-            write_atomic(path, json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+        if not self.environment_path(name).is_file():
+            text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+            write_atomic(self.environment_path(name), text + "\n")
         return name
 
     def environment(self, env: str) -> dict[str, Any] | None:
         """Returns the environment record of a row's `env` digest, or `None` if the store has none."""
         try:
-            raw = json.loads(self._environment_path(env).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            raw = json.loads(self.environment_path(env).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return None
         return raw if isinstance(raw, dict) else None
 
-    def identifier(self) -> str:
-        """Returns the folder's own random id, made on first use; trackers tell folders apart by it."""
-        path = self.root / "store.json"
-        for _ in range(2):
-            try:
-                return str(json.loads(path.read_text(encoding="utf-8"))["id"])
-            except FileNotFoundError:
-                # `exclusive` lets the first of two processes win; the other one reads what it wrote.
-                write_atomic(path, json.dumps({"store": 1, "id": uuid.uuid4().hex}) + "\n", exclusive=True)
-        raise FileNotFoundError(path)
+    def save_suite(self, suite: Mapping[str, Any]) -> str:
+        """Stores a resolved suite once per content, as YAML, and returns its digest, `sha256:<hex>`.
 
-    def _environment_path(self, env: str) -> Path:
-        return self.root / "env" / f"{env.removeprefix('sha256:')}.json"
+        Args:
+            suite: The suite with its base files, `-s` values and defaults filled in, as plain JSON values.
+        """
+        name = digest(suite)
+        if not self.suite_path(name).is_file():
+            write_atomic(self.suite_path(name), _yaml(suite))
+        return name
+
+    def suite_path(self, suite_digest: str) -> Path:
+        """Returns the file of the resolved suite with a row's `suite_digest`; it may not exist."""
+        return self.root / "suites" / f"{_hex(suite_digest)}.yaml"
+
+    def environment_path(self, env: str) -> Path:
+        """Returns the file of the environment record with a row's `env` digest; it may not exist."""
+        return self.root / "env" / f"{_hex(env)}.json"
+
+    def identifier(self) -> str:
+        """Returns the folder's own random id, made on first use; trackers tell folders apart by it.
+
+        Raises:
+            PrerequisiteError: If `store.json` is damaged.
+        """
+        path = self.root / "store.json"
+        if not path.exists():
+            with self._locked():  # of two processes that start here, the first makes the id
+                if not path.exists():
+                    write_atomic(path, json.dumps({"store": 1, "id": uuid.uuid4().hex}) + "\n")
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise PrerequisiteError(
+                f"{path} is damaged: it does not hold the folder's id",
+                hint=f"delete {path}; a new id is made, and trackers then log the folder's rows again",
+            ) from error
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
+        self.root.mkdir(parents=True, exist_ok=True)
         created = not self.rows_path.exists()
         handle = os.open(self.rows_path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -167,6 +237,36 @@ class Store:
         _log.warning("%s ended in an unfinished line of %d bytes; moved to rows.torn", self.rows_path, len(tail))
 
 
+def _hex(name: str) -> str:
+    """Returns the hexadecimal part of a digest; anything else could name a file outside the store."""
+    return name.removeprefix("sha256:") if _DIGEST.fullmatch(name) else "unknown"
+
+
+def _yaml(suite: Mapping[str, Any]) -> str:
+    import io
+
+    from ruamel.yaml import YAML
+
+    out = io.StringIO()
+    YAML(typ="safe", pure=True).dump(json.loads(json.dumps(suite)), out)
+    return out.getvalue()
+
+
+def _why_no_row(line: bytes, error: ValueError) -> str:
+    """Returns in one line why a line is not a row.
+
+    Raises:
+        UsageError: If it is a row of a newer schema.
+    """
+    try:
+        check_version(json.loads(line))
+    except ValueError as found:
+        return str(found).partition("\n")[0]
+    except RecursionError:
+        return "nested too deeply"
+    return " ".join(str(error).split())[:200]
+
+
 def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
@@ -187,7 +287,7 @@ def _tail(handle: int, size: int, chunk: int = 65536) -> bytes:
 
 def _is_row(line: bytes) -> bool:
     try:
-        parse_row(json.loads(line))
+        Row.model_validate_json(line)
     except ValueError:
         return False
     return True

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict
 
+from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
 
-class Metric(BaseModel):
-    """One number that knows its unit and which way is better."""
+class Value(BaseModel):
+    """The recorded value of a metric, with its unit and which direction is better; `None` is undefined."""
 
     model_config = ConfigDict(extra="forbid")
 
     value: float | None
     unit: str = "ratio"
-    better: Literal["higher", "lower", "neither"] = "higher"
+    better: Better = "higher"
 
 
 class Cost(BaseModel):
@@ -53,7 +52,7 @@ class Outcome(BaseModel):
     """Result of one experiment.
 
     Attributes:
-        metrics: By name, `<metric>/<task identity>`, e.g. `faa/oracle`; see `fcilbench.federation.metrics`.
+        metrics: By name, `<metric>/<task identity>`, e.g. `faa/oracle`; see `fcilbench.spec.metrics`.
         accuracy: Per task identity the lower-triangular matrix R[t][s]: accuracy on task s after task t, in [0, 1].
             Entries that were not measured are `None` (a centralised reference has only its last row).
         test_sizes: Test samples of each task.
@@ -68,7 +67,7 @@ class Outcome(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    metrics: dict[str, Metric]
+    metrics: dict[str, Value]
     accuracy: dict[TaskIdentity, list[list[float | None]]]
     test_sizes: list[int]
     classes: list[list[str]]

@@ -1,4 +1,7 @@
-"""Row schema v1: one row a planned cell, whatever became of it. Torch-free; exported as JSON Schema."""
+"""The schema of a row: one row for each planned cell, whatever its result. Torch-free; exported as JSON Schema.
+
+Version 2 added `suite_digest` and `code.engine_version`. Rows of version 1 are read as they are, and stay version 1.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from fcilbench.spec.outcome import Cost, Metric
+from fcilbench.errors import UsageError
+from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -49,11 +53,13 @@ class Code(Closed):
         git_sha: Commit of the fcilbench checkout; `None` when it is an installed package.
         dirty: Whether the package differed from that commit; `None` without a commit.
         digest: Digest of the four plugins' code digests (`code_digest`); another value makes the row stale.
+        engine_version: `ENGINE_VERSION` of the fcilbench that computed the row; `None` in rows of schema version 1.
     """
 
     git_sha: str | None = None
     dirty: bool | None = None
     digest: str
+    engine_version: int | None = None
 
 
 class Data(Closed):
@@ -93,19 +99,20 @@ class RowParams(Closed):
 
 
 class Row(Closed):
-    """What is left of one planned cell.
+    """The record of one planned cell.
 
     Attributes:
         schema_version: Version of this schema, `schema` in JSON.
         identity_version: Version of the rule that made `cell_id`.
         cell_id: SHA-256 of the cell's identity, 64 hex digits.
         suite: Name of the suite that planned it.
+        suite_digest: Digest of the resolved suite in the store (`suites/<hex>.yaml`); `None` if it was not kept.
         coords: Its place on the grid: dataset, backbone, partition, aggregator, stress (labels) and seed (index).
         plugins: Full name, version and identity of each plugin.
         params: Every resolved parameter.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
-        status: What became of it.
+        status: How it ended.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
         skipped: The plugin's reason; set if and only if the status is `skipped`.
         metrics: By `<metric>/<task identity>`; a value of `None` is undefined, never 0.
@@ -128,10 +135,11 @@ class Row(Closed):
         ended: End of the last attempt, UTC.
     """
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[1, 2] = Field(2, alias="schema")
     identity_version: int
     cell_id: str = Field(pattern="^[0-9a-f]{64}$")
     suite: str
+    suite_digest: str | None = None
     coords: dict[str, str | int]
     plugins: dict[PluginKind, PluginRecord]
     params: RowParams
@@ -140,7 +148,7 @@ class Row(Closed):
     status: Status
     failure: Failure | None = None
     skipped: str | None = None
-    metrics: dict[str, Metric] = Field(default_factory=dict)
+    metrics: dict[str, Value] = Field(default_factory=dict)
     accuracy: dict[TaskIdentity, list[list[float | None]]] = Field(default_factory=dict)
     test_sizes: list[int] = Field(default_factory=list)
     classes: list[list[str]] = Field(default_factory=list)
@@ -177,6 +185,38 @@ class Row(Closed):
     def digest(self) -> str:
         """SHA-256 of the row's JSON: tells whether two copies of a row are the same."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def parse_row(raw: object) -> Row:
+    """Returns a row of any known schema version.
+
+    Args:
+        raw: The row's JSON value.
+
+    Raises:
+        ValueError: If it is not a row.
+        UsageError: If its schema is newer than this version of fcilbench.
+    """
+    check_version(raw)
+    return Row.model_validate(raw)
+
+
+def check_version(raw: object) -> dict[str, Any]:
+    """Returns a JSON value that claims to be a row of a known schema version.
+
+    Raises:
+        ValueError: If it is not an object with an integer `schema`.
+        UsageError: If its schema is newer than this version of fcilbench.
+    """
+    version = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(version, int):
+        raise ValueError("not an object with an integer `schema`")
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"row {str(raw.get('cell_id'))[:12]} has schema {version}, this fcilbench reads up to {SCHEMA_VERSION}",
+            hint="upgrade fcilbench to read these results",
+        )
+    return raw
 
 
 def row_schema() -> dict[str, Any]:

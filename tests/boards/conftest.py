@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcilbench.results.row import Row
+from fcilbench.spec.row import Row
 
 METRICS = ("faa/none", "aia/none", "forgetting/none", "faa/oracle", "aia/oracle", "forgetting/oracle")
 

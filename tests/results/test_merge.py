@@ -6,7 +6,7 @@ from fcilbench.errors import UsageError
 from fcilbench.results.conflicts import Difference, compare
 from fcilbench.results.merge import merge
 from fcilbench.results.store import Store
-from fcilbench.spec.outcome import Metric
+from fcilbench.spec.outcome import Value
 
 
 @pytest.fixture
@@ -130,6 +130,6 @@ def test_a_folder_without_rows_is_a_usage_error(stores, make_cell, make_row):
 
 
 def test_undefined_against_a_number_or_an_absent_metric_is_a_difference():
-    a = {"x": Metric(value=None), "y": Metric(value=None), "z": Metric(value=0.0)}
-    b = {"x": Metric(value=None), "y": Metric(value=0.0)}
+    a = {"x": Value(value=None), "y": Value(value=None), "z": Value(value=0.0)}
+    b = {"x": Value(value=None), "y": Value(value=0.0)}
     assert [(d.metric, d.kept, d.other) for d in compare(a, b, {"*": 1.0})] == [("y", None, 0.0), ("z", 0.0, None)]

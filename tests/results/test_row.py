@@ -12,10 +12,9 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from fcilbench.results.migrate import parse_row
-from fcilbench.results.row import Failure, Row, code_digest
+from fcilbench.results.row import code_digest
 from fcilbench.spec.protocol import Seeds
-from fcilbench.spec.row import row_schema
+from fcilbench.spec.row import Failure, Row, parse_row, row_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -96,10 +95,12 @@ def test_json_round_trip_keeps_every_field(make_cell, make_row):
     assert again.metrics["faa/none"].value == 0.30000000000000004
 
 
-def test_golden_row_of_version_1_is_read():
-    """The file was written by hand and never changes; a later schema must still read it."""
-    row = parse_row(json.loads((GOLDEN / "row-v1.json").read_text()))
-    assert row.schema_version == 1
+@pytest.mark.parametrize("version", [1, 2])
+def test_golden_rows_of_every_version_are_read_and_stay_of_their_version(version):
+    """The files were written by hand and never change; a later schema must still read them."""
+    raw = json.loads((GOLDEN / f"row-v{version}.json").read_text())
+    row = parse_row(raw)
+    assert (row.schema_version, row.identity_version) == (version, version)
     assert row.cell_id == "0123456789abcdef" * 4
     assert row.coords["partition"] == "dirichlet-0.1"
     assert row.params.aggregator == {"lambda_s": 0.4}
@@ -108,27 +109,35 @@ def test_golden_row_of_version_1_is_read():
     assert row.accuracy["oracle"] == [[0.9], [0.6, None]]
     assert row.cost.peak_mem == 5123342336
     assert row.started == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert row.tuned_from is None
+    assert (row.suite_digest, row.code.engine_version) == ((None, None), ("sha256:" + "5" * 64, 1))[version - 1]
+    assert json.loads(row.to_json())["schema"] == version
 
 
-def test_current_rows_and_the_golden_one_fit_the_exported_schema(make_cell, make_row):
+def test_current_rows_and_the_golden_ones_fit_the_exported_schema(make_cell, make_row):
     schema = row_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
-    golden = json.loads((GOLDEN / "row-v1.json").read_text())
+    check.validate(json.loads((GOLDEN / "row-v1.json").read_text()))
+    golden = json.loads((GOLDEN / "row-v2.json").read_text())
     check.validate(golden)
     check.validate(json.loads(make_row(make_cell(), {"faa/none": None}).to_json()))
     check.validate(json.loads(make_row(make_cell(), "failed").to_json()))
     assert not check.is_valid({**golden, "status": "fine"})
-    assert not check.is_valid({**golden, "schema": 2})
+    assert not check.is_valid({**golden, "schema": 3})
     assert not check.is_valid({**golden, "unknown": 1})
     assert not check.is_valid({key: value for key, value in golden.items() if key != "cell_id"})
 
 
-def test_the_exported_schema_is_the_one_of_version_1():
-    """A changed schema needs a new version, a migration and a golden file of its own; prose may change."""
-    golden = json.loads((GOLDEN / "row-v1.schema.json").read_text())
+def test_the_exported_schema_is_the_one_of_version_2():
+    """A changed schema needs a new version and a golden file of its own; prose may change."""
+    golden = json.loads((GOLDEN / "row-v2.schema.json").read_text())
     assert _without_prose(row_schema()) == _without_prose(golden)
+
+
+@pytest.mark.parametrize("raw", [None, [], "x", {}, {"schema": "1"}])
+def test_what_has_no_schema_version_is_no_row(raw):
+    with pytest.raises(ValueError, match="integer `schema`"):
+        parse_row(raw)
 
 
 def _without_prose(schema: Any) -> Any:

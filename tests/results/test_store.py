@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
-from fcilbench.errors import UsageError
+from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.results.store import Store
 
 
@@ -85,19 +86,19 @@ def test_a_damaged_line_in_the_middle_is_named_and_left_out(tmp_path, make_cell,
     first, second = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
     store.append(first)
     with store.rows_path.open("ab") as file:
-        file.write(b'{"schema": 1, "cell\n\n\xff\xfe\n[]\n')
+        file.write(b'{"schema": 1, "cell\n\n\xff\xfe\n[]\n' + b"[" * 100_000 + b"\n")
     store.append(second)
     assert store.rows() == [first, second]
     named = [record.getMessage() for record in caplog.records]
-    assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5), named, strict=True)] == [True] * 3
+    assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5, 6), named, strict=True)] == [True] * 4
 
 
 def test_a_newer_schema_is_an_error_not_a_gap(tmp_path, make_cell, make_row):
     store, row = Store(tmp_path), make_row(make_cell(), {})
     store.append(row)
     with store.rows_path.open("a") as file:
-        file.write(json.dumps({"schema": 2, "cell_id": "x"}) + "\n")
-    with pytest.raises(UsageError, match="row x has schema 2, this fcilbench reads up to 1"):
+        file.write(json.dumps({"schema": 3, "cell_id": "x"}) + "\n")
+    with pytest.raises(UsageError, match="row x has schema 3, this fcilbench reads up to 2"):
         store.rows()
 
 
@@ -107,6 +108,50 @@ def test_an_environment_is_stored_once_per_content(tmp_path):
     assert store.save_environment({"worker": {"gpu": "H100"}, "python": "3.12"}) == name
     assert [path.name for path in (tmp_path / "env").iterdir()] == [f"{name.removeprefix('sha256:')}.json"]
     assert store.environment(name) == {"python": "3.12", "worker": {"gpu": "H100"}}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
+def test_a_damaged_store_is_found_before_anything_is_written(tmp_path, content):
+    (tmp_path / "store.json").write_text(content)
+    with pytest.raises(PrerequisiteError, match=r"store\.json is damaged") as caught:
+        Store(tmp_path).prepare()
+    assert "delete" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "odd" / "rows.jsonl").mkdir(parents=True)
+    for name in ("file", "odd"):
+        with pytest.raises(PrerequisiteError, match="results cannot be written to"):
+            Store(tmp_path / name).prepare()
+
+
+def test_a_suite_is_stored_once_per_content_as_yaml(tmp_path):
+    store = Store(tmp_path)
+    name = store.save_suite({"name": "tiny", "grid": {"dataset": [{"use": "digits"}]}})
+    assert store.save_suite({"grid": {"dataset": [{"use": "digits"}]}, "name": "tiny"}) == name
+    (path,) = (tmp_path / "suites").iterdir()
+    assert path == store.suite_path(name)
+    assert YAML(typ="safe").load(path) == {"name": "tiny", "grid": {"dataset": [{"use": "digits"}]}}
+    assert store.suite_path("../../etc/passwd").parent == tmp_path / "suites"
+
+
+def test_light_rows_have_their_metrics_from_the_matrix_and_nothing_heavy(tmp_path, make_cell, make_row):
+    """Accuracies 0.9, then 0.6 and 0.8: FAA is 0.7, whatever was recorded; a recorded AUROC stays."""
+    store = Store(tmp_path)
+    recorded = {"faa/none": 0.1, "faa/oracle": 0.9, "oos_auroc/none": 0.8, "bwt/none": 0.3}
+    row = store.append(make_row(make_cell(), recorded, accuracy={"none": [[0.9], [0.6, 0.8]]}))
+    store.append(make_row(make_cell(seed=1), "failed"))
+    light = store.latest_light(("faa", "oos_auroc"))
+    found = light[row.cell_id]
+    assert {name: value.value for name, value in found.metrics.items()} == {
+        "faa/none": pytest.approx(0.7),
+        "faa/oracle": 0.9,
+        "oos_auroc/none": 0.8,
+    }
+    assert (found.accuracy, found.classes, found.cost, found.plugins) == ({}, [], row.cost, row.plugins)
+    other = next(each for each in light.values() if each.status == "failed")
+    assert found.params is other.params
 
 
 def test_the_folder_keeps_its_id(tmp_path):
@@ -119,7 +164,7 @@ def test_the_folder_keeps_its_id(tmp_path):
 APPEND = """
     import sys
     from pathlib import Path
-    from fcilbench.results.migrate import parse_row
+    from fcilbench.spec.row import parse_row
     from fcilbench.results.store import Store
     import json
     store, row = Store(sys.argv[1]), parse_row(json.loads(Path(sys.argv[2]).read_text()))

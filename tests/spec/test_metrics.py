@@ -8,7 +8,7 @@ import copy
 
 import pytest
 
-from fcilbench.federation import metrics
+from fcilbench.spec import metrics
 
 R = [[0.90], [0.70, 0.80], [0.60, 0.75, 0.85]]
 HELPED = [[0.50], [0.60, 0.80], [0.70, 0.70, 0.90]]

@@ -1,0 +1,94 @@
+"""Files that survive a crash: atomic replacement, and JSON lines whose last line may be unfinished.
+
+Every file that another process may read, or that a crash must not leave half-written, is written through this module.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a temporary file that replaces `path` when the block ends without an exception.
+
+    The temporary file has a random name, lies in the same folder and is removed if the block raises.
+
+    Args:
+        path: Final name; missing folders are created.
+        durable: Wait until the content is on the disk. `False` is for files that can be made again.
+
+    Example:
+        `with replacing(folder / "checkpoint.pt") as file: torch.save(state, file)`
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp's 0600 would lock collaborators out of a shared folder
+        os.replace(name, path)
+        if durable:
+            sync_folder(path.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replaces a file by new content in one step: a reader sees the old content or the new one, never a part.
+
+    Args:
+        path: Final name; missing folders are created.
+        content: Text (stored as UTF-8) or bytes.
+        durable: Wait until the content is on the disk.
+    """
+    with replacing(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a folder's new entries durable, where the file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any, bool]]:
+    """Yields the lines of a JSON-lines file that another process may be writing.
+
+    Args:
+        path: The file; a missing one has no lines.
+
+    Yields:
+        `(line number from 1, value, is_tail)`. The value is a `ValueError` for a line that is not JSON, or is nested
+        too deeply to be read. `is_tail` marks a last line without its newline: it may be unfinished.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value: Any = json.loads(line)
+            except ValueError as error:
+                value = error
+            except RecursionError:
+                value = ValueError("nested too deeply")
+            yield number, value, not line.endswith(b"\n")

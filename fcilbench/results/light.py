@@ -1,0 +1,73 @@
+"""Metrics of a row, and rows that take little memory: without matrices, and with parts that equal rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.outcome import Value
+from fcilbench.spec.row import Row
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
+    """Returns metrics of a row, by `<metric>/<task identity>`.
+
+    A metric of the accuracy matrix is computed from the matrix, so that an old row has a metric that was defined
+    later; where the row has no matrix, and for a metric that only the run can know, the recorded value counts.
+
+    Args:
+        row: The row.
+        names: Metrics of `fcilbench.spec.metrics.METRICS`; others are ignored.
+    """
+    found: dict[str, Value] = {}
+    for name in names:
+        metric = METRICS.get(name)
+        if metric is None:
+            continue
+        for identity in ("none", "inferred", "oracle"):
+            key = f"{name}/{identity}"
+            matrix = row.accuracy.get(identity)
+            if matrix and metric.function is not None:
+                value = metric.function(matrix, row.test_sizes)
+            elif key in row.metrics:
+                value = row.metrics[key].value
+            else:
+                continue
+            found[key] = Value(value=value, unit=metric.unit, better=metric.better)
+    return found
+
+
+class Lightener:
+    """Makes light rows, see `Store.latest_light`; equal plugins and parameters become one object.
+
+    Args:
+        metrics: Names of the metrics to keep.
+    """
+
+    def __init__(self, metrics: Collection[str]) -> None:
+        self._metrics = metrics
+        self._shared: dict[str, BaseModel] = {}
+
+    def __call__(self, row: Row) -> Row:
+        """Returns a light copy of a row."""
+        plugins = {kind: self._share(record) for kind, record in row.plugins.items()}
+        return row.model_copy(
+            update={
+                "plugins": plugins,
+                "params": self._share(row.params),
+                "code": self._share(row.code),
+                "data": self._share(row.data),
+                "metrics": metric_values(row, self._metrics),
+                "accuracy": {},
+                "test_sizes": [],
+                "classes": [],
+            }
+        )
+
+    def _share(self, part: _M) -> _M:
+        return self._shared.setdefault(f"{type(part).__name__}{part.__dict__}", part)  # type: ignore[return-value]

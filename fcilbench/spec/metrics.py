@@ -1,0 +1,133 @@
+"""The metrics of a class-incremental run: one table, and the functions of the accuracy matrix behind it.
+
+R[t][s] is the accuracy on task s after task t. All functions take this lower-triangular matrix as nested lists (row t
+has t + 1 entries, in [0, 1]) and leave it unchanged. An entry that was not measured is `None`; a metric that needs it,
+or that is undefined, is `None` and never 0.
+
+A new metric is one entry of `METRICS`: rows keep their matrix, so boards and `fcilbench show` fill it in for old rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Matrix = Sequence[Sequence[float | None]]
+Better = Literal["higher", "lower", "neither"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: Name in rows and on the command line.
+        title: Title of its column.
+        unit: `ratio` (shown in per cent), `s`, `bytes`, ...
+        better: Which direction is better.
+        function: Value from the accuracy matrix and the number of test samples of each task; `None` for a number that
+            the run itself records in its row.
+        shown: Whether the accuracy board has a column for it; a recorded metric is shown where it was recorded.
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: Better
+    function: Callable[[Matrix, Sequence[int]], float | None] | None
+    shown: bool = False
+
+
+def faa(matrix: Matrix) -> float | None:
+    """Final averaged accuracy: the mean over tasks of the last row (macro: every task counts the same)."""
+    return _mean(matrix[-1])
+
+
+def accuracy_micro(matrix: Matrix, test_sizes: Sequence[int]) -> float | None:
+    """Final per-sample accuracy: the last row weighted by the tasks' numbers of test samples."""
+    row = _complete(matrix[-1])
+    if row is None:
+        return None
+    return sum(a * n for a, n in zip(row, test_sizes, strict=True)) / sum(test_sizes)
+
+
+def average_incremental_accuracy(matrix: Matrix) -> float | None:
+    """Mean over t of the mean over tasks s <= t of R[t][s] (macro)."""
+    return _mean([_mean(row) for row in matrix])
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """Mean over s < T-1 of (best earlier R[t][s], t < T-1) minus R[T-1][s]; negative if later tasks helped.
+
+    Undefined for one task.
+    """
+    return _mean(_losses(matrix))
+
+
+def forgetting_floored(matrix: Matrix) -> float | None:
+    """`forgetting` with each task's value floored at 0."""
+    return _mean([None if loss is None else max(loss, 0.0) for loss in _losses(matrix)])
+
+
+def forgetting_diagonal(matrix: Matrix) -> float | None:
+    """Mean over s < T-1 of R[s][s] minus R[T-1][s]: right after learning, minus at the end."""
+    last = len(matrix) - 1
+    return _mean([_minus(matrix[s][s], matrix[last][s]) for s in range(last)])
+
+
+def backward_transfer(matrix: Matrix) -> float | None:
+    """BWT (Lopez-Paz and Ranzato 2017): mean over s < T-1 of R[T-1][s] minus R[s][s]."""
+    value = forgetting_diagonal(matrix)
+    return None if value is None else 0.0 - value
+
+
+def _losses(matrix: Matrix) -> list[float | None]:
+    last = len(matrix) - 1
+    losses: list[float | None] = []
+    for s in range(last):
+        earlier = _complete([matrix[t][s] for t in range(s, last)])
+        losses.append(None if earlier is None else _minus(max(earlier), matrix[last][s]))
+    return losses
+
+
+def _minus(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right
+
+
+def _complete(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _complete(values)
+    return sum(known) / len(known) if known else None
+
+
+_TABLE = (
+    Metric("faa", "FAA", "ratio", "higher", lambda matrix, _: faa(matrix), shown=True),
+    Metric("accuracy_micro", "Accuracy (micro)", "ratio", "higher", accuracy_micro),
+    Metric("aia", "AIA", "ratio", "higher", lambda matrix, _: average_incremental_accuracy(matrix), shown=True),
+    Metric("forgetting", "Forgetting", "ratio", "lower", lambda matrix, _: forgetting(matrix), shown=True),
+    Metric(
+        "forgetting_floored", "Forgetting (floored)", "ratio", "lower", lambda matrix, _: forgetting_floored(matrix)
+    ),
+    Metric(
+        "forgetting_diagonal", "Forgetting (diagonal)", "ratio", "lower", lambda matrix, _: forgetting_diagonal(matrix)
+    ),
+    Metric("bwt", "BWT", "ratio", "higher", lambda matrix, _: backward_transfer(matrix)),
+    Metric("oos_auroc", "OOS AUROC", "ratio", "higher", None, shown=True),
+)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
+"""Every metric by name. The first one that is shown ranks the methods of a board."""
+
+
+def evaluate(matrix: Matrix, test_sizes: Sequence[int]) -> dict[str, float | None]:
+    """Returns every metric of an accuracy matrix by name.
+
+    Example:
+        >>> evaluate([[0.9], [0.7, 0.8]], [10, 10])["faa"]
+        0.75
+    """
+    return {name: metric.function(matrix, test_sizes) for name, metric in METRICS.items() if metric.function}
