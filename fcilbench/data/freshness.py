@@ -17,7 +17,7 @@ from fcilbench.api import content
 from fcilbench.api.dataset import Dataset
 from fcilbench.data import folders, images
 from fcilbench.data.layout import find_layout
-from fcilbench.registry.sources import normalised
+from fcilbench.registry.digest import normalised
 
 _FORMAT = 1
 # Imported whether the data set uses them or not, so that every process gets the same answer.

@@ -19,6 +19,9 @@ import fcilbench
 CACHE = "FCILBENCH_CACHE"
 """Environment variable: folder of the cache; unset means the user's cache folder."""
 
+_ANSWERING = ("spec", "api", "registry", "data")
+"""Rooms whose code makes a plugin's answers, beside the plugin's own."""
+
 Stamp = tuple[str, str, int, int]
 """A file as it was: path as given, absolute path, size in bytes, modification time in ns."""
 
@@ -105,7 +108,7 @@ class AnswerCache:
 
 
 def environment_key() -> str:
-    """Returns a digest of interpreter, installed distributions and this registry's own source.
+    """Returns a digest of interpreter, installed distributions and the source of the rooms that make answers.
 
     A plugin's answer can depend on any package that it imports, so the names of all `*.dist-info` folders (they carry
     the version) are in it: installing or upgrading a package asks every plugin again.
@@ -117,6 +120,6 @@ def environment_key() -> str:
             if names:
                 digest.update(f"\0{entry}\0{names}".encode())
     package = Path(__file__).parent.parent
-    for path in sorted([*package.joinpath("registry").glob("*.py"), *package.joinpath("api").glob("*.py")]):
+    for path in sorted(path for room in _ANSWERING for path in package.joinpath(room).glob("*.py")):
         digest.update(f"\0{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -21,9 +21,9 @@ from typing import Any, TextIO
 from pydantic import BaseModel, ValidationError
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
+from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
 from fcilbench.registry.plain import as_json, fields_of, origin_of
-from fcilbench.registry.sources import code_digest, source_files
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.plugin import Plugin
 

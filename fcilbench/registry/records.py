@@ -44,7 +44,7 @@ class Description:
         facts: What its class declares: counts, default tasks, licence, traits.
         origin: `file:line` of the class.
         import_ms: Milliseconds its import took, that of torch not counted.
-        code_digest: Digest of its normalised source (see `fcilbench.registry.sources`).
+        code_digest: Digest of its normalised source (see `fcilbench.registry.digest`).
         problem: Why it is broken, or `None`.
     """
 

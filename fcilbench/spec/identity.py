@@ -1,7 +1,8 @@
-"""What makes two cells the same: SHA-256 of one canonical JSON record of their identity fields.
+"""What makes two cells the same: SHA-256 of one canonical JSON record of what was chosen for them.
 
-Raise `IDENTITY_VERSION` whenever the record of an unchanged cell would change; rows of the old version then stay
-what they are, and are not taken for results of the new one.
+A field at its default is not in the record, so a new option with a neutral default changes no identity. A default
+itself is pinned by a version: of the plugin, or `PROTOCOL_VERSION` for `fcilbench.spec.protocol`. The file
+`tests/spec/defaults.json` lists all defaults, and a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -17,21 +18,28 @@ from typing import Any
 from pydantic import BaseModel
 
 from fcilbench.spec.cell import Cell
+from fcilbench.spec.params import REQUIRED, default_of, same
 from fcilbench.spec.protocol import role_of
 
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
+"""Version of the record itself. Raise it when the record of an unchanged cell would look different."""
+
+PROTOCOL_VERSION = 1
+"""Raise it when a default in `fcilbench.spec.protocol` changes, or what one of its fields means."""
+
 ENGINE_VERSION = 1
-"""Version of federation, engine and vectors; raised by hand when a change of them moves numbers."""
+"""Raise it when federation, engine or vectors compute other numbers (the golden runs tell)."""
 
 
 def canonical(cell: Cell) -> dict[str, Any]:
-    """Returns the identity record of a cell: its identity fields, recursively, as plain JSON values.
+    """Returns the identity record of a cell: its identity fields that are not at their default, as plain JSON values.
 
     Raises:
         TypeError: If a field of a model on the way has no role, or a value is not JSON.
         ValueError: If a number is not finite.
     """
-    return {"identity_version": IDENTITY_VERSION, "cell": _plain(cell)}
+    versions = {"identity": IDENTITY_VERSION, "protocol": PROTOCOL_VERSION, "engine": ENGINE_VERSION}
+    return {"versions": versions, "cell": _plain(cell)}
 
 
 def cell_id(cell: Cell) -> str:
@@ -85,9 +93,15 @@ def _identity_fields(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _at_default(plain: Any, default: Any) -> bool:
+    return default is not REQUIRED and same(plain, _plain(default))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        return {name: _plain(getattr(value, name)) for name in _identity_fields(type(value))}
+        fields = {name: _plain(getattr(value, name)) for name in _identity_fields(type(value))}
+        defaults = {name: default_of(type(value).model_fields[name]) for name in fields}
+        return {name: each for name, each in fields.items() if not _at_default(each, defaults[name])}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"keys must be strings in an identity: {list(value)}")

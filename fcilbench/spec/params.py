@@ -7,8 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 _SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
+
+REQUIRED: Any = ...
+"""What `default_of` returns for a field without a default."""
 
 
 class Space(BaseModel):
@@ -96,3 +101,32 @@ def search_space(params: type[Params]) -> dict[str, Space]:
         if isinstance(extra, dict) and _SPACE in extra:
             spaces[name] = Space.model_validate(extra[_SPACE])
     return spaces
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Returns the default of a model field, or `REQUIRED`."""
+    return REQUIRED if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+
+
+def same(left: Any, right: Any) -> bool:
+    """Says whether two plain JSON values are equal; 1 and 1.0 are, 1 and true are not."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+def non_defaults(model: BaseModel) -> dict[str, Any]:
+    """Returns the fields of a model that are not at their default, as plain JSON values.
+
+    Example:
+        >>> class Mine(Params):
+        ...     alpha: float = Field(1.0)
+        ...     beta: float = Field(0.5)
+        >>> non_defaults(Mine(alpha=1, beta=2))
+        {'beta': 2.0}
+    """
+    dumped = model.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value, default = getattr(model, name), default_of(field)
+        if default is REQUIRED or not same(dumped[name], to_jsonable_python(default)):
+            found[name] = non_defaults(value) if isinstance(value, BaseModel) else dumped[name]
+    return found

@@ -37,14 +37,14 @@ class Plugin:
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Returns what of the hyperparameters tells two cells apart.
+        """Returns the hyperparameters that tell two cells apart: those that are not at their default.
 
-        Override where a value names a file: its content is the identity, not its path.
+        Override it where a value names a file, and put a digest of the file's content in place of its path.
 
         Raises:
             PrerequisiteError: If that content is not on this machine.
         """
-        return dict(self.params.model_dump(mode="json"))
+        return _params.non_defaults(self.params)
 
     def files(self) -> list[Path]:
         """Returns the files whose content `identity` depends on."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
 
 from fcilbench.errors import UsageError, nearest
-from fcilbench.spec.cell import Cell
-from fcilbench.spec.row import Row
+from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.row import PluginRecord, Row
 
 State = Literal["new", "done", "stale", "failed", "running"]
 STATES: tuple[State, ...] = get_args(State)
@@ -83,10 +83,18 @@ def _failure(row: Row) -> str:
 
 
 def changed_plugins(cell: Cell, row: Row) -> list[str]:
-    """Returns the full names of the plugins whose source differs from the one that made a row."""
+    """Returns the full names of the plugins whose code, or a default that the cell relies on, is not the row's."""
     uses = {"dataset": cell.dataset, "backbone": cell.backbone, "aggregator": cell.aggregator, "stress": cell.stress}
-    records = {str(kind): record.code_digest for kind, record in row.plugins.items()}
-    return [use.name for kind, use in uses.items() if records.get(kind) != use.code_digest]
+    records = {str(kind): record for kind, record in row.plugins.items()}
+    return [use.name for kind, use in uses.items() if _changed(use, records.get(kind), getattr(row.params, kind))]
+
+
+def _changed(use: PluginUse, record: PluginRecord | None, params: Mapping[str, Any]) -> bool:
+    if record is None or record.code_digest != use.code_digest:
+        return True
+    # Options in an identity are equal, or the row would be another cell's; they may be paths that differ.
+    relied_on = params.keys() & use.params.keys() - use.identity.keys() - record.identity.keys()
+    return any(params[name] != use.params[name] for name in relied_on)
 
 
 def to_run(state: State, row: Row | None, again: Iterable[State], never: bool) -> bool:

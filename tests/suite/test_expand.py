@@ -51,7 +51,8 @@ def test_a_cell_is_resolved_completely(cells, base):
     assert (mean.limits.wall_seconds, mean.limits.retries) == (5400.0, 2)
     assert ring.aggregator.name == "lab/ring"
     assert ring.aggregator.version == "3"
-    assert ring.aggregator.params == {"lambda_s": 0.5, "k_pct": 0.1, "mode": "fast"} == ring.aggregator.identity
+    assert ring.aggregator.params == {"lambda_s": 0.5, "k_pct": 0.1, "mode": "fast"}
+    assert ring.aggregator.identity == {}
     assert len(ring.aggregator.code_digest) == 64
 
 

@@ -52,7 +52,7 @@ class MiniLmL6(TextBackbone):
     def identity(self) -> dict[str, Any]:
         """Returns the parameters and the digest of the weights."""
         weights = sha256_file(model_folder() / "model.safetensors")
-        return {**self.params.model_dump(mode="json"), "weights": f"sha256:{weights}"}
+        return {**super().identity(), "weights": f"sha256:{weights}"}
 
     def forward_flops(self) -> float:
         """Returns the operations of one text of full length: 6 layers, 384 wide, 1,536 inside."""

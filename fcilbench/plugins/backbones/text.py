@@ -176,7 +176,7 @@ class ModelBackbone(TextBackbone):
         """Returns the parameters, a folder replaced by the digest of its content."""
         folder = folder_of(self.params.model)
         model = f"hub:{self.params.model}" if folder is None else content_identity(folder)
-        return {**self.params.model_dump(mode="json"), "model": model}
+        return {**super().identity(), "model": model}
 
     def files(self) -> list[Path]:
         """Returns the files of a model folder."""

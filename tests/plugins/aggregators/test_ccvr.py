@@ -144,7 +144,10 @@ def test_bytes_of_vit_b16():
 
 
 def test_presets_are_resolved_and_overridden():
-    original, peer = ccvr(preset="original").identity(), ccvr(preset="fed_mammoth").identity()
+    original, peer = (
+        ccvr(preset="original").params.model_dump(mode="json"),
+        ccvr(preset="fed_mammoth").params.model_dump(mode="json"),
+    )
     assert (original["cov"], original["scope"], original["when"], original["logit_norm"]) == (
         "full", "seen", "task_end", None,
     )  # fmt: skip
@@ -153,8 +156,8 @@ def test_presets_are_resolved_and_overridden():
         "sampling": "multinomial", "logit_norm": 0.1, "raw_inputs": True, "scope": "current",
     }  # fmt: skip
     assert peer.items() >= expected.items()
-    assert ccvr(preset="fed_mammoth", logit_norm=None).identity()["logit_norm"] is None
-    default = ccvr().identity()
+    assert ccvr(preset="fed_mammoth", logit_norm=None).params.model_dump(mode="json")["logit_norm"] is None
+    default = ccvr().params.model_dump(mode="json")
     assert (default["samples"], default["epochs"], default["batch_size"], default["lr_head"]) == (256, 5, 256, 0.01)
 
 

@@ -93,7 +93,7 @@ def test_presets_and_single_options():
     assert Ewc.Params(preset="fed_mammoth", fisher_type="exact", skip_last_round=False).fisher_type == "exact"
     assert Ewc.Params(preset="original").mode == "separate"
     assert Ewc.Params().strength == 1.0
-    assert Ewc(peer).identity()["skip_last_round"] is True
+    assert Ewc(peer).params.model_dump(mode="json")["skip_last_round"] is True
     assert Ewc.Params(**peer.model_dump()) == peer
 
 

@@ -132,12 +132,14 @@ def test_bytes_of_vit_b16():
 
 
 def test_presets_are_resolved_and_overridden():
-    default, original, peer = (fedproto(preset=name).identity() for name in ("default", "original", "fed_mammoth"))
+    default, original, peer = (
+        fedproto(preset=name).params.model_dump(mode="json") for name in ("default", "original", "fed_mammoth")
+    )
     names = ("lambda_proto", "proto_term", "proto_avg", "weight_avg", "predict", "raw_inputs")
     assert [default[n] for n in names] == [0.1, "batch_mean", "weighted", "weighted", "classifier", False]
     assert [original[n] for n in names] == [1.0, "per_sample", "uniform", "weighted", "prototype", False]
     assert [peer[n] for n in names] == [0.1, "batch_mean", "weighted", "uniform", "classifier", True]
-    assert fedproto(preset="original", lambda_proto=0.3).identity()["lambda_proto"] == 0.3
+    assert fedproto(preset="original", lambda_proto=0.3).params.model_dump(mode="json")["lambda_proto"] == 0.3
     with pytest.raises(ValueError, match="no global model"):
         FedProto.Params(share_weights=False)
 

@@ -53,7 +53,7 @@ def test_one_client_is_returned_and_the_share_below_epsilon_is_logged():
 
 def test_presets_and_single_options():
     peer = FisherAvg(FisherAvg.Params(preset="fed_mammoth", lambda_k="samples"))
-    assert peer.identity() == {
+    assert peer.params.model_dump(mode="json") == {
         "preset": "fed_mammoth", "fisher_type": "label_prob", "n_fisher_samples": None, "lambda_k": "samples",
         "normalize": "none", "epsilon": 1e-12, "fisher_sum": True, "raw_inputs": True,
     }  # fmt: skip

@@ -146,7 +146,7 @@ def test_bytes_of_vit_b16():
 
 def test_presets_are_resolved_and_overridden():
     def told(**params):
-        return RegMean(RegMean.Params(**params)).identity()
+        return RegMean(RegMean.Params(**params)).params.model_dump(mode="json")
 
     default, original, peer = told(), told(preset="original"), told(preset="fed_mammoth")
     assert (default["solver"], default["gram_norm"], default["gamma_backbone"]) == ("residual", "sum", 0.5)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from fcilbench.spec.cell import Cell, PluginUse
-from fcilbench.spec.identity import IDENTITY_VERSION, canonical, cell_id, reachable, unclassified
+from fcilbench.spec.identity import canonical, cell_id, reachable, unclassified
+from fcilbench.spec.params import Field, Params
+from fcilbench.spec.plugin import Plugin
 from fcilbench.spec.protocol import (
     Evaluation,
     Limits,
@@ -56,33 +59,66 @@ def test_an_untagged_field_is_found_and_refused():
 
 
 def test_record_by_hand():
-    record = canonical(cell(seeds=Seeds(base=3, index=2, vary=("train",))))
-    assert record["identity_version"] == IDENTITY_VERSION == 1
-    assert set(record["cell"]) == {
-        "protocol",
-        "dataset",
-        "tasks",
-        "data_fingerprint",
-        "backbone",
-        "partition",
-        "aggregator",
-        "stress",
-        "seeds",
-        "evaluate",
+    assert canonical(cell(seeds=Seeds(base=3, index=2, vary=("train",)), protocol=Protocol(rounds=2, lr=1e-5))) == {
+        "versions": {"identity": 2, "protocol": 1, "engine": 1},
+        "cell": {
+            "protocol": {"rounds": 2},
+            "dataset": {"name": "acme/data", "version": "1"},
+            "tasks": [5, 5],
+            "backbone": {"name": "acme/net", "version": "1"},
+            "partition": {"kind": "iid"},
+            "aggregator": {"name": "acme/mean", "version": "1", "identity": {"lam": 0.5}},
+            "stress": {"name": "acme/none", "version": "1"},
+            "seeds": {"base": 3, "index": 2, "vary": ["train"]},
+        },
     }
-    assert record["cell"]["aggregator"] == {"name": "acme/mean", "version": "1", "identity": {"lam": 0.5}}
-    assert record["cell"]["seeds"] == {"base": 3, "index": 2, "vary": ["train"]}
-    assert record["cell"]["tasks"] == [5, 5]
 
 
 def test_digest_by_hand():
     class Tiny(BaseModel):
-        b: float = identity_field(1e-5)
+        b: float = identity_field()
         a: str = identity_field("x")
+        c: bool = identity_field(True)
         t: int = runtime_field(1)
 
-    text = '{"cell":{"a":"x","b":1e-05},"identity_version":1}'
-    assert cell_id(Tiny()) == hashlib.sha256(text.encode()).hexdigest()  # type: ignore[arg-type]
+    text = '{"cell":{"a":"y","b":1e-05},"versions":{"engine":1,"identity":2,"protocol":1}}'
+    assert cell_id(Tiny(a="y", b=1e-5)) == hashlib.sha256(text.encode()).hexdigest()  # type: ignore[arg-type]
+
+
+def test_a_new_option_with_a_neutral_default_changes_no_id():
+    class Grown(Protocol):
+        label_smoothing: float = identity_field(0.0)
+
+    class GrownCell(Cell):
+        protocol: Grown = identity_field(default_factory=Grown)  # type: ignore[assignment]
+        audit: str = identity_field("off")
+
+    old = cell(protocol=Protocol(rounds=2))
+    fields = {**dict(old), "protocol": Grown(rounds=2)}
+    assert cell_id(GrownCell(**fields)) == cell_id(old)
+    assert cell_id(GrownCell(**{**fields, "protocol": Grown(rounds=2, label_smoothing=0.1)})) != cell_id(old)
+    assert cell_id(GrownCell(**{**dict(cell()), "protocol": Grown()})) == cell_id(cell())
+
+
+class Depth(Params):
+    depth: int = 1
+
+
+class Ring(Plugin):
+    class Params(Params):
+        must: int
+        rate: float = Field(0, ge=0)
+        flag: int | bool = 1
+        shape: tuple[int, ...] = (1, 2)
+        inner: Depth = Field(default_factory=Depth)
+        weights: Path | None = None
+
+
+def test_a_plugins_identity_is_what_is_not_at_its_default():
+    assert Ring(Ring.Params(must=3)).identity() == {"must": 3}
+    assert Ring(Ring.Params(must=3, rate=0.0, shape=(1, 2), inner=Depth(depth=1))).identity() == {"must": 3}
+    chosen = Ring(Ring.Params(must=3, flag=True, shape=(1,), inner=Depth(depth=2), weights=Path("w")))
+    assert chosen.identity() == {"must": 3, "flag": True, "shape": [1], "inner": {"depth": 2}, "weights": "w"}
 
 
 def test_what_runs_it_does_not_count():

@@ -1,7 +1,9 @@
-"""The source of a plugin: its module and the in-package modules it imports, read and never executed.
+"""The source of a plugin: its own module and what that imports of its own package, read and never executed.
 
-The digest covers what the code does, not how it is written: comments, docstrings and layout do not count. It cannot
-see dynamic imports, data files and other packages; the plugin's declared `version` and the environment's digest do.
+The digest covers what the code does, not how it is written: comments, docstrings, layout and the declarations of
+options do not count (an option's value is identity where it is chosen, and a changed default makes a row stale by
+itself). Dynamic imports, data files and other packages are not seen; the plugin's `version` and the environment's
+digest stand for them.
 """
 
 from __future__ import annotations
@@ -14,11 +16,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of this package only what a built-in plugin computes with: an edit of the command line makes no result stale.
-_OWN_PARTS = (
-    *("fcilbench.plugins", "fcilbench.vectors", "fcilbench.api"),
-    *("fcilbench.data.folders", "fcilbench.data.image_dataset", "fcilbench.data.images"),
-)
+_OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors")
+"""What counts of this package for a built-in plugin. `ENGINE_VERSION` and `PROTOCOL_VERSION` stand for the rest."""
 
 
 def source_files(module: str) -> dict[str, Path]:
@@ -36,7 +35,7 @@ def source_files(module: str) -> dict[str, Path]:
     while pending:
         name = pending.pop()
         for part in _with_parents(name):
-            if part in found or not _counts(part):
+            if part in found or not (part == module or _counts(part)):
                 continue
             path = _locate(part)
             if path is None:
@@ -59,7 +58,7 @@ def code_digest(module: str) -> str:
 
 
 def normalised(source: str) -> str:
-    """Returns the syntax tree of a source as text, without positions, docstrings and empty fields.
+    """Returns the syntax tree of a source as text, without positions, docstrings, empty fields and options of `Params`.
 
     Raises:
         SyntaxError: If it is not Python.
@@ -76,9 +75,20 @@ def _dump(node: object) -> str:
     parts = []
     for name, value in ast.iter_fields(node):
         kept = value[1:] if name == "body" and _has_docstring(node) else value
+        if name == "body" and isinstance(node, ast.ClassDef) and _is_params(node):
+            kept = [each for each in kept if not _is_option(each)]
         if kept is not None and kept != [] and name not in ("kind", "type_comment"):
             parts.append(f"{name}={_dump(kept)}")
     return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _is_params(node: ast.ClassDef) -> bool:
+    names = [node.name, *(ast.unparse(base).rpartition(".")[2] for base in node.bases)]
+    return any(name.endswith("Params") for name in names)
+
+
+def _is_option(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
 
 
 def _has_docstring(node: ast.AST) -> bool:

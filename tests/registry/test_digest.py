@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+
+from fcilbench.registry.catalog import resolve
+from fcilbench.registry.digest import code_digest, normalised, source_files
+from fcilbench.registry.entrypoints import find, lookup
+from fcilbench.registry.records import Resolved, Use
+from fcilbench.spec.cell import PluginUse
+from fcilbench.spec.identity import cell_id
+from fcilbench.suite.states import judge
+
+PLAIN = "def f(x):\n    return x + 1\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):  # a comment\n    return x + 1\n",
+        "\n\n\ndef f( x ):\n        return (x+1)\n",
+        'def f(x):\n    """Adds one."""\n    return x + 1\n',
+        '"""A module."""\n\ndef f(x):\n    return x + 1\n',
+    ],
+)
+def test_layout_comments_and_docstrings_do_not_count(source):
+    assert normalised(source) == normalised(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):\n    return x + 2\n",
+        "def f(x):\n    return x + 1.0\n",
+        "def g(x):\n    return x + 1\n",
+        "def f(x):\n    return x - 1\n",
+        "def f(x, y=None):\n    return x + 1\n",
+        "def f(x):\n    return x + 1\nf(1)\n",
+        "def f(x):\n    return x + True\n",
+    ],
+)
+def test_what_the_code_does_counts(source):
+    assert normalised(source) != normalised(PLAIN)
+
+
+def test_a_string_that_is_not_a_docstring_counts():
+    assert normalised("x = 'a'") != normalised("x = 'b'")
+    assert normalised("class A:\n    'doc'\n    x = 'a'") == normalised("class A:\n    x = 'a'")
+
+
+FILES = {
+    "acme_p/__init__.py": "",
+    "acme_p/gossip.py": "import os\nfrom acme_p import ring\nfrom .deep import tool\nfrom acme_p.const import K\n",
+    "acme_p/ring.py": "import numpy\n",
+    "acme_p/const.py": "K = 1\n",
+    "acme_p/unused.py": "U = 1\n",
+    "acme_p/deep/__init__.py": "",
+    "acme_p/deep/tool.py": "from ..late import late\n",
+    "acme_p/late.py": "def late():\n    import acme_p.inner\n",
+    "acme_p/inner.py": "",
+}
+
+
+def test_closure_follows_imports_within_the_package(install):
+    install("acme-p", FILES, {"aggregators": {"gossip": "acme_p.gossip:Gossip"}})
+    assert list(source_files("acme_p.gossip")) == [
+        "acme_p",
+        "acme_p.const",
+        "acme_p.deep",
+        "acme_p.deep.tool",
+        "acme_p.gossip",
+        "acme_p.inner",
+        "acme_p.late",
+        "acme_p.ring",
+    ]
+
+
+def test_digest_sees_imported_modules_and_no_others(install):
+    site = install("acme-p", FILES, {"aggregators": {"gossip": "acme_p.gossip:Gossip"}})
+    before = code_digest("acme_p.gossip")
+    (site / "acme_p/unused.py").write_text("U = 2\n")
+    (site / "acme_p/const.py").write_text("# the constant\nK = 1\n")
+    assert code_digest("acme_p.gossip") == before
+    (site / "acme_p/const.py").write_text("K = 2\n")
+    assert code_digest("acme_p.gossip") != before
+
+
+def test_single_module_package(install):
+    site = install("acme", {"acme_single.py": "K = 1\n"}, {})
+    assert source_files("acme_single") == {"acme_single": site / "acme_single.py"}
+
+
+def test_of_ours_only_plugins_and_vectors_count():
+    """So a changed error text in `api`, or a new field of the protocol, makes no row stale."""
+    for kind in ("datasets", "backbones", "aggregators", "stressors"):
+        for ref in find(kind):
+            names = set(source_files(ref.module))
+            assert ref.module in names
+            assert all(name.startswith(("fcilbench.plugins", "fcilbench.vectors")) for name in names), ref.name
+    assert any(name.startswith("fcilbench.vectors.") for name in source_files(lookup("aggregators", "sum").module))
+
+
+OPTIONS = """
+class Params(Base):
+    presets: ClassVar = {{"mine": {{"rate": 0.1}}}}
+    rate: float = Field({default}, ge={bound}, description="{text}")
+    {more}
+    def check(self):
+        return {bound}
+"""
+
+
+def test_a_new_or_redescribed_option_does_not_count_but_its_checks_do():
+    def text(default=0.5, bound=0, text="a rate", more=""):
+        return normalised(OPTIONS.format(default=default, bound=bound, text=text, more=more))
+
+    assert text(more="neutral: float = 0.0") == text(text="the rate") == text(default=0.6) == text()
+    assert text(bound=1) != text()
+    assert text(more="tagged: ClassVar[int] = 3") != text()
+    assert normalised("class Net:\n    depth: int = 1\n") != normalised("class Net:\n    depth: int = 2\n")
+
+
+RING = """
+from fcilbench.spec.params import Field, Params
+from fcilbench.spec.plugin import Plugin
+
+class Ring(Plugin):
+    class Params(Params):
+        rate: float = Field(0.5)
+        {option}
+
+    def compute(self):
+        return {value}
+"""
+
+
+def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(install, make_cell, make_row):
+    site = install(
+        "acme", {"acme_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "acme_ring:Ring"}}
+    )
+    install("other", {"other_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "other_ring:Ring"}})
+
+    def cell(name):
+        found = resolve([Use(lookup("aggregators", name))])[0]
+        assert isinstance(found, Resolved)
+        fields = {"version": found.version, "params": found.params, "identity": found.identity}
+        use = PluginUse(name=name, code_digest=found.code_digest, **fields)
+        return make_cell().model_copy(update={"aggregator": use})
+
+    def states():
+        return [judge(cell(name), row) for name, row in rows.items()]
+
+    names = ("acme/ring", "other/ring", "fcilbench/sum")
+    ids = [cell_id(cell(name)) for name in names]
+    rows = {name: make_row(cell(name), {"faa/none": 0.5}) for name in names}
+    assert states() == [("done", "")] * 3
+    (site / "acme_ring.py").write_text(RING.format(option="more: int = 0", value=1))
+    assert states() == [("done", "")] * 3
+    assert [cell_id(cell(name)) for name in names] == ids
+    (site / "acme_ring.py").write_text(RING.format(option="", value=2))
+    assert states() == [("stale", "code changed: acme/ring"), ("done", ""), ("done", "")]
+    (site / "acme_ring.py").write_text(RING.format(option="", value=1).replace("0.5", "0.75"))
+    assert states()[0] == ("stale", "code changed: acme/ring")
+
+
+def test_a_namesake_package_is_not_ours(install):
+    install("fcilbench-acme", {"fcilbench_acme.py": "K = 1\n"}, {})
+    assert list(source_files("fcilbench_acme")) == ["fcilbench_acme"]
+
+
+def test_missing_package_has_no_files():
+    assert source_files("no_such_package_at_all.x") == {}
+
+
+def test_broken_source_is_digested_by_its_bytes(install):
+    site = install("acme", {"acme_bad.py": "x = (\n"}, {})
+    before = code_digest("acme_bad")
+    (site / "acme_bad.py").write_text("x = [\n")
+    assert code_digest("acme_bad") != before
