@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -57,14 +57,33 @@ class Protocol(Closed):
     local_epochs: int = identity_field(5, ge=1, le=10_000, description="epochs E over a client's data per round")
     batch_size: int = identity_field(16, ge=1, le=1_000_000, description="samples per local step")
     participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
-    lr: float = identity_field(1e-5, gt=0.0, description="AdamW learning rate")
+    lr: float = identity_field(1e-5, gt=0.0, description="learning rate")
+    optimizer: Literal["adamw", "adam", "sgd"] = identity_field(
+        "adamw", description="local optimiser, made new for each client and round"
+    )
+    momentum: float = identity_field(0.0, ge=0.0, lt=1.0, description="momentum of sgd")
+    schedule: Literal["constant", "cosine", "step"] = identity_field(
+        "constant",
+        description="learning rate in step s of a client's S local steps of a round: lr; lr (1 + cos(pi s / S)) / 2; "
+        "or lr, a tenth of it from S / 2 on and a hundredth from 3 S / 4 on",
+    )
+    clip_norm: float | None = identity_field(None, gt=0.0, description="largest norm of a step's gradient")
     weight_decay: float = identity_field(
-        0.0, ge=0.0, description="decoupled weight decay; never applied to other tasks' head"
+        0.0,
+        ge=0.0,
+        description="weight decay, decoupled for adamw and added to the gradient for adam and sgd; never applied to "
+        "the head of other tasks",
     )
     precision: Literal["fp32", "bf16"] = identity_field(
         "fp32", description="arithmetic of local training and evaluation"
     )
     augment: bool = identity_field(True, description="apply the dataset's training augmentation")
+
+    @model_validator(mode="after")
+    def _momentum_of_sgd(self) -> Self:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum has no effect on {self.optimizer}: set optimizer: sgd, or momentum: 0")
+        return self
 
 
 class Partition(Closed):
