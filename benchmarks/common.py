@@ -70,16 +70,16 @@ class Noise(Dataset):
 
     def __init__(self, train: int, test: int = 100, classes: int = 10) -> None:
         super().__init__()
-        self._sizes, self._names = (train, test), tuple(map(str, range(classes)))
+        self.classes, self.train_samples, self.test_samples = classes, train, test
 
-    def open(self, *_: Any) -> tuple[Corpus, str]:
-        """Returns the noise; there is nothing to read or verify."""
+    def load(self, root: Path) -> Corpus:
+        """Returns the noise."""
         random = np.random.default_rng(0)
         splits = [
-            Samples(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % len(self._names))
-            for count in self._sizes
+            Samples(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % self.classes)
+            for count in (self.train_samples, self.test_samples)
         ]
-        return Corpus(splits[0], splits[1], self._names), ""
+        return Corpus(splits[0], splits[1], tuple(map(str, range(self.classes))))
 
 
 def experiment(work: Workload, aggregator: Aggregator, device: str, precision: str, **runtime: Any) -> Experiment:

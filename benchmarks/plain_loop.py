@@ -92,7 +92,7 @@ def our_round(work: common.Workload, device: str, precision: str) -> Callable[[i
 
 def their_round(work: common.Workload, device: str, precision: str) -> Callable[[int], None]:
     """Returns a function that runs the plain loop's round."""
-    corpus, _ = common.Noise(work.clients * work.images).open()
+    corpus = common.Noise(work.clients * work.images).load(Path())
     size = work.args.get("img_size", 224)
     shards = [slice(i * work.images, (i + 1) * work.images) for i in range(work.clients)]
     clients = [Images(corpus.train.inputs[part], corpus.train.labels[part], size) for part in shards]

@@ -3,10 +3,9 @@
 from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes, masked_cross_entropy
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
-from fcilbench.api.dataset import Dataset, DatasetParams
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Listing, Samples
 from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predictors, TrueTask
-from fcilbench.api.samples import Augmentation, Corpus, Samples
 from fcilbench.api.schedule import Phase, Schedule
 from fcilbench.api.server import Layout, Piece, Server, State, Updates
 from fcilbench.api.stressor import Stressor
@@ -36,6 +35,7 @@ __all__ = [
     "ImageInput",
     "LayerGram",
     "Layout",
+    "Listing",
     "Message",
     "MostConfident",
     "Net",

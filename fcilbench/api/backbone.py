@@ -110,6 +110,10 @@ class Backbone(Plugin):
         """Returns the modality."""
         return {"modality": cls.modality}
 
+    def instance_facts(self) -> dict[str, Any]:
+        """Returns the operations of a forward pass, for estimates of cost."""
+        return {"forward_flops": self.forward_flops()}
+
 
 class TextBackbone(Backbone):
     """A backbone that reads token ids `[B, length]`; it masks the padding itself, so that it changes no logit."""

@@ -3,22 +3,121 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from fcilbench.api.content import Arrays, Listing, Progress, number
-from fcilbench.api.samples import Augmentation, Corpus, Samples
 from fcilbench.errors import DataError
 from fcilbench.spec import params as _params
 from fcilbench.spec.archive import Archive
 from fcilbench.spec.plugin import Plugin
 
-__all__ = ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Modality", "Samples"]
-
 Modality = Literal["vision", "text"]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs with their labels.
+
+    Attributes:
+        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`.
+        labels: int64 `[n]`, index into the corpus' class names.
+    """
+
+    inputs: npt.NDArray[Any]
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels):
+            raise DataError(f"{len(self.inputs)} inputs but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Labels) -> Samples:
+        """Returns the samples at `index`, in that order."""
+        return Samples(self.inputs[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and test samples of one data set.
+
+    Attributes:
+        train: Training samples.
+        test: Test samples.
+        class_names: Name of each label.
+        outside: Test inputs that belong to no class, for out-of-scope detection; `None` where there are none.
+    """
+
+    train: Samples
+    test: Samples
+    class_names: tuple[str, ...]
+    outside: npt.NDArray[Any] | None = None
+
+
+class Source(Protocol):
+    """Samples of one split that are decoded one by one when they are asked for."""
+
+    @property
+    def labels(self) -> Labels:
+        """int64 `[n]`, index into the class names."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one decoded input."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the decoded inputs."""
+
+    def digests(self) -> list[bytes]:
+        """Returns the digest of each (label, content), `fcilbench.data.content.salted`."""
+
+    def take(self, index: Labels) -> Source:
+        """Returns the samples at `index`, in that order."""
+
+    def rows(self) -> Iterator[npt.NDArray[Any]]:
+        """Yields the decoded inputs one after another.
+
+        Raises:
+            DataError: If one cannot be decoded; the message names it.
+        """
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A corpus whose samples are not decoded yet; for data sets that should not be in memory as a whole.
+
+    Attributes:
+        train: Training samples.
+        test: Test samples.
+        class_names: Name of each label.
+        outside: See `Corpus.outside`.
+    """
+
+    train: Source
+    test: Source
+    class_names: tuple[str, ...]
+    outside: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Training augmentation of images at their native size, before they are resized for the backbone.
+
+    Attributes:
+        crop_padding: Zero padding on each side before a random crop back to size; 0 is off.
+        flip: Random horizontal flip with probability one half.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
 
 
 class DatasetParams(_params.Params):
@@ -29,7 +128,9 @@ class DatasetParams(_params.Params):
 
 
 class Dataset(Plugin):
-    """A data set plugin.
+    """A data set plugin. `fcilbench.data.open.open_dataset` loads, verifies and numbers its samples.
+
+    A data set whose counts depend on its hyperparameters sets the attributes on the instance, in `__init__`.
 
     Attributes:
         modality: `vision` or `text`.
@@ -37,10 +138,10 @@ class Dataset(Plugin):
         default_tasks: Number of equal tasks, or classes per task, when a suite does not say.
         train_samples: Expected number of training samples.
         test_samples: Expected number of test samples.
-        fingerprint: Expected content digest (`content_digest`), or "" if it cannot be declared.
-        augmentation: Training augmentation that the field uses for it; an instance may have its own.
-        cached: Whether the decoded samples are kept in the cache folder (`fcilbench.data.cache`), which needs arrays of
-            numbers. It holds as long as the files of its layout and the plugin's code stay as they are.
+        fingerprint: Expected content digest (`fcilbench.data.content.number`), or "" if it cannot be declared.
+        augmentation: Training augmentation that the field uses for it.
+        cached: Whether the decoded samples are kept in the cache folder, which needs arrays of numbers. A cache holds
+            as long as the files of its layout and the plugin's code stay as they are.
         layouts: Alternative sets of paths under the data root, one of which holds the data; () if it needs no files.
         archives: What `fcilbench data fetch` gets and unpacks.
         by_hand: Where to get the archives that have no address, and why.
@@ -49,15 +150,15 @@ class Dataset(Plugin):
         citation: Whom to cite.
     """
 
-    modality: ClassVar[Modality] = "vision"
-    classes: ClassVar[int]
-    default_tasks: ClassVar[int | tuple[int, ...]]
-    train_samples: ClassVar[int]
-    test_samples: ClassVar[int]
-    fingerprint: ClassVar[str] = ""
+    modality: Modality = "vision"
+    classes: int
+    default_tasks: int | tuple[int, ...]
+    train_samples: int
+    test_samples: int
+    fingerprint: str = ""
     augmentation: Augmentation = Augmentation()
     cached: ClassVar[bool] = False
-    layouts: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    layouts: tuple[tuple[str, ...], ...] = ()
     archives: ClassVar[tuple[Archive, ...]] = ()
     by_hand: ClassVar[str] = ""
     licence: ClassVar[str] = ""
@@ -68,96 +169,39 @@ class Dataset(Plugin):
         """Only the common hyperparameters."""
 
     @abstractmethod
-    def load(self, root: Path) -> Corpus:
-        """Reads the whole data set from the layout of its official archive under `root`.
+    def load(self, root: Path) -> Corpus | Listing:
+        """Reads the whole data set from the layout of its official archive, or lists what is decoded later.
+
+        Args:
+            root: The data root.
 
         Raises:
             DataError: If it is not there or not complete; the message says where to put what.
         """
 
-    def listing(self, root: Path) -> Listing:
-        """Lists the samples; override it instead of decoding in `load` where they do not fit into memory twice."""
-        corpus = self.load(root)
-        return Listing(Arrays(corpus.train), Arrays(corpus.test), corpus.class_names, corpus.outside)
-
-    def open(self, root: Path, progress: Progress | None = None, *, fresh: bool = False) -> tuple[Corpus, str]:
-        """Loads, verifies and numbers the samples by content, then keeps the requested number per class.
-
-        A cached data set is memory-mapped: it is read and numbered once, and again when its files change.
-
-        Args:
-            root: The data root.
-            progress: Called with the number of samples done and of all samples while a cache is made.
-            fresh: Read everything again, whatever the cache holds.
-
-        Returns:
-            The corpus and the content digest of the whole data set.
-
-        Raises:
-            DataError: If counts or digest differ from what the plugin declares.
-        """
-        if self.cached:
-            from fcilbench.data.cache import open_cached
-
-            corpus, digest = open_cached(self, root, progress, fresh=fresh)
-        else:
-            listing, digest = self.numbered(root)
-            corpus = Corpus(listing.train.samples(), listing.test.samples(), listing.class_names, listing.outside)
-        self._check(len(corpus.class_names), len(corpus.train), len(corpus.test), digest)
-        kept = Corpus(
-            _per_class(corpus.train, self.params.train_per_class),
-            _per_class(corpus.test, self.params.test_per_class),
-            corpus.class_names,
-            corpus.outside,
-        )
-        return kept, digest
-
-    def numbered(self, root: Path) -> tuple[Listing, str]:
-        """Lists the samples, numbers them by content and verifies them; the cache keeps what this returns.
-
-        Raises:
-            DataError: If counts or digest differ from what the plugin declares.
-        """
-        listing = self.listing(root)
-        sizes = len(listing.class_names), len(listing.train.labels), len(listing.test.labels)
-        self._check(*sizes, self.fingerprint)
-        listing, digest = number(listing)
-        self._check(*sizes, digest)
-        return listing, digest
-
-    def _check(self, classes: int, train: int, test: int, digest: str) -> None:
-        expected = (self.classes, self.train_samples, self.test_samples)
-        if (classes, train, test) != expected:
-            found = (classes, train, test)
-            raise DataError(f"{type(self).__name__}: classes, train, test are {found}, expected {expected}")
-        if self.fingerprint and digest != self.fingerprint:
-            raise DataError(
-                f"{type(self).__name__}: content digest {digest} is not the declared {self.fingerprint}",
-                hint="the files under the data root are not the official data; fetch them again",
-            )
-
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns counts, default split, digest and terms."""
-        tasks = cls.default_tasks
-        return {
-            "modality": cls.modality,
-            "classes": cls.classes,
-            "default_tasks": tasks if isinstance(tasks, int) else list(tasks),
-            "train": cls.train_samples,
-            "test": cls.test_samples,
-            "fingerprint": cls.fingerprint,
-            "licence": cls.licence,
-            "homepage": cls.homepage,
-            "citation": cls.citation,
-            "layouts": [list(layout) for layout in cls.layouts],
-            "archives": [asdict(archive) for archive in cls.archives],
-            "by_hand": cls.by_hand,
-        }
+        """Returns counts, default split, digest and terms; `None` for counts that depend on the hyperparameters."""
+        return _facts(cls)
+
+    def instance_facts(self) -> dict[str, Any]:
+        """Returns the same facts of this instance."""
+        return _facts(self)
 
 
-def _per_class(samples: Samples, limit: int | None) -> Samples:
-    if limit is None:
-        return samples
-    kept = [np.flatnonzero(samples.labels == label)[:limit] for label in np.unique(samples.labels)]
-    return samples.take(np.sort(np.concatenate(kept)))
+def _facts(source: Dataset | type[Dataset]) -> dict[str, Any]:
+    tasks = getattr(source, "default_tasks", None)
+    return {
+        "modality": source.modality,
+        "classes": getattr(source, "classes", None),
+        "default_tasks": list(tasks) if isinstance(tasks, tuple) else tasks,
+        "train": getattr(source, "train_samples", None),
+        "test": getattr(source, "test_samples", None),
+        "fingerprint": source.fingerprint,
+        "licence": source.licence,
+        "homepage": source.homepage,
+        "citation": source.citation,
+        "layouts": [list(layout) for layout in source.layouts],
+        "archives": [asdict(archive) for archive in source.archives],
+        "by_hand": source.by_hand,
+    }

@@ -134,7 +134,7 @@ def path(
     Exit codes: 0; 5 if the data set is not there.
     """
     from fcilbench.cli.prepare import use_data_root
-    from fcilbench.data.layout import describe_layouts, find_layout
+    from fcilbench.data.root import describe_layouts, find_layout
 
     root = use_data_root(data)
     if name is None:
@@ -153,7 +153,7 @@ def path(
 
 def _here(found: Description, root: Path) -> bool | None:
     """Whether the files of a data set are there, by their names; `None` if its plugin needs or tells none."""
-    from fcilbench.data.layout import find_layout
+    from fcilbench.data.root import find_layout
 
     layouts = found.facts.get("layouts", [])
     return find_layout(layouts, root) is not None if layouts else None

@@ -1,7 +1,8 @@
-"""Decoded data sets on disk: numbered, memory-mapped, made once and made again when their files change.
+"""Decoded data sets on disk: numbered, memory-mapped, verified whenever they are read.
 
 A cache is a folder `datasets/<class>-<key>/` in the cache folder. It appears under its name complete or not at all, and
-one process makes it while the others wait.
+one process makes it while the others wait. It is made again when the files of the data set change, and when its own
+files are damaged.
 """
 
 from __future__ import annotations
@@ -9,39 +10,53 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import inspect
 import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fcilbench.api.content import Listing, Progress, Source
-from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.data.freshness import key, now
+from fcilbench.api.dataset import Corpus, Dataset, Listing, Samples, Source
+from fcilbench.data import content, images
+from fcilbench.data.content import decoded
+from fcilbench.data.root import find_layout, sha256_file
+from fcilbench.errors import FcilbenchError
+from fcilbench.files import replacing, write_atomic
 from fcilbench.registry.cache import CACHE, cache_root
 
 _log = logging.getLogger(__name__)
+_FORMAT = 2
 _FACTS = "cache.json"
 _REPORT_SECONDS = 10.0
 
 
 def open_cached(
-    dataset: Dataset, root: Path, progress: Progress | None = None, *, fresh: bool = False
+    dataset: Dataset,
+    root: Path,
+    make: Callable[[], tuple[Listing, str]],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fresh: bool = False,
 ) -> tuple[Corpus, str]:
-    """Opens a data set from its cache, which is made first if there is none or its sources have changed.
+    """Opens a data set from its cache, which is made first if there is none, it is damaged or its sources have changed.
 
     Where the cache folder cannot be written or is full, the data set is decoded into memory and a warning says so.
 
     Args:
         dataset: A data set with `cached`.
         root: The data root.
+        make: Lists the samples in their final order, with the content digest.
         progress: Called with the number of samples decoded and of all samples.
         fresh: Make the cache again in any case.
 
@@ -49,20 +64,21 @@ def open_cached(
         The corpus, memory-mapped (writing to it changes no file), and its content digest.
 
     Raises:
-        DataError: If the data set is missing, incomplete, damaged or not the declared one.
+        DataError: What `make` raises, or if a sample cannot be decoded.
     """
-    folder = cache_root().absolute() / "datasets" / f"{type(dataset).__name__.lower()}-{key(dataset, root)}"
-    made_from = now(dataset, root)
+    folder = cache_root().absolute() / "datasets" / f"{type(dataset).__name__.lower()}-{_key(dataset, root)}"
+    made_from = _made_from(dataset, root)
     found = None if fresh else _read(folder, made_from)
     if found is not None:
         return found
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            found = None if fresh else _read(folder, made_from)
+            # Another process may have made it meanwhile.
+            found = None if fresh else _read(folder, made_from, warn=True)
             if found is None:
-                listing, digest = dataset.numbered(root)
-                _make(folder, listing, {**made_from, "digest": digest}, progress)
+                listing, digest = make()
+                _write(folder, listing, {"made_from": made_from, "digest": digest}, progress)
                 found = _read(folder, made_from)
     except OSError as error:
         _log.warning(
@@ -75,31 +91,73 @@ def open_cached(
         found = None
     if found is not None:
         return found
-    listing, digest = dataset.numbered(root)
-    return Corpus(listing.train.samples(), listing.test.samples(), listing.class_names, listing.outside), digest
+    listing, digest = make()
+    return decoded(listing), digest
 
 
-def _read(folder: Path, made_from: dict[str, Any]) -> tuple[Corpus, str] | None:
+def _key(dataset: Dataset, root: Path) -> str:
+    """Returns 16 hexadecimal digits that tell caches apart which are of use at the same time."""
+    options = dataset.params.model_dump(mode="json", exclude={"train_per_class", "test_per_class"})
+    kind = type(dataset)
+    parts = [_FORMAT, f"{kind.__module__}:{kind.__qualname__}", dataset.version, options, str(root.resolve())]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _made_from(dataset: Dataset, root: Path) -> dict[str, Any]:
+    """Returns what a cache must have been made from to hold: the files, the code that reads them, the decoder."""
+    kinds = [kind.__module__ for kind in type(dataset).__mro__ if issubclass(kind, Dataset) and kind is not Dataset]
+    code = hashlib.sha256()
+    for module in [*kinds, content.__name__, images.__name__]:
+        with contextlib.suppress(KeyError, OSError, TypeError):  # a class without a source file
+            code.update(f"{module}\0{inspect.getsource(sys.modules[module])}\0".encode())
+    files = sorted(_stamps(find_layout(dataset.layouts, root) or ()))
+    stamp = hashlib.sha256(repr(files).encode()).hexdigest()
+    return {"code": code.hexdigest(), "pillow": metadata.version("pillow"), "files": len(files), "stamp": stamp}
+
+
+def _stamps(paths: tuple[Path, ...]) -> Iterator[tuple[str, int, int]]:
+    """Yields name, size and time of every file below the paths; what is unreadable is told by whoever reads it."""
+    for path in map(str, paths):
+        below = os.walk(path, followlinks=True) if os.path.isdir(path) else [("", [], [path])]
+        for folder, _, names in below:
+            for name in names:
+                place = os.path.join(folder, name)
+                try:
+                    stat = os.stat(place)
+                    yield place, stat.st_size, stat.st_mtime_ns
+                except OSError:  # a link to nothing
+                    yield place, -1, -1
+
+
+def _read(folder: Path, made_from: dict[str, Any], warn: bool = False) -> tuple[Corpus, str] | None:
+    """Returns what a cache holds; `None` if there is none, or if it is out of date or damaged."""
+    if not folder.exists():
+        return None
     try:
         facts = json.loads((folder / _FACTS).read_text())
-        if any(facts.get(name) != value for name, value in made_from.items()):
+        if facts.pop("sha256") != _sha256(facts):
+            raise ValueError(f"{_FACTS} has changed")
+        if facts["made_from"] != made_from:
             return None
-        train, test = (_mapped(folder, split, facts[split]) for split in ("train", "test"))
-        outside = np.load(folder / "outside.npy") if facts["outside"] else None
+        for name, digest in facts["files"].items():
+            if sha256_file(folder / name) != digest:
+                raise ValueError(f"{name} has changed")
+        train, test = (_mapped(folder, split) for split in ("train", "test"))
+        outside = np.load(folder / "outside.npy") if "outside.npy" in facts["files"] else None
         return Corpus(train, test, tuple(facts["class_names"]), outside), facts["digest"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None  # none, or one that somebody has damaged
+    except (FcilbenchError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        if warn:
+            _log.warning("%s is damaged and made again: %s", folder, error)
+        return None
 
 
-def _mapped(folder: Path, split: str, count: int) -> Samples:
+def _mapped(folder: Path, split: str) -> Samples:
     inputs: npt.NDArray[Any] = np.load(folder / f"{split}.npy", mmap_mode="c")
     labels: npt.NDArray[np.int64] = np.load(folder / f"{split}-labels.npy")
-    if len(inputs) != count or len(labels) != count:
-        raise ValueError(f"{split} holds {len(inputs)} inputs and {len(labels)} labels, not {count}")
     return Samples(inputs, labels)
 
 
-def _make(folder: Path, listing: Listing, facts: dict[str, Any], progress: Progress | None) -> None:
+def _write(folder: Path, listing: Listing, facts: dict[str, Any], progress: Callable[[int, int], None] | None) -> None:
     """Writes a cache under a temporary name and renames it; leaves nothing behind if it cannot."""
     splits = {"train": listing.train, "test": listing.test}
     _leave_room(folder.parent, sum(_nbytes(source) for source in splits.values()))
@@ -110,14 +168,12 @@ def _make(folder: Path, listing: Listing, facts: dict[str, Any], progress: Progr
         report = _Report(folder.name, sum(len(source.labels) for source in splits.values()), progress)
         for split, source in splits.items():
             _save(temporary / f"{split}-labels.npy", source.labels)
-            _write(temporary / f"{split}.npy", source, report)
+            _save_rows(temporary / f"{split}.npy", source, report)
         if listing.outside is not None:
             _save(temporary / "outside.npy", listing.outside)
-        counts = {split: len(source.labels) for split, source in splits.items()}
-        body = {**facts, **counts, "class_names": listing.class_names, "outside": listing.outside is not None}
-        with (temporary / _FACTS).open("wb") as file:
-            file.write(json.dumps(body, indent=1).encode())
-            _sync(file)
+        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
+        body = {**facts, "files": files, "class_names": listing.class_names}
+        write_atomic(temporary / _FACTS, json.dumps({**body, "sha256": _sha256(body)}, indent=1))
         temporary.chmod(0o755)  # mkdtemp's 0700 would lock collaborators out of a shared folder
         if folder.exists():
             # Renamed into a name that the next maker removes, should this one die here.
@@ -129,27 +185,24 @@ def _make(folder: Path, listing: Listing, facts: dict[str, Any], progress: Progr
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(path: Path, source: Source, report: _Report) -> None:
+def _save_rows(path: Path, source: Source, report: _Report) -> None:
     """Writes a `.npy` file row by row: never through a memory map, where a full disk is a signal that kills."""
     shape = (len(source.labels), *source.row_shape)
     header = {"descr": np.lib.format.dtype_to_descr(source.dtype), "fortran_order": False, "shape": shape}
-    with path.open("wb") as file:
+    with replacing(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
         for row in source.rows():
             file.write(np.ascontiguousarray(row).data)
             report.step()
-        _sync(file)
 
 
 def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with path.open("wb") as file:
+    with replacing(path) as file:
         np.save(file, array, allow_pickle=False)
-        _sync(file)
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _sha256(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _nbytes(source: Source) -> int:
@@ -163,18 +216,18 @@ def _leave_room(folder: Path, needed: int) -> None:
 
 
 class _Report:
-    """Tells a callback of every sample, and the log of how far it is now and then."""
+    """Calls back after every sample, and logs the progress every ten seconds."""
 
-    def __init__(self, name: str, total: int, progress: Progress | None) -> None:
+    def __init__(self, name: str, total: int, progress: Callable[[int, int], None] | None) -> None:
         self._name, self._total, self._progress = name, total, progress
-        self._done, self._said = 0, time.monotonic()
+        self._done, self._logged = 0, time.monotonic()
 
     def step(self) -> None:
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, self._total)
-        if time.monotonic() - self._said > _REPORT_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() - self._logged > _REPORT_SECONDS:
+            self._logged = time.monotonic()
             _log.info("%s: decoded %d of %d samples", self._name, self._done, self._total)
 
 

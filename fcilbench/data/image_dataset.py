@@ -1,15 +1,14 @@
-"""Base of the data sets that are image files: two layouts, one way of decoding, cached."""
+"""Base of the data sets that are image files: their official layout or two folders of class folders, cached."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from fcilbench.api.content import Listing
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams
-from fcilbench.data.folders import Listed, class_folders, class_tree, stratified_split
-from fcilbench.data.images import ImageFiles
-from fcilbench.data.layout import ARCHIVES, describe_layouts, find_layout
+from fcilbench.api.dataset import Augmentation, Dataset, DatasetParams, Listing
+from fcilbench.data.images import ImageFiles, class_folders, class_tree, unnested
+from fcilbench.data.root import ARCHIVES, describe_layouts, find_layout
 from fcilbench.errors import DataError
 from fcilbench.spec import params as _params
 
@@ -29,7 +28,7 @@ class ImageDataset(Dataset):
 
     cached = True
     name: ClassVar[str]
-    margin: ClassVar[float] = CENTRAL
+    margin: float = CENTRAL
 
     class Params(DatasetParams):
         """Size of the decoded images."""
@@ -40,10 +39,11 @@ class ImageDataset(Dataset):
         super().__init__(params)
         self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
+    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
         """Lists class names, training and test images of an official layout.
 
-        By default it is a folder of class folders without a split, which are split here; override it for any other.
+        By default it is a folder of class folders without a split. They are split here, stratified and by the content
+        of the files. Override it for any other layout.
 
         Args:
             paths: The paths of the layout that is there.
@@ -52,9 +52,12 @@ class ImageDataset(Dataset):
             DataError: If something of it is missing or damaged.
         """
         names, images = class_folders(paths[0])
-        return names, *self.split(images)
+        total = self.train_samples + self.test_samples
+        if len(images.files) != total:
+            raise DataError(f"{len(images.files)} images, expected {total}")
+        return names, *images.split(self.test_samples)
 
-    def listing(self, root: Path) -> Listing:
+    def load(self, root: Path) -> Listing:
         """Lists the image files of the first layout that is there.
 
         Raises:
@@ -63,34 +66,16 @@ class ImageDataset(Dataset):
         paths = find_layout(self.layouts, root)
         if paths is None:
             raise DataError(f"{self.name}: not found: no {describe_layouts(self.layouts, root)}", hint=self._hint(root))
+        tree = [root / self.name / "train", root / self.name / "test"]
         try:
-            tree = [path.parent.name + "/" + path.name for path in paths] == [f"{self.name}/train", f"{self.name}/test"]
-            names, train, test = class_tree(*paths) if tree else self.official(paths)
+            places = tuple(map(unnested, paths))
+            names, train, test = class_tree(*places) if list(paths) == tree else self.official(places)
         except DataError as error:
             raise DataError(f"{self.name}: {error.message}", hint=error.hint or self._hint(root)) from error
-        return Listing(self._files(train), self._files(test), names)
+        return Listing(self._sized(train), self._sized(test), names)
 
-    def load(self, root: Path) -> Corpus:
-        """Decodes the whole data set into memory, in the order of its files."""
-        listing = self.listing(root)
-        return Corpus(listing.train.samples(), listing.test.samples(), listing.class_names)
-
-    def split(self, images: Listed) -> tuple[Listed, Listed]:
-        """Splits images that have no official split: `test_samples` of them, stratified, by the content of the files.
-
-        Raises:
-            DataError: If there are not as many as there should be.
-        """
-        total = self.train_samples + self.test_samples
-        if len(images.files) != total:
-            raise DataError(f"{len(images.files)} images, expected {total}")
-        content = self._files(images).content()
-        train, test = stratified_split(images.labels, content, self.test_samples)
-        known = Listed(images.files, images.labels, content)
-        return known.take(train), known.take(test)
-
-    def _files(self, images: Listed) -> ImageFiles:
-        return ImageFiles(images.files, images.labels, self.params.size, self.margin, images.content)
+    def _sized(self, images: ImageFiles) -> ImageFiles:
+        return replace(images, size=self.params.size, margin=self.margin)
 
     def _hint(self, root: Path) -> str:
         files = ", ".join(f"{archive.file} ({archive.checksum})" for archive in self.archives)

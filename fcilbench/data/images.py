@@ -1,4 +1,4 @@
-"""Image files of one split, decoded to equal uint8 squares when asked for, in parallel."""
+"""Image files in class folders, decoded to equal uint8 squares when asked for, in parallel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +15,25 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fcilbench.api.content import Labels, salted
-from fcilbench.api.samples import Samples
+from fcilbench.api.dataset import Labels
+from fcilbench.data.content import salted, stratified_split
 from fcilbench.errors import DataError
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""What counts as an image, in any case; other files (`README.txt`, `Thumbs.db`) are passed over."""
 
 Pixels = npt.NDArray[np.uint8]
 _T = TypeVar("_T")
 _AHEAD = 32  # images of a thread that are decoded before they are asked for
 
 
+@dataclass(frozen=True)
 class ImageFiles:
-    """Images of one split that are still files (a `fcilbench.api.content.Source`).
+    """Images of one split that are still files (a `fcilbench.api.dataset.Source`).
 
     They are numbered by the bytes of the files, so that neither the version of a decoder nor `size` changes a stream.
 
-    Args:
+    Attributes:
         files: Where they are.
         labels: int64 `[n]`.
         size: Height and width of a decoded image.
@@ -36,16 +41,11 @@ class ImageFiles:
         content: SHA-256 of each file, if known.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        labels: Labels,
-        size: int,
-        margin: float,
-        content: Sequence[bytes] | None = None,
-    ) -> None:
-        self.files, self.labels, self.size, self.margin = files, labels, size, margin
-        self._content = content
+    files: Sequence[Path]
+    labels: Labels
+    size: int = 224
+    margin: float = 1.0
+    content: Sequence[bytes] | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -57,25 +57,32 @@ class ImageFiles:
         """uint8."""
         return np.dtype(np.uint8)
 
-    def content(self) -> Sequence[bytes]:
-        """Returns the SHA-256 of each file; reads them once.
+    def read(self) -> ImageFiles:
+        """Returns the same images with the SHA-256 of each file.
 
         Raises:
             DataError: If one cannot be read.
         """
-        if self._content is None:
-            self._content = list(_parallel(_sha256, self.files))
-        return self._content
+        return self if self.content is not None else replace(self, content=list(_parallel(_sha256, self.files)))
 
     def digests(self) -> list[bytes]:
         """Returns the digest of each (label, bytes of the file)."""
-        return [salted(each, int(label)) for each, label in zip(self.content(), self.labels, strict=True)]
+        return [salted(each, int(label)) for each, label in zip(self.read().content or (), self.labels, strict=True)]
 
     def take(self, index: Labels) -> ImageFiles:
         """Returns the images at `index`, in that order."""
-        content = self._content
-        known = None if content is None else [content[i] for i in index]
-        return ImageFiles([self.files[i] for i in index], self.labels[index], self.size, self.margin, known)
+        content = None if self.content is None else [self.content[i] for i in index]
+        return replace(self, files=[self.files[i] for i in index], labels=self.labels[index], content=content)
+
+    def split(self, count: int) -> tuple[ImageFiles, ImageFiles]:
+        """Returns training and test images: `count` of them are the test set, stratified, by the content of the files.
+
+        Raises:
+            DataError: If no such split exists, or a file cannot be read.
+        """
+        known = self.read()
+        train, test = stratified_split(self.labels, known.content or (), count)
+        return known.take(train), known.take(test)
 
     def rows(self) -> Iterator[Pixels]:
         """Yields the images uint8 `[size, size, 3]`, decoded by as many threads as there are cores.
@@ -85,12 +92,52 @@ class ImageFiles:
         """
         yield from _parallel(functools.partial(read_image, size=self.size, margin=self.margin), self.files)
 
-    def samples(self) -> Samples:
-        """Returns all images decoded, in memory."""
-        pixels = np.empty((len(self.files), *self.row_shape), dtype=np.uint8)
-        for row, image in zip(pixels, self.rows(), strict=True):
-            row[:] = image
-        return Samples(pixels, self.labels)
+
+def class_folders(folder: Path) -> tuple[tuple[str, ...], ImageFiles]:
+    """Lists a folder whose subfolders are the classes, in the order of their names.
+
+    Args:
+        folder: What holds the class folders; hidden files and folders are passed over.
+
+    Returns:
+        Class names and images.
+
+    Raises:
+        DataError: If the folder cannot be read, has no class folders, or one of them has no image.
+    """
+    names = sorted(entry.name for entry in _entries(folder) if entry.is_dir())
+    if not names:
+        raise DataError(f"{folder} has no class folders")
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        images = sorted(e.path for e in _entries(folder / name) if Path(e.name).suffix.lower() in SUFFIXES)
+        if not images:
+            raise DataError(f"class folder {folder / name} has no image ({', '.join(sorted(SUFFIXES))})")
+        files += map(Path, images)
+        labels += [label] * len(images)
+    return tuple(names), ImageFiles(files, np.array(labels, dtype=np.int64))
+
+
+def class_tree(train: Path, test: Path) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+    """Lists a split that is two folders of the same class folders.
+
+    Raises:
+        DataError: Like `class_folders`, or if the two have different classes.
+    """
+    names, train_images = class_folders(train)
+    test_names, test_images = class_folders(test)
+    if names != test_names:
+        odd = sorted(set(names) ^ set(test_names))
+        raise DataError(f"{train} and {test} have different class folders: {', '.join(odd[:5])} is in one only")
+    return names, train_images, test_images
+
+
+def unnested(folder: Path) -> Path:
+    """Returns the folder within, if all that a folder holds is one of its own name, as some archives unpack."""
+    inner = folder / folder.name
+    nested = inner.is_dir() and [entry.name for entry in _entries(folder) if entry.is_dir()] == [folder.name]
+    return inner if nested else folder
 
 
 def read_image(path: Path, size: int, margin: float) -> Pixels:
@@ -131,18 +178,31 @@ def read_image(path: Path, size: int, margin: float) -> Pixels:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Returns the first frame as RGB: grey is repeated, 16-bit grey keeps its high byte, CMYK and palettes convert.
+    """Returns the first frame as RGB: grey is repeated, CMYK and palettes convert.
 
-    Transparent pixels show white, as on a page: colours that nobody sees do not count.
+    16-bit grey keeps its high byte. Transparent pixels become white.
+
+    Raises:
+        ValueError: If the pixels are floats or 32-bit integers whose scale is not known.
     """
     if image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode in ("F", "I"):
+        raise ValueError(f"pixels of mode {image.mode!r} have no known scale; save it with 8 or 16 bits per channel")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         page = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, layer).convert("RGB")
     return image.convert("RGB")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"cannot read folder {folder}: {error.strerror or error}") from error
 
 
 def _sha256(path: Path) -> bytes:

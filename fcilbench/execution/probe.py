@@ -166,6 +166,7 @@ def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> str:
     from typing import cast
 
     from fcilbench.api.dataset import Dataset
+    from fcilbench.data.open import open_dataset
     from fcilbench.data.root import data_root
     from fcilbench.registry import entrypoints
 
@@ -179,7 +180,7 @@ def _probe_dataset(item: dict[str, Any], root: Path | None, tell: Tell) -> str:
             tell({"progress": [item["name"], done, total]})
 
     dataset = plugin(plugin.Params.model_validate(item["params"]))
-    return dataset.open(data_root(root), report, fresh=item["fresh"])[1]
+    return open_dataset(dataset, data_root(root), report, fresh=item["fresh"])[1]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from fcilbench.api.aggregator import No, Request
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.task import Task
+from fcilbench.data.open import open_dataset
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.network import Network
 from fcilbench.engine.training import Trainer
@@ -36,7 +37,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         PrerequisiteError: If data, weights or the device are missing.
     """
     device = _device(experiment.device)
-    corpus, fingerprint = experiment.dataset.open(experiment.data_root, decoding)
+    corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
     if experiment.declared_fingerprint not in ("", fingerprint):
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
     classes = len(corpus.class_names)

@@ -103,16 +103,10 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         "version": cls.version,
         "params": as_json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
-        "facts": as_json({**cls.facts(), **_instance_facts(plugin)}, "facts()"),
+        "facts": as_json({**cls.facts(), **plugin.instance_facts()}, "facts()"),
         "code_digest": _digest(ref.module),
         "files": files,
     }
-
-
-def _instance_facts(plugin: Plugin) -> dict[str, Any]:
-    """Returns what depends on the parameters: a backbone's operations, if it tells them."""
-    flops = getattr(plugin, "forward_flops", None)
-    return {} if flops is None else {"forward_flops": flops()}
 
 
 def _import_framework(module: str) -> None:

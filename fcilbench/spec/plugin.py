@@ -36,6 +36,10 @@ class Plugin:
         """Returns static, JSON-compatible facts for plans, boards and `plugins show`."""
         return {}
 
+    def instance_facts(self) -> dict[str, Any]:
+        """Returns the facts that depend on the hyperparameters; they take the place of those of `facts`."""
+        return {}
+
     def identity(self) -> dict[str, Any]:
         """Returns the hyperparameters that tell two cells apart: those that are not at their default.
 

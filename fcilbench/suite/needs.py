@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcilbench.data.layout import find_layout
+from fcilbench.data.root import find_layout
 from fcilbench.suite.expand import Expansion
 
 

@@ -19,6 +19,7 @@ from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Corpus
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.stressor import Stressor
+from fcilbench.data.open import open_dataset
 from fcilbench.federation.experiment import Experiment
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.plugins.datasets.digits import Digits
@@ -53,14 +54,16 @@ class BenchNet(Backbone):
 class BenchDigits(Digits):
     """A few digits of each class, read once a process."""
 
-    def open(self, root: Path, *_: Any, **__: Any) -> tuple[Corpus, str]:
+    train_samples, test_samples, fingerprint = 80, 50, ""
+
+    def load(self, root: Path) -> Corpus:
         """Returns 8 training and 5 test images of each class."""
         return _digits()
 
 
 @cache
-def _digits() -> tuple[Corpus, str]:
-    return Digits(Digits.Params(train_per_class=8, test_per_class=5)).open(Path())
+def _digits() -> Corpus:
+    return open_dataset(Digits(Digits.Params(train_per_class=8, test_per_class=5)), Path())[0]
 
 
 class Poison(Stressor):
@@ -149,7 +152,7 @@ def one_class_first(tasks: tuple[int, ...] = UNEVEN) -> Edit:
 def internal_labels(tasks: tuple[int, ...] = UNEVEN) -> Indices:
     """Returns the internal labels of the bench's training samples."""
     order = TaskStream.draw(sum(tasks), tasks, Seeds().of("order"))
-    return order.internal(_digits()[0].train.labels)
+    return order.internal(_digits().train.labels)
 
 
 @contextmanager

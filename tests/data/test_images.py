@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcilbench.data.images import ImageFiles, read_image
+from fcilbench.api.dataset import Listing
+from fcilbench.data.content import decoded
+from fcilbench.data.images import ImageFiles, class_folders, class_tree, read_image, unnested
 from fcilbench.errors import DataError
 
 CENTRAL = 256 / 224
@@ -58,6 +60,14 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
     assert read_image(tmp_path / "hole.png", 8, 1.0)[0, 0].tolist() == [255, 255, 255]
 
 
+@pytest.mark.parametrize(("mode", "value"), [("F", 0.5), ("I", 70_000)])
+def test_pixels_of_unknown_scale_are_refused(tmp_path: Path, mode: str, value: float) -> None:
+    """Edge case 12: a float TIFF in [0, 1] became black, and 32-bit integers white."""
+    Image.new(mode, (16, 16), value).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=rf"broken image .*a\.tif: pixels of mode '{mode}' have no known scale"):
+        read_image(tmp_path / "a.tif", 8, 1.0)
+
+
 def test_cmyk_jpeg(tmp_path: Path) -> None:
     """Pillow writes them as Adobe does, inverted, and reads them back."""
     Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=95)
@@ -91,7 +101,9 @@ def test_rows_keep_their_order_and_take_selects(tmp_path: Path, image) -> None:
     part = images.take(np.array([7, 3]))
     assert part.labels.tolist() == [7, 3]
     assert part.digests() == [digests[7], digests[3]]
-    np.testing.assert_array_equal(part.samples().inputs[1], read_image(files[3], 8, 1.0))
+    both = decoded(Listing(part, part.take(np.array([1])), ("a",)))
+    np.testing.assert_array_equal(both.train.inputs[1], read_image(files[3], 8, 1.0))
+    np.testing.assert_array_equal(both.test.inputs[0], both.train.inputs[1])
 
 
 def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image) -> None:
@@ -100,3 +112,43 @@ def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image
     assert ImageFiles([path], np.array([1]), 16, 1.0).digests() == one
     assert ImageFiles([path], np.array([2]), 8, 1.0).digests() != one
     assert ImageFiles([image(tmp_path / "a.png", 9)], np.array([1]), 8, 1.0).digests() != one
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_lists_images_by_class_and_passes_over_the_rest(tmp_path: Path) -> None:
+    touch(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/x.jpg", "n01/Thumbs.db", "n01/._x.jpg", "README.txt", ".git/c.jpg")
+    names, images = class_folders(tmp_path)
+    assert names == ("n01", "n02")
+    assert images.files == [tmp_path / "n01/x.jpg", tmp_path / "n02/a.png", tmp_path / "n02/b.JPEG"]
+    assert images.labels.tolist() == [0, 1, 1]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read folder .*/none: No such file"):
+        class_folders(tmp_path / "none")
+    with pytest.raises(DataError, match="has no class folders"):
+        class_folders(tmp_path)
+    touch(tmp_path, "n01/a.txt")
+    with pytest.raises(DataError, match=r"class folder .*/n01 has no image"):
+        class_folders(tmp_path)
+
+
+def test_tree_must_have_the_same_classes(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png")
+    with pytest.raises(DataError, match="different class folders: b is in one only"):
+        class_tree(tmp_path / "train", tmp_path / "test")
+    touch(tmp_path, "test/b/2.png")
+    names, train, test = class_tree(tmp_path / "train", tmp_path / "test")
+    assert names == ("a", "b")
+    assert (len(train.files), len(test.files)) == (2, 2)
+
+
+def test_a_folder_within_a_folder_of_its_own_name(tmp_path: Path) -> None:
+    touch(tmp_path, "cars/cars/1.jpg", "cars/README.txt", "birds/birds/1.jpg", "birds/fish/1.jpg")
+    assert unnested(tmp_path / "cars") == tmp_path / "cars" / "cars"
+    assert unnested(tmp_path / "birds") == tmp_path / "birds"  # a class of that name beside others

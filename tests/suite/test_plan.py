@@ -156,13 +156,13 @@ class TestCost:
         """
         text = own_lab.read_text()
         text = text.replace('"train": 1000,', '"train": 1000, "test": 200,')
-        own_lab.write_text(text + "\nNet.forward_flops = lambda self: 5e9\n")
+        own_lab.write_text(text + "\nNet.instance_facts = lambda self: {'forward_flops': 5e9}\n")
         expansion = expand(load_suite(write(base)))
         assert make_plan(expansion).items[0].seconds == pytest.approx(3060.0)
         assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(3.75 + 0.075)
 
     def test_prior_of_a_tiny_model_is_overhead(self, own_lab, write, base):
-        own_lab.write_text(own_lab.read_text() + "\nNet.forward_flops = lambda self: 1.0\n")
+        own_lab.write_text(own_lab.read_text() + "\nNet.instance_facts = lambda self: {'forward_flops': 1.0}\n")
         expansion = expand(load_suite(write(base)))
         assert make_plan(expansion).items[0].seconds == pytest.approx(10_000 * 1e-3, rel=1e-3)
         assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(10_000 * 1e-4, rel=1e-3)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.data.folders import class_tree
-from fcilbench.data.images import ImageFiles
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Listing, Samples
+from fcilbench.data.content import decoded
+from fcilbench.data.images import class_tree
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -65,19 +66,18 @@ class Cifar100(Dataset):
         folder = root / FOLDER
         tree = root / "cifar100"
         if not folder.exists() and (tree / "train").exists() and (tree / "test").exists():
-            return _from_tree(tree)
+            names, *splits = class_tree(tree / "train", tree / "test")
+            train, test = (replace(each, size=32) for each in splits)
+            # Decoded here, so that they are numbered by their pixels like the official archive.
+            return decoded(Listing(train, test, names))
         names = tuple(map(_text, _entry(_read(folder / "meta"), "fine_label_names", list, folder / "meta")))
         if len(names) != self.classes:
             raise _error(folder / "meta", f"names {len(names)} fine classes, expected {self.classes}")
-        train = _split(folder / "train", self.train_samples, self.classes)
-        test = _split(folder / "test", self.test_samples, self.classes)
-        return Corpus(train, test, names)
-
-
-def _from_tree(folder: Path) -> Corpus:
-    names, *splits = class_tree(folder / "train", folder / "test")
-    train, test = (ImageFiles(each.files, each.labels, 32, 1.0).samples() for each in splits)
-    return Corpus(train, test, names)
+        return Corpus(
+            _split(folder / "train", self.train_samples, self.classes),
+            _split(folder / "test", self.test_samples, self.classes),
+            names,
+        )
 
 
 def _split(path: Path, count: int, classes: int) -> Samples:
@@ -98,10 +98,10 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Returns one of the four callables that an array or a byte string needs."""
-        # Files written under numpy 1 and numpy 2 spell the module differently.
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _reconstruct
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
+            # Files written under numpy 1 and numpy 2 spell the module differently.
+            ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
             # Python 3 writes bytes so at protocol 2, which the official archive uses.
@@ -128,7 +128,7 @@ def _encode(text: str, encoding: str) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            record = _unpickle(file)
+            record = _Unpickler(file, encoding="bytes").load()
     except FileNotFoundError:
         raise _error(path, "not found") from None
     except OSError as error:
@@ -138,10 +138,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise _error(path, f"holds a {type(record).__name__}, expected a dict")
     return {_text(key): value for key, value in record.items()}
-
-
-def _unpickle(file: BinaryIO) -> Any:
-    return _Unpickler(file, encoding="bytes").load()
 
 
 def _entry(record: dict[str, Any], key: str, kind: type, path: Path) -> Any:

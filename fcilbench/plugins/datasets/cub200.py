@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.data.folders import Listed
 from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.data.images import ImageFiles
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -44,7 +44,7 @@ class Cub200(ImageDataset):
     homepage = "https://www.vision.caltech.edu/datasets/cub_200_2011/"
     citation = "Wah et al. (2011), The Caltech-UCSD Birds-200-2011 Dataset, CNS-TR-2011-001, Caltech"
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], Listed, Listed]:
+    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
         """Joins the four tables of the archive by their ids.
 
         Raises:
@@ -62,7 +62,7 @@ class Cub200(ImageDataset):
         for flag in ("1", "0"):
             ids = [key for key in images if chosen[key] == flag]
             found = np.array([number[labels[key]] for key in ids], dtype=np.int64)
-            splits.append(Listed([_inside(folder, images[key]) for key in ids], found))
+            splits.append(ImageFiles([_inside(folder, images[key]) for key in ids], found))
         return tuple(sorted(names.values())), splits[0], splits[1]
 
 

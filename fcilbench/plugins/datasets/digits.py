@@ -6,13 +6,10 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.data.content import stratified_split
 from fcilbench.errors import DataError
-
-TEST_SHARE = 0.2
-"""Share of each class, rounded to whole images, that is the test set."""
 
 
 class Digits(Dataset):
@@ -20,7 +17,7 @@ class Digits(Dataset):
 
     They are the test set of the UCI corpus (Alpaydin and Kaynak 1998), which has no official split of its own. Ours
     is stratified and follows from the content: within each class the images are ordered by their SHA-256, and the
-    first fifth (`TEST_SHARE`, rounded) is the test set. Pixel counts 0..16 become 0..255. Training shifts images by at
+    first fifth is the test set. Pixel counts 0..16 become 0..255. Training shifts images by at
     most one pixel (4/32 of the usual CIFAR crop, at 8 pixels) and never flips them: a mirrored 2 is no digit.
     """
 
@@ -58,26 +55,6 @@ class Digits(Dataset):
             ) from error
         inputs = np.rint(np.asarray(bunch.images) * (255 / 16)).astype(np.uint8)[..., None]
         everything = Samples(inputs, np.asarray(bunch.target, dtype=np.int64))
-        train, test = stratified_split(everything, TEST_SHARE)
+        content = [hashlib.sha256(image.tobytes()).digest() for image in inputs]
+        train, test = stratified_split(everything.labels, content, self.test_samples)
         return Corpus(everything.take(train), everything.take(test), tuple(str(digit) for digit in range(10)))
-
-
-def stratified_split(samples: Samples, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Splits each class by the order of its samples' digests, so that the order of a file has no say.
-
-    Args:
-        samples: What to split.
-        share: Share of each class that becomes the test set, rounded to whole samples.
-
-    Returns:
-        Indices of the training and of the test samples, each ascending.
-    """
-    train: list[int] = []
-    test: list[int] = []
-    for label in np.unique(samples.labels):
-        members = np.flatnonzero(samples.labels == label)
-        ordered = sorted(members.tolist(), key=lambda i: hashlib.sha256(samples.inputs[i].tobytes()).digest())
-        cut = round(share * len(ordered))
-        test += ordered[:cut]
-        train += ordered[cut:]
-    return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)

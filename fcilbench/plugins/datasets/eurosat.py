@@ -11,12 +11,10 @@ from fcilbench.spec.archive import Archive
 class EuroSat(ImageDataset):
     """27,000 satellite tiles of 64x64 pixels in 10 classes of land use.
 
-    Reads `EuroSAT_RGB/<class>/*` (the archive of Zenodo), `2750/<class>/*` or `eurosat/2750/<class>/*` (the older
-    archive, here and where torchvision puts it), or `eurosat/{train,test}/<class>/*`. Tiles keep their 64 pixels and
-    are not cropped: nothing at their border is dispensable, and the device resizes them to what the backbone wants.
-    There is no official split; the field takes 80/20. Ours is 21,600/5,400, stratified, and follows from the content of
-    the files (`fcilbench.data.folders.stratified_split`). No content digest is declared, since these files were never
-    seen here.
+    Reads `EuroSAT_RGB/<class>/*` (the archive of Zenodo) or `2750/<class>/*` (the older archive), each also below
+    `eurosat/`, or `eurosat/{train,test}/<class>/*`. Tiles keep their 64 pixels and are not cropped: the device resizes
+    them to what the backbone wants. There is no official split; the field takes 80/20. Ours is 21,600/5,400,
+    stratified, and follows from the content of the files (`fcilbench.data.content.stratified_split`).
     """
 
     version = "1"
@@ -26,7 +24,11 @@ class EuroSat(ImageDataset):
     default_tasks = 5
     train_samples = 21_600
     test_samples = 5_400
-    layouts = (("eurosat/train", "eurosat/test"), ("EuroSAT_RGB",), ("2750",), ("eurosat/2750",))
+    fingerprint = "sha256:68780e6ec6f192320471421442bdaff450eac8d6bfa47427e74783b718788525"
+    layouts = (
+        ("eurosat/train", "eurosat/test"),
+        *((place,) for place in ("EuroSAT_RGB", "eurosat/EuroSAT_RGB", "2750", "eurosat/2750")),
+    )
     archives = (
         Archive(
             "EuroSAT_RGB.zip",

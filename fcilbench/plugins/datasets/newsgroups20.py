@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Dataset, Samples
+from fcilbench.data.content import stratified_split
 from fcilbench.errors import DataError
 
 _FOLDER = "20_newsgroups"
 _HEADER_LINE = re.compile(r"^[A-Za-z][A-Za-z0-9-]*:")
 _QUOTE_INTRODUCTION = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted from)")
 _QUOTE_MARK = re.compile(r"^\s*[>|]")
-_TEST_SHARE = 0.2
 
 
 class Newsgroups20(Dataset):
@@ -54,15 +54,17 @@ class Newsgroups20(Dataset):
                 f"20-newsgroups: {folder} has no newsgroups",
                 hint=f"unpack the original 20news-19997.tar.gz ({self.homepage}) there",
             )
-        train: list[tuple[str, int]] = []
-        test: list[tuple[str, int]] = []
+        texts: list[str] = []
+        labels: list[int] = []
         for label, group in enumerate(groups):
             raw = (path.read_text(encoding="latin-1") for path in sorted((folder / group).iterdir()))
-            texts = sorted((text for text in map(clean, raw) if text), key=_digest)
-            cut = round(len(texts) * _TEST_SHARE)
-            test += [(text, label) for text in texts[:cut]]
-            train += [(text, label) for text in texts[cut:]]
-        return Corpus(_samples(train), _samples(test), tuple(groups))
+            kept = [text for text in map(clean, raw) if text]
+            texts += kept
+            labels += [label] * len(kept)
+        everything = Samples(np.array(texts, dtype=object), np.array(labels, dtype=np.int64))
+        content = [hashlib.sha256(text.encode()).digest() for text in texts]
+        train, test = stratified_split(everything.labels, content, self.test_samples)
+        return Corpus(everything.take(train), everything.take(test), tuple(groups))
 
 
 def clean(message: str) -> str:
@@ -94,12 +96,3 @@ def _without_footer(message: str) -> str:
         if lines[number].strip().strip("-") == "":
             return "\n".join(lines[:number]) if number > 0 else "\n".join(lines)
     return "\n".join(lines)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
-
-
-def _samples(pairs: list[tuple[str, int]]) -> Samples:
-    texts = np.array([text for text, _ in pairs], dtype=object)
-    return Samples(texts, np.array([label for _, label in pairs], dtype=np.int64))

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from fcilbench.api.backbone import Backbone
 from fcilbench.api.dataset import Samples
+from fcilbench.data.open import open_dataset
 from fcilbench.plugins.backbones.efficientnet_lite0 import EfficientNetLite0
 from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.datasets.cifar100 import Cifar100
@@ -39,7 +40,7 @@ def features(backbone: Backbone, samples: Samples) -> torch.Tensor:
 
 def nearest_class_mean(backbone: Backbone, root: Path) -> float:
     """Percentage of test images whose features are nearest, by cosine, to the mean of their class."""
-    corpus, _ = Cifar100(Cifar100.Params(train_per_class=100, test_per_class=20)).open(root)
+    corpus, _ = open_dataset(Cifar100(Cifar100.Params(train_per_class=100, test_per_class=20)), root)
     train = corpus.train.take(np.flatnonzero(corpus.train.labels < CLASSES))
     test = corpus.test.take(np.flatnonzero(corpus.test.labels < CLASSES))
     known, asked = features(backbone, train), features(backbone, test)

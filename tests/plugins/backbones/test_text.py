@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5Model
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.hf_encoder import HfEncoder
 from fcilbench.plugins.backbones.minilm_l6 import PACKAGE, MiniLmL6
@@ -140,7 +141,7 @@ def test_nearest_class_mean_on_real_clinc():
     from fcilbench.engine.tokens import DeviceTokens
     from fcilbench.plugins.datasets.clinc150 import Clinc150
 
-    corpus, _ = Clinc150().open(Path(os.environ["FCILBENCH_DATA"]))
+    corpus, _ = open_dataset(Clinc150(), Path(os.environ["FCILBENCH_DATA"]))
     backbone = MiniLmL6()
     model = backbone.build().eval()
     features, labels = [], []

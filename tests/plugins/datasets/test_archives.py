@@ -8,8 +8,7 @@ from fcilbench.plugins.datasets.cars196 import Cars196
 from fcilbench.plugins.datasets.cifar100 import Cifar100
 from fcilbench.plugins.datasets.cub200 import Cub200
 from fcilbench.plugins.datasets.eurosat import EuroSat
-from fcilbench.plugins.datasets.imagenet_a import ImageNetA
-from fcilbench.plugins.datasets.imagenet_r import ImageNetR
+from fcilbench.plugins.datasets.imagenet import ImageNetA, ImageNetR
 
 
 @pytest.mark.parametrize("plugin", [Cars196, Cifar100, Cub200, EuroSat, ImageNetA, ImageNetR])
@@ -27,3 +26,23 @@ def test_no_archive_without_a_published_checksum(plugin) -> None:
 def test_tree_has_the_name_of_the_plugin(plugin) -> None:
     assert plugin.layouts[0] == (f"{plugin.name}/train", f"{plugin.name}/test")
     assert plugin.cached
+
+
+@pytest.mark.parametrize(
+    ("plugin", "classes", "tasks", "train", "test"),
+    [
+        (Cars196, 196, [19] * 9 + [25], 8_144, 8_041),
+        (Cifar100, 100, 10, 50_000, 10_000),
+        (Cub200, 200, 10, 5_994, 5_794),
+        (EuroSat, 10, 5, 21_600, 5_400),
+        (ImageNetA, 200, 10, 5_981, 1_519),
+        (ImageNetR, 200, 10, 24_000, 6_000),
+    ],
+)
+def test_facts(plugin, classes: int, tasks: int | list[int], train: int, test: int) -> None:
+    facts = plugin.facts()
+    assert facts == plugin().instance_facts()
+    assert (facts["classes"], facts["default_tasks"], facts["train"], facts["test"]) == (classes, tasks, train, test)
+    assert facts["licence"]
+    assert facts["citation"]
+    assert facts["homepage"].startswith("https://")

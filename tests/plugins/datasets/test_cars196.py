@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.cars196 import Cars196
 
@@ -51,7 +52,7 @@ def archive(tmp_path: Path, photo) -> Path:
 
 
 def test_reads_the_kit_and_numbers_by_name(archive: Path, greys) -> None:
-    corpus, _ = Tiny().open(archive.parent)
+    corpus, _ = open_dataset(Tiny(), archive.parent)
     assert corpus.class_names == SORTED
     assert corpus.train.inputs.shape == (5, 224, 224, 3)
     assert greys(corpus.train) == [(0, 20), (1, 10), (2, 30), (3, 40), (3, 50)]
@@ -60,7 +61,7 @@ def test_reads_the_kit_and_numbers_by_name(archive: Path, greys) -> None:
 
 def test_labels_of_the_test_images_may_lie_in_the_kit(archive: Path, greys) -> None:
     (archive / "cars_test_annos_withlabels.mat").rename(archive / "devkit" / "cars_test_annos_withlabels.mat")
-    corpus, _ = Tiny().open(archive.parent)
+    corpus, _ = open_dataset(Tiny(), archive.parent)
     assert greys(corpus.test) == [(0, 70), (1, 80), (2, 60), (3, 90)]
 
 
@@ -70,8 +71,8 @@ def test_the_usual_repack_gives_the_same_data(archive: Path, tmp_path: Path) -> 
             copy = tmp_path / "b" / "cars196" / split / NAMES[kind - 1].replace("/", "-") / f"{i + 1:05}.jpg"
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes((archive / f"cars_{split}" / f"{i + 1:05}.jpg").read_bytes())
-    corpus, digest = Tiny().open(tmp_path / "b")
-    expected, same = Tiny().open(archive.parent)
+    corpus, digest = open_dataset(Tiny(), tmp_path / "b")
+    expected, same = open_dataset(Tiny(), archive.parent)
     assert digest == same
     assert corpus.class_names == expected.class_names
     assert np.array_equal(corpus.train.inputs, expected.train.inputs)
@@ -79,8 +80,8 @@ def test_the_usual_repack_gives_the_same_data(archive: Path, tmp_path: Path) -> 
 
 def test_annotations_without_labels_are_told_apart(archive: Path) -> None:
     savemat(archive / "cars_test_annos_withlabels.mat", {"annotations": annotations(TEST, labels=False)})
-    with pytest.raises(DataError, match=r"has no classes, only bbox_x1, .*fname: cars_test_annos_withlabels.mat is"):
-        Tiny().open(archive.parent)
+    with pytest.raises(DataError, match=r"has no class, only bbox_x1, .*fname: cars_test_annos_withlabels.mat is"):
+        open_dataset(Tiny(), archive.parent)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "class", "name", "photo"])
@@ -104,21 +105,14 @@ def test_damaged_kit(archive: Path, damage: str) -> None:
         (archive / "cars_train" / "00003.jpg").unlink()
         reason = r"cannot read image .*/cars_train/00003\.jpg: No such file"
     with pytest.raises(DataError, match=reason):
-        Tiny().open(archive.parent)
+        open_dataset(Tiny(), archive.parent)
 
 
 def test_nothing_there_says_that_the_site_is_gone(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cars196: not found: no ") as caught:
-        Cars196().open(tmp_path)
+        open_dataset(Cars196(), tmp_path)
     hint = caught.value.hint or ""
     assert "its official site is gone" in hint
     for archive in Cars196.archives:
         assert archive.file in hint
         assert archive.url == ""
-
-
-def test_facts() -> None:
-    facts = Cars196.facts()
-    assert (facts["classes"], facts["train"], facts["test"]) == (196, 8_144, 8_041)
-    assert facts["default_tasks"] == [19] * 9 + [25]
-    assert sum(facts["default_tasks"]) == 196

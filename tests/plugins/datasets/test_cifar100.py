@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.cifar100 import Cifar100
 
@@ -58,7 +59,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_reads_planes_as_rgb_images(tmp_path: Path, write: Write) -> None:
-    corpus, _ = Tiny().open(tmp_path)
+    corpus, _ = open_dataset(Tiny(), tmp_path)
     assert corpus.class_names == ("apple", "bear", "can")
     loaded = Tiny().load(tmp_path)
     assert loaded.train.inputs.shape == (6, 32, 32, 3)
@@ -76,14 +77,14 @@ def test_rows_and_columns_are_not_swapped(tmp_path: Path, write: Write) -> None:
 
 
 def test_order_of_the_file_does_not_matter(tmp_path: Path, write: Write) -> None:
-    _, digest = Tiny().open(tmp_path)
+    _, digest = open_dataset(Tiny(), tmp_path)
     shuffled = record(6)
     shuffled[b"data"] = np.ascontiguousarray(shuffled[b"data"][::-1])
     shuffled[b"fine_labels"] = shuffled[b"fine_labels"][::-1]
     write("train", shuffled)
-    assert Tiny().open(tmp_path)[1] == digest
+    assert open_dataset(Tiny(), tmp_path)[1] == digest
     write("train", {**record(6), b"fine_labels": [1, 0, 2, 0, 1, 2]})
-    assert Tiny().open(tmp_path)[1] != digest
+    assert open_dataset(Tiny(), tmp_path)[1] != digest
 
 
 def test_reads_what_python_2_and_numpy_1_wrote(tmp_path: Path, write: Write) -> None:
@@ -189,7 +190,7 @@ def test_real_archive_has_the_declared_digest() -> None:
     root = Path(os.environ.get("FCILBENCH_DATA") or "/nonexistent")
     if not (root / "cifar-100-python" / "meta").is_file():
         pytest.skip("set FCILBENCH_DATA to a folder that holds cifar-100-python/")
-    corpus, digest = Cifar100(Cifar100.Params(train_per_class=2, test_per_class=1)).open(root)
+    corpus, digest = open_dataset(Cifar100(Cifar100.Params(train_per_class=2, test_per_class=1)), root)
     assert digest == Cifar100.fingerprint
     assert corpus.class_names[0] == "apple"
     assert corpus.class_names[99] == "worm"
@@ -197,27 +198,20 @@ def test_real_archive_has_the_declared_digest() -> None:
     assert np.bincount(corpus.test.labels).tolist() == [1] * 100
 
 
-def test_facts() -> None:
-    facts = Cifar100.facts()
-    assert (facts["classes"], facts["train"], facts["test"], facts["default_tasks"]) == (100, 50_000, 10_000, 10)
-    assert Cifar100.augmentation.flip
-    assert Cifar100.augmentation.crop_padding == 4
-
-
 def test_tree_of_lossless_images_is_the_same_data(tmp_path: Path, write: Write) -> None:
-    corpus, digest = Tiny().open(tmp_path)
+    corpus, digest = open_dataset(Tiny(), tmp_path)
     names = ("apple", "bear", "can")
     for split, samples in (("train", corpus.train), ("test", corpus.test)):
         for i, (image, label) in enumerate(zip(samples.inputs, samples.labels, strict=True)):
             path = tmp_path / "tree" / "cifar100" / split / names[label] / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
-    again, same = Tiny().open(tmp_path / "tree")
+    again, same = open_dataset(Tiny(), tmp_path / "tree")
     assert same == digest
     assert np.array_equal(again.train.inputs, corpus.train.inputs)
 
 
 def test_second_use_does_not_load(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, digest = Tiny().open(tmp_path)
+    _, digest = open_dataset(Tiny(), tmp_path)
     monkeypatch.setattr(Tiny, "load", None)
-    assert Tiny().open(tmp_path)[1] == digest
+    assert open_dataset(Tiny(), tmp_path)[1] == digest

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.clinc150 import Clinc150
 
@@ -49,7 +50,7 @@ def test_missing_damaged_and_foreign_files_say_what_to_do(tmp_path):
 
 @needs_data
 def test_s18_the_real_file():
-    corpus, digest = Clinc150().open(ROOT)
+    corpus, digest = open_dataset(Clinc150(), ROOT)
     assert (len(corpus.class_names), len(corpus.train), len(corpus.test), len(corpus.outside)) == (
         150,
         15000,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.cub200 import Cub200
 
@@ -39,7 +40,7 @@ def archive(tmp_path: Path, photo) -> Path:
 
 
 def test_joins_the_tables(archive: Path, greys) -> None:
-    corpus, _ = Tiny().open(archive.parent)
+    corpus, _ = open_dataset(Tiny(), archive.parent)
     assert corpus.class_names == CLASSES
     assert corpus.train.inputs.shape == (3, 224, 224, 3)
     assert greys(corpus.train) == [(0, 10), (1, 40), (1, 50)]
@@ -51,7 +52,7 @@ def test_tree_gives_the_same_data(archive: Path, tmp_path: Path) -> None:
         copy = tmp_path / "b" / "cub200" / ("train" if flag == "1" else "test") / CLASSES[int(kind) - 1] / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes((archive / "images" / CLASSES[int(kind) - 1] / name).read_bytes())
-    assert Tiny().open(tmp_path / "b")[1] == Tiny().open(archive.parent)[1]
+    assert open_dataset(Tiny(), tmp_path / "b")[1] == open_dataset(Tiny(), archive.parent)[1]
 
 
 @pytest.mark.parametrize(
@@ -70,17 +71,11 @@ def test_tables_that_do_not_fit(archive: Path, table: str, old: str, new: str, r
     assert old in text
     (archive / table).write_text(text.replace(old, new))
     with pytest.raises(DataError, match=reason):
-        Tiny().open(archive.parent)
+        open_dataset(Tiny(), archive.parent)
 
 
 def test_missing_table_is_named_with_where_to_get_it(archive: Path) -> None:
     (archive / "classes.txt").unlink()
     with pytest.raises(DataError, match=r"cub200: not found: no .*/CUB_200_2011/classes\.txt") as caught:
-        Tiny().open(archive.parent)
+        open_dataset(Tiny(), archive.parent)
     assert "97eceeb196236b17998738112f37df78" in (caught.value.hint or "")
-
-
-def test_facts() -> None:
-    facts = Cub200.facts()
-    assert (facts["classes"], facts["train"], facts["test"], facts["default_tasks"]) == (200, 5_994, 5_794, 10)
-    assert facts["archives"][0]["checksum"] == "md5:97eceeb196236b17998738112f37df78"

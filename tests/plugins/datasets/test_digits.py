@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.dataset import Augmentation
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
-from fcilbench.plugins.datasets.digits import Digits, stratified_split
+from fcilbench.plugins.datasets.digits import Digits
 
 
 def test_opens_with_the_declared_counts_and_fingerprint(tmp_path: Path) -> None:
-    corpus, digest = Digits().open(tmp_path)
+    corpus, digest = open_dataset(Digits(), tmp_path)
     assert digest == Digits.fingerprint
     assert corpus.class_names == tuple("0123456789")
     assert corpus.train.inputs.shape == (1438, 8, 8, 1)
@@ -45,20 +46,8 @@ def test_never_flips() -> None:
     assert Digits.augmentation == Augmentation(crop_padding=1, flip=False)
 
 
-def test_split_does_not_depend_on_the_order_of_the_file() -> None:
-    rng = np.random.default_rng(0)
-    inputs = rng.integers(0, 256, (50, 2, 2, 1), dtype=np.uint8)
-    labels = np.arange(50, dtype=np.int64) % 2
-    train, test = stratified_split(Samples(inputs, labels), 0.2)
-    assert sorted([*train, *test]) == list(range(50))
-    assert np.bincount(labels[test]).tolist() == [5, 5]
-    order = rng.permutation(50)
-    _, again = stratified_split(Samples(inputs[order], labels[order]), 0.2)
-    assert sorted(order[again]) == test.tolist()
-
-
 def test_limits_keep_the_digest_of_the_whole(tmp_path: Path) -> None:
-    corpus, digest = Digits(Digits.Params(train_per_class=3, test_per_class=2)).open(tmp_path)
+    corpus, digest = open_dataset(Digits(Digits.Params(train_per_class=3, test_per_class=2)), tmp_path)
     assert (len(corpus.train), len(corpus.test)) == (30, 20)
     assert digest == Digits.fingerprint
 

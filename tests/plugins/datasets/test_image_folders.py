@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fcilbench.api.dataset import Augmentation
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.eurosat import EuroSat
-from fcilbench.plugins.datasets.imagenet_a import ImageNetA
-from fcilbench.plugins.datasets.imagenet_r import ImageNetR
+from fcilbench.plugins.datasets.imagenet import ImageNetA, ImageNetR
 
 
 class TinyR(ImageNetR):
@@ -23,7 +23,7 @@ class TinyA(ImageNetA):
 
 
 class TinySat(EuroSat):
-    classes, train_samples, test_samples = 2, 8, 2
+    classes, train_samples, test_samples, fingerprint = 2, 8, 2, ""
 
 
 def archive_r(root: Path, photo) -> None:
@@ -39,7 +39,7 @@ def archive_r(root: Path, photo) -> None:
 
 def test_imagenet_r_reads_every_kind_of_image(tmp_path: Path, photo, greys) -> None:
     archive_r(tmp_path, photo)
-    corpus, digest = TinyR().open(tmp_path)
+    corpus, digest = open_dataset(TinyR(), tmp_path)
     assert digest.startswith("sha256:")
     assert corpus.class_names == ("n01443537", "n01484850", "n01494475")
     assert corpus.train.inputs.shape == (8, 224, 224, 3)
@@ -51,10 +51,10 @@ def test_imagenet_r_reads_every_kind_of_image(tmp_path: Path, photo, greys) -> N
 
 def test_names_of_files_and_the_size_do_not_change_the_split(tmp_path: Path, photo, greys) -> None:
     archive_r(tmp_path, photo)
-    one, digest = TinyR(TinyR.Params(size=16)).open(tmp_path)
+    one, digest = open_dataset(TinyR(TinyR.Params(size=16)), tmp_path)
     for i, path in enumerate(sorted((tmp_path / "imagenet-r" / "n01443537").iterdir())):
         path.rename(path.with_name(f"{9 - i}{path.suffix}"))
-    two, again = TinyR(TinyR.Params(size=24)).open(tmp_path)
+    two, again = open_dataset(TinyR(TinyR.Params(size=24)), tmp_path)
     assert again == digest
     assert greys(one.test) == greys(two.test)
     assert two.test.labels.tolist() == one.test.labels.tolist()
@@ -66,7 +66,7 @@ def test_the_tree_keeps_the_split_that_it_has(tmp_path: Path, photo, greys) -> N
             photo(
                 tmp_path / "imagenet-a" / split / f"n0{i % 2}" / f"{i}.jpg", 10 * i + (0 if split == "train" else 100)
             )
-    corpus, _ = TinyA().open(tmp_path)
+    corpus, _ = open_dataset(TinyA(), tmp_path)
     assert greys(corpus.train) == [(0, 0), (0, 20), (0, 40), (1, 10), (1, 30)]
     assert greys(corpus.test) == [(0, 100), (1, 110)]
 
@@ -76,22 +76,22 @@ def test_tree_and_archive_with_the_same_split_are_the_same_data(tmp_path: Path, 
         for i in range(5):
             photo(tmp_path / "a" / "EuroSAT_RGB" / f"Class{label}" / f"{i}.jpg", 40 * label + 10 * i, (64, 64))
     dataset = TinySat()
-    _, digest = dataset.open(tmp_path / "a")
-    listing = dataset.listing(tmp_path / "a")
+    _, digest = open_dataset(dataset, tmp_path / "a")
+    listing = dataset.load(tmp_path / "a")
     for split, images in (("train", listing.train), ("test", listing.test)):
         for i, (path, label) in enumerate(zip(images.files, images.labels, strict=True)):
             copy = tmp_path / "b" / "eurosat" / split / f"Class{label}" / f"copy{i}.jpg"
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-    assert TinySat().open(tmp_path / "b")[1] == digest
+    assert open_dataset(TinySat(), tmp_path / "b")[1] == digest
 
 
-@pytest.mark.parametrize("folder", ["EuroSAT_RGB", "2750", "eurosat/2750"])
+@pytest.mark.parametrize("folder", ["EuroSAT_RGB", "eurosat/EuroSAT_RGB", "2750", "eurosat/2750"])
 def test_eurosat_keeps_its_pixels(tmp_path: Path, photo, folder: str) -> None:
     for label in range(2):
         for i in range(5):
             photo(tmp_path / folder / f"Class{label}" / f"{i}.jpg", 40 * label + 10 * i, (64, 64))
-    corpus, _ = TinySat().open(tmp_path)
+    corpus, _ = open_dataset(TinySat(), tmp_path)
     assert corpus.train.inputs.shape == (8, 64, 64, 3)
     assert np.bincount(corpus.test.labels).tolist() == [1, 1]
     assert TinySat().augmentation == Augmentation(crop_padding=8, flip=True)
@@ -113,31 +113,16 @@ def test_incomplete_archive(tmp_path: Path, photo, damage: str) -> None:
             each.unlink()
         reason = f"imagenet-r: class folder {path.parent} has no image"
     with pytest.raises(DataError, match=reason):
-        TinyR().open(tmp_path)
+        open_dataset(TinyR(), tmp_path)
 
 
 @pytest.mark.parametrize("plugin", [ImageNetR, ImageNetA, EuroSat])
 def test_nothing_there(tmp_path: Path, plugin) -> None:
     with pytest.raises(DataError) as caught:
-        plugin().open(tmp_path)
+        open_dataset(plugin(), tmp_path)
     archive = plugin.archives[0]
     assert str(caught.value).startswith(f"{plugin.name}: not found: no {tmp_path}/{plugin.name}/train and ")
     hint = caught.value.hint or ""
     assert f"run `fcilbench data fetch {plugin.name}`; or put {archive.file} ({archive.checksum}) into" in hint
     assert f"{tmp_path}/archives" in hint
     assert "FCILBENCH_DATA" in hint
-
-
-@pytest.mark.parametrize(
-    ("plugin", "classes", "tasks", "train", "test"),
-    [(ImageNetR, 200, 10, 24_000, 6_000), (ImageNetA, 200, 10, 5_981, 1_519), (EuroSat, 10, 5, 21_600, 5_400)],
-)
-def test_facts(plugin, classes: int, tasks: int, train: int, test: int) -> None:
-    facts = plugin.facts()
-    assert (facts["classes"], facts["default_tasks"], facts["train"], facts["test"]) == (classes, tasks, train, test)
-    assert facts["licence"]
-    assert facts["citation"]
-    assert facts["homepage"].startswith("https://")
-    (archive,) = facts["archives"]
-    assert archive["url"].startswith("https://")
-    assert archive["checksum"].partition(":")[0] in ("md5", "sha256")

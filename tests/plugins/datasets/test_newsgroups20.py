@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.newsgroups20 import Newsgroups20, clean
 
@@ -33,17 +34,21 @@ def test_s17_cleaning(message, expected):
     assert clean(message) == expected
 
 
+class Few(Newsgroups20):
+    test_samples = 2
+
+
 def test_empty_messages_are_dropped_and_the_split_is_by_content(tmp_path):
     group = tmp_path / "20_newsgroups" / "a.b"
     group.mkdir(parents=True)
     for number in range(10):
         (group / str(number)).write_text(f"Newsgroups: a.b\n\nmessage {number}", encoding="latin-1")
     (group / "empty").write_text("Newsgroups: a.b\n\n> only a quote\n", encoding="latin-1")
-    corpus = Newsgroups20().load(tmp_path)
+    corpus = Few().load(tmp_path)
     assert (len(corpus.train), len(corpus.test)) == (8, 2)
     for number in range(10):
         (group / str(number)).rename(group / f"renamed-{9 - number}")
-    again = Newsgroups20().load(tmp_path)
+    again = Few().load(tmp_path)
     assert sorted(again.test.inputs) == sorted(corpus.test.inputs)
 
 
@@ -55,7 +60,7 @@ def test_a_missing_folder_says_what_to_put_there(tmp_path):
 
 @needs_data
 def test_s17_the_real_messages():
-    corpus, digest = Newsgroups20().open(ROOT)
+    corpus, digest = open_dataset(Newsgroups20(), ROOT)
     assert (len(corpus.class_names), len(corpus.train) + len(corpus.test)) == (20, 19_997 - 56)
     assert digest == Newsgroups20.fingerprint
     # Forwarded messages, whose body begins with a header of its own; no message keeps the one it came with.

@@ -1,46 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fcilbench.data.folders import class_folders, class_tree, stratified_split
+from fcilbench.data.content import stratified_split
 from fcilbench.errors import DataError
-
-
-def touch(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-
-
-def test_lists_images_by_class_and_passes_over_the_rest(tmp_path: Path) -> None:
-    touch(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/x.jpg", "n01/Thumbs.db", "n01/._x.jpg", "README.txt", ".git/c.jpg")
-    names, images = class_folders(tmp_path)
-    assert names == ("n01", "n02")
-    assert images.files == [tmp_path / "n01/x.jpg", tmp_path / "n02/a.png", tmp_path / "n02/b.JPEG"]
-    assert images.labels.tolist() == [0, 1, 1]
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read folder .*/none: No such file"):
-        class_folders(tmp_path / "none")
-    with pytest.raises(DataError, match="has no class folders"):
-        class_folders(tmp_path)
-    touch(tmp_path, "n01/a.txt")
-    with pytest.raises(DataError, match=r"class folder .*/n01 has no image"):
-        class_folders(tmp_path)
-
-
-def test_tree_must_have_the_same_classes(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png")
-    with pytest.raises(DataError, match="different class folders: b is in one only"):
-        class_tree(tmp_path / "train", tmp_path / "test")
-    touch(tmp_path, "test/b/2.png")
-    names, train, test = class_tree(tmp_path / "train", tmp_path / "test")
-    assert names == ("a", "b")
-    assert (len(train.files), len(test.files)) == (2, 2)
 
 
 @pytest.mark.parametrize(
