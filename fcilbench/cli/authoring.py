@@ -106,7 +106,7 @@ def _kind(name: str, kind: str | None) -> str:
 
 
 def _parameters(given: list[str] | tuple[str, ...]) -> dict[str, Any]:
-    from fcilbench.suite.parse import parse_value
+    from fcilbench.suite.yaml import parse_value
 
     chosen: dict[str, Any] = {}
     for text in given:

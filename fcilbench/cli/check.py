@@ -20,7 +20,7 @@ class Command(TyperCommand):
         """Completes the help text when somebody asks for it."""
         from fcilbench.suite.check import CHECKS
 
-        checks = "\n\n".join(f"- {each.id}: {each.promise}" for each in CHECKS)
+        checks = "\n\n".join(f"- {name}: {promise}" for name, promise in CHECKS.items())
         self.help = f"{self.help}\n\nChecks (`deep` with --deep):\n\n{checks}"
         super().format_help(ctx, formatter)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fcilbench.cli.prepare import Prepared
-    from fcilbench.suite.needs import Missing
+    from fcilbench.suite.check import Missing
 
 EXAMPLE = "fcilbench plan suites/quickstart.yaml --only aggregator:sum"
 
@@ -90,7 +90,7 @@ def print_plan(prepared: Prepared, *, slots: int, to: Console) -> None:
 
 
 def _missing(prepared: Prepared) -> list[Missing]:
-    from fcilbench.suite.needs import missing_data
+    from fcilbench.suite.check import missing_data
 
     return missing_data(prepared.plan.expansion)
 
@@ -161,7 +161,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _as_json(prepared: Prepared) -> dict[str, Any]:
-    from fcilbench.suite.needs import download_bytes
+    from fcilbench.suite.check import download_bytes
 
     plan, expansion = prepared.plan, prepared.plan.expansion
     return {

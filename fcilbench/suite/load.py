@@ -1,4 +1,4 @@
-"""Reads a suite: file, the files it extends, `-s` overrides; every value keeps where it comes from.
+"""Reads a suite: the files that it extends, its own file, `-s` overrides; every value keeps where it comes from.
 
 Three layers and no second grammar: `extends` -> file -> `-s path=value`. The last one wins, maps merge, lists replace.
 """
@@ -6,21 +6,24 @@ Three layers and no second grammar: `extends` -> file -> `-s path=value`. The la
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from fcilbench.errors import SuiteError, nearest
+from fcilbench.errors import SuiteError, UsageError, nearest
 from fcilbench.registry.validation import validate
-from fcilbench.suite.explain import condition_problems, schema_problems
-from fcilbench.suite.layers import merge, override
-from fcilbench.suite.parse import Node, parse
-from fcilbench.suite.parse import Path as Steps
-from fcilbench.suite.problems import InvalidSuiteError, Problem
-from fcilbench.suite.schema import PLUGIN_KINDS, Suite
+from fcilbench.suite import resolve
+from fcilbench.suite.problems import Finding, InvalidSuiteError, KeyPath, Problem, one_line
+from fcilbench.suite.schema import PLUGIN_KINDS, Suite, schema_findings
+from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, Layer, locate, parse
+
+MAX_FILES = 20
+"""Longest chain of files that extend each other."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,14 @@ class LoadedSuite:
     Attributes:
         suite: The suite.
         path: Its file.
-        tree: All values with their positions.
+        layers: The files and overrides that it was made from, from the lowest to the one that wins.
+        values: What they give together, as plain values.
     """
 
     suite: Suite
     path: Path
-    tree: Node = field(repr=False)
+    layers: tuple[Layer, ...] = field(repr=False)
+    values: dict[str, Any] = field(repr=False)
 
     @functools.cached_property
     def origins(self) -> dict[str, str]:
@@ -44,20 +49,21 @@ class LoadedSuite:
         Short forms count as the long form that they stand for (`seeds: 3` is `seeds.count`). A path that is missing has
         its default.
         """
-        return {".".join(map(str, full)): node.origin for path, node in self.tree.leaves() for full in _long_form(path)}
+        leaves = [(path, locate(self.layers, path)[1]) for path in _leaves(self.values)]
+        return {".".join(map(str, long)): where for path, where in leaves for long in _long_forms(path)}
 
+    def inherited(self, path: KeyPath) -> bool:
+        """Says whether a value comes from a file that the suite extends."""
+        layer = locate(self.layers, path)[0]
+        return layer.at is None and layer.name != str(self.path)
 
-def _long_form(path: Steps) -> list[Steps]:
-    """Returns the paths in the schema that a path in the file stands for."""
-    if path == ("seeds",):
-        return [("seeds", "count")]
-    if len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
-        return [(*path, "use")]
-    if path[:2] == ("grid", "partition") and len(path) == 3:
-        return [(*path, "kind")]
-    if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
-        return [(*path[:-1], "kind"), (*path[:-1], "value")]
-    return [path]
+    def place(self, finding: Finding) -> Problem:
+        """Returns a finding with its position."""
+        return _placed(self.layers, finding)
+
+    def invalid(self, findings: Iterable[Finding], ran: Iterable[str]) -> InvalidSuiteError:
+        """Returns the error for what checkers found, given the ids of the checks that ran to their end."""
+        return InvalidSuiteError([self.place(finding) for finding in findings], ran)
 
 
 def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
@@ -70,6 +76,7 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
 
     Raises:
         InvalidSuiteError: If anything is wrong with it; one line per problem, with position and nearest legal word.
+        SuiteError: If a file cannot be read.
         UsageError: If an override is not of the form `path=value`.
 
     Example:
@@ -77,69 +84,141 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
         1
     """
     path = Path(path)
-    tree, problems = read_tree(path, overrides)
-    try:
-        suite = validate(Suite, tree.plain())
-    except ValidationError as error:
-        problems += schema_problems(error, tree)
-    problems += condition_problems(tree)
-    if problems:
-        # The registry is asked too, so that a misspelt plugin or parameter comes with the misspelt keys.
-        from fcilbench.suite.entries import salvage
-
-        raise InvalidSuiteError(in_order([*problems, *salvage(tree)]), ran=("parse", "schema"))
-    return LoadedSuite(suite, path, tree)
-
-
-def read_tree(path: Path, overrides: Sequence[str] = ()) -> tuple[Node, list[Problem]]:
-    """Reads and merges the three layers without validating them.
-
-    Raises:
-        InvalidSuiteError: If a file is missing or is not YAML, or `extends` runs in a circle.
-        UsageError: If an override is not of the form `path=value`.
-    """
-    tree, problems = _read(path, ())
-    if not isinstance(tree.value, dict):
-        raise InvalidSuiteError([*problems, Problem("a suite is a map of keys", tree.origin, check="parse")])
+    layers = _read(path, None, ())
+    values: Any = functools.reduce(merge, (layer.value for layer in layers))
     for text in overrides:
-        problems += override(tree, text)
-    return tree, problems
-
-
-def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns distinct problems in the order of their positions."""
-
-    def position(problem: Problem) -> tuple[str, int, int]:
-        match = re.fullmatch(r"(.*):(\d+):(\d+)", problem.where)
-        return (match[1], int(match[2]), int(match[3])) if match else (problem.where, 0, 0)
-
-    return sorted(dict.fromkeys(problems), key=position)
-
-
-def _read(path: Path, chain: tuple[Path, ...], origin: str | None = None) -> tuple[Node, list[Problem]]:
-    """Reads a file over the files that it extends; `chain` holds the files that led here."""
-    tree, problems = parse(_text(path, origin), str(path))
-    extends = tree.child("extends")
-    if extends is None or not isinstance(extends.value, str):
-        return tree, problems
-    base_path = path.parent / extends.value
-    chain = (*chain, path.resolve())
-    if base_path.resolve() in chain:
-        circle = " -> ".join(each.name for each in (*chain, base_path))
-        raise InvalidSuiteError([*problems, Problem(f"`extends` runs in a circle: {circle}", extends.origin)])
-    base, base_problems = _read(base_path, chain, extends.origin)
-    if isinstance(base.value, dict):
-        base.value.pop("extends", None)
-    return merge(base, tree), [*base_problems, *problems]
-
-
-def _text(path: Path, origin: str | None) -> str:
+        layer, values = _override(values, text)
+        layers.append(layer)
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SuiteError(f"{path} is not UTF-8 text", where=origin or str(path)) from error
-    except OSError as error:
-        siblings = [each.name for each in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        reason = "is a folder" if path.is_dir() else "cannot be read" if path.exists() else "does not exist"
-        near = nearest(path.name, siblings) if reason == "does not exist" else ""
-        raise SuiteError(f"suite {path} {reason}{near}", where=origin) from error
+        suite = validate(Suite, values)
+    except ValidationError as error:
+        # The registry is asked too, so that a misspelt plugin or option comes with the misspelt keys.
+        findings = [*schema_findings(error, values), *resolve.written_findings(values)]
+        raise InvalidSuiteError([_placed(layers, each) for each in findings], ran=("parse", "schema")) from error
+    return LoadedSuite(suite, path, tuple(layers), values)
+
+
+def merge(base: Any, top: Any) -> Any:
+    """Returns `top` over `base`: maps merge, everything else is replaced."""
+    if not (isinstance(base, dict) and isinstance(top, dict)):
+        return top
+    return {**base, **{key: merge(base[key], value) if key in base else value for key, value in top.items()}}
+
+
+def _read(path: Path, where: str | None, chain: tuple[Path, ...]) -> list[Layer]:
+    """Reads a file and those that it extends, the lowest first; `where` names it, `chain` led to it."""
+    layer = parse(_bytes(path, where), str(path))
+    if not isinstance(layer.value, dict):
+        name = f"{path} is no suite: " if where else ""
+        _refuse(f"{name}a suite is a map of keys", where or f"{path}:1:1", "parse")
+    extends = layer.value.get("extends")
+    if not isinstance(extends, str):
+        return [layer]
+    here = layer.find(("extends",))[1]
+    chain, base = (*chain, path.resolve()), path.parent / extends
+    if "\0" not in extends and base.resolve() in chain:
+        circle = " -> ".join(each.name for each in (*chain, base))
+        _refuse(f"`extends` runs in a circle: {circle}", here)
+    if len(chain) >= MAX_FILES:
+        _refuse(f"more than {MAX_FILES} files extend each other", here)
+    return [*_read(base, here, chain), layer]
+
+
+def _bytes(path: Path, where: str | None) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            reason = "is a folder" if path.is_dir() else "is no regular file"
+            raise SuiteError(one_line(f"suite {path} {reason}"), where=where)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
+        found = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        near = "" if found or not os.path.isdir(path.parent) else nearest(path.name, _siblings(path))
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}" if found else f"does not exist{near}"
+        raise SuiteError(one_line(f"suite {path} {reason}"), where=where) from error
+    if len(data) > MAX_BYTES:
+        raise SuiteError(one_line(f"suite {path} is larger than {MAX_BYTES / 1e6:g} MB"), where=where)
+    return data
+
+
+def _siblings(path: Path) -> list[str]:
+    return [each.name for each in path.parent.glob("*.y*ml")]
+
+
+def _override(values: Any, text: str) -> tuple[Layer, Any]:
+    """Returns the layer of one `-s path=value`, and the values of a suite with it."""
+    origin = f"-s {text}"
+    path, equals, raw = text.partition("=")
+    steps = path.split(".")
+    if not equals or "" in steps or len(steps) > MAX_DEPTH:
+        raise UsageError(one_line(f"{origin}: expected path=value"), hint="for example -s protocol.rounds=1")
+    try:
+        layer = parse(raw, origin)
+    except InvalidSuiteError as error:
+        raise UsageError(one_line(f"{origin}: {error.problems[0].message}")) from error
+    try:
+        values, at = _put(values, steps, layer.value, ())
+    except LookupError as error:
+        _refuse(str(error.args[0]), origin)
+    return Layer(origin, layer.value, layer.root, at), values
+
+
+def _put(old: Any, steps: Sequence[str], new: Any, done: KeyPath) -> tuple[Any, KeyPath]:
+    """Returns `old` with `new` at the end of `steps`, and the path that the steps turned out to be."""
+    if not steps:
+        return merge(old, new), done
+    old, name = _opened(old, done), ".".join(map(str, done))
+    if isinstance(old, list):
+        step = steps[0]
+        if step not in map(str, range(len(old))):
+            legal = f"0 to {len(old) - 1}" if old else "none, it is empty"
+            raise LookupError(f"{name} has no entry {step!r} (its entries: {legal})")
+        index = int(step)
+        value, at = _put(old[index], steps[1:], new, (*done, index))
+        return [*old[:index], value, *old[index + 1 :]], at
+    if isinstance(old, dict):
+        whole = ".".join(steps)  # the keys of rules may hold dots themselves
+        key, rest = (whole, ()) if whole in old else (steps[0], steps[1:])
+        value, at = _put(old.get(key, {}), rest, new, (*done, key))
+        return {**old, key: value}, at
+    raise LookupError(f"{name} is {old!r}, it has no key {steps[0]!r}")
+
+
+def _opened(value: Any, path: KeyPath) -> Any:
+    """Returns the map that a short form or an empty value stands for, so that a path can go on below it."""
+    if value is None:
+        return {}
+    if isinstance(value, str) and len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
+        return {"use": value}
+    return {"count": value} if type(value) is int and path == ("seeds",) else value
+
+
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yields the path of every scalar and of every empty map or list."""
+    if isinstance(value, dict | list) and value:
+        for step, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(child, (*path, step))
+    else:
+        yield path
+
+
+def _long_forms(path: KeyPath) -> list[KeyPath]:
+    """Returns the paths in the schema that a path in the file stands for."""
+    if path == ("seeds",):
+        return [("seeds", "count")]
+    if len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
+        return [(*path, "use")]
+    if path[:2] == ("grid", "partition") and len(path) == 3:
+        return [(*path, "kind")]
+    if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
+        return [(*path[:-1], "kind"), (*path[:-1], "value")]
+    return [path]
+
+
+def _placed(layers: Sequence[Layer], finding: Finding) -> Problem:
+    where = locate(layers, finding.path, key=finding.key)[1]
+    return Problem(finding.message, where, finding.hint, finding.check)
+
+
+def _refuse(message: str, where: str, check: str = "schema") -> NoReturn:
+    raise InvalidSuiteError([Problem(message, where, check=check)])

@@ -1,18 +1,32 @@
-"""What a run would do, and what it would cost. Executes nothing, writes nothing."""
+"""What a run would do and what it would cost. Executes nothing, writes nothing."""
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from fcilbench.spec.cell import Cell
+from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
-from fcilbench.spec.row import Row
-from fcilbench.suite.cost import Basis, CostModel
-from fcilbench.suite.expand import Expansion
-from fcilbench.suite.select import parse_selectors
-from fcilbench.suite.states import FAILURES, State, judge, parse_rerun, to_run
+from fcilbench.spec.row import PluginRecord, Row
+from fcilbench.suite.expand import Expansion, key_of
+from fcilbench.suite.select import FAILURES, State, parse_rerun, parse_selectors, state_of_status
+
+PRIOR_SECONDS_PER_SAMPLE = 2e-3
+"""Prior: wall-clock seconds per training sample and visit, of a backbone that does not tell its operations."""
+_SPEED = {"cpu": 5e10, "gpu/fp32": 4e13, "gpu/bf16": 2.5e14}
+"""Prior: operations per second of a CPU thread on a small ViT, and of an H100 or H200 (a third of its peak)."""
+_OVERHEAD = {"cpu": 1e-3, "gpu": 1e-4}
+"""Lower bound of the seconds per training sample and visit: small models are dominated by overhead."""
+_BACKWARD = 2.0
+"""Operations of the backward pass in forward passes."""
+_UNKNOWN_TRAIN = 10_000
+
+Basis = Literal["measured", "guess"]
+
+_BROKEN_OFF = {"interrupted": "interrupted, goes on", "killed": "killed, taken up again"}
 
 
 @dataclass(frozen=True)
@@ -76,13 +90,7 @@ class PlanGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """A dry run.
-
-    Attributes:
-        expansion: Where the cells come from.
-        items: One per selected cell, in the order of the grid.
-        groups: The same by point of the grid.
-    """
+    """A dry run: where the cells come from, one item per selected cell in the order of the grid, and its groups."""
 
     expansion: Expansion
     items: list[PlanItem]
@@ -112,51 +120,147 @@ def make_plan(
     Args:
         expansion: From `expand`.
         view: What earlier runs left; `None` is an empty store.
-        rerun: Policy of `--rerun`, see `fcilbench.suite.states.POLICIES`.
-        only: Values of `--only`, see `fcilbench.suite.select`. A term that asks for failed or stale cells by their
-            status also runs them again.
+        rerun: Policy of `--rerun`, see `fcilbench.suite.select.POLICIES`.
+        only: Values of `--only`. A term that asks for failed or stale cells by their status also runs them again.
 
     Raises:
         UsageError: If the policy or an expression is wrong.
     """
     view = view or StoreView()
     selector = parse_selectors(only)
-    again = parse_rerun(rerun) | _asked_for(selector.statuses)
-    costs = CostModel(view, expansion.facts, expansion.flops)
+    asked: set[State] = {"stale"} if "stale" in selector.statuses else set()
+    if not selector.statuses.isdisjoint(FAILURES):
+        asked.add("failed")
+    again = parse_rerun(rerun) | asked
+    costs = CostModel(view, expansion)
     items = []
     for cell in expansion.cells:
         identity = cell_id(cell)
         row = view.rows.get(identity)
-        state, why = judge(cell, row, view.running.get(identity))
+        state, why = state_of(cell, row, view.running.get(identity))
         status = row.status if row else None
         if selector.matches(cell.coords, status, state):
-            run = to_run(state, row, again, rerun == "never")
+            run = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
             items.append(PlanItem(cell, identity, state, why, run, status, *costs.estimate(cell)))
     return Plan(expansion, items, _groups(items))
 
 
-def _asked_for(statuses: Iterable[str]) -> frozenset[State]:
-    """Returns the states that `status:` terms ask to run again; a finished cell is never asked for by its status."""
-    states: set[State] = set()
-    for word in statuses:
-        if word == "stale":
-            states.add("stale")
-        elif word in FAILURES:
-            states.add("failed")
-    return frozenset(states)
+def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[State, str]:
+    """Returns the state of a cell and its reason, "" where the state says it all.
+
+    Args:
+        cell: The cell.
+        row: Its latest row.
+        owner: Who else works on it right now.
+    """
+    if owner is not None:
+        return "running", f"running elsewhere: {owner}"
+    state = state_of_status(row.status if row else None)
+    if row is None or row.status in _BROKEN_OFF:
+        return state, _BROKEN_OFF[row.status] if row else ""
+    uses = {"dataset": cell.dataset, "backbone": cell.backbone, "aggregator": cell.aggregator, "stress": cell.stress}
+    records = {str(kind): record for kind, record in row.plugins.items()}
+    changed = [use.name for kind, use in uses.items() if _changed(use, records.get(kind), getattr(row.params, kind))]
+    if changed:
+        before = "" if state == "done" else f" (was {row.status})"
+        return "stale", f"code changed: {', '.join(changed)}{before}"
+    if state != "failed":
+        return state, ""
+    failure = row.failure
+    return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
+
+
+def _changed(use: PluginUse, record: PluginRecord | None, params: Mapping[str, Any]) -> bool:
+    """Says whether a plugin's code, or a default that the cell relies on, is not that of a row."""
+    if record is None or record.code_digest != use.code_digest:
+        return True
+    # Options in an identity are equal, or the row would be another cell's; they may be paths that differ.
+    relied_on = params.keys() & use.params.keys() - use.identity.keys() - record.identity.keys()
+    return any(params[name] != use.params[name] for name in relied_on)
+
+
+def _taken_up_again(state: State, row: Row | None) -> bool:
+    """Says whether a failure is no verdict on the method: the process died, or something was missing on the machine."""
+    if state != "failed" or row is None:
+        return False
+    return row.status == "killed" or (row.failure is not None and row.failure.kind == "prerequisite")
 
 
 def _groups(items: Iterable[PlanItem]) -> list[PlanGroup]:
-    found: dict[tuple[str, ...], list[PlanItem]] = {}
+    found: dict[tuple[tuple[str, str], ...], list[PlanItem]] = {}
     for item in items:
-        coords = {axis: str(value) for axis, value in item.cell.coords.items() if axis != "seed"}
-        found.setdefault(tuple(coords.values()), []).append(item)
+        coords = tuple((axis, str(value)) for axis, value in item.cell.coords.items() if axis != "seed")
+        found.setdefault(coords, []).append(item)
     return [
         PlanGroup(
-            coords={axis: str(value) for axis, value in members[0].cell.coords.items() if axis != "seed"},
+            coords=dict(coords),
             counts=dict(Counter(item.state for item in members)),
             why=list(dict.fromkeys(item.why for item in members if item.why)),
             seconds=sum(item.seconds for item in members if item.run),
         )
-        for members in found.values()
+        for coords, members in found.items()
     ]
+
+
+class CostModel:
+    """Estimates wall-clock seconds.
+
+    Args:
+        view: Earlier rows, of which only finished ones of this hardware count, and where cells would run.
+        expansion: What its plugins declare of themselves.
+    """
+
+    def __init__(self, view: StoreView, expansion: Expansion) -> None:
+        self._facts, self._flops, self._gpu = expansion.facts, expansion.flops, view.gpu
+        self._equal: dict[str, list[float]] = defaultdict(list)
+        self._similar: dict[str, list[float]] = defaultdict(list)
+        for row in view.rows.values():
+            if view.hardware is None or row.status != "ok" or row.hardware_digest != view.hardware:
+                continue
+            names = {str(kind): (record.name, record.identity) for kind, record in row.plugins.items()}
+            scene = key_of(names.get("dataset"), names.get("backbone"))
+            protocol = row.params.protocol
+            key = key_of(scene, names.get("aggregator", ("", {}))[0], protocol, row.params.tasks)
+            self._equal[key].append(row.cost.wall_s)
+            self._similar[scene].append(row.cost.wall_s / _visits(protocol))
+
+    def estimate(self, cell: Cell) -> tuple[float, Basis]:
+        """Returns seconds, and whether they are measured.
+
+        Measured is the median of cells of the same data set, backbone, aggregator, split and protocol. A guess is the
+        median of other cells of the same data set and backbone, scaled by the samples they visit. With none of them it
+        is training and evaluating the backbone's operations at a declared speed; what a method adds is not in it.
+        """
+        scene = key_of((cell.dataset.name, cell.dataset.identity), (cell.backbone.name, cell.backbone.identity))
+        protocol = cell.protocol.model_dump(mode="json")
+        equal = self._equal.get(key_of(scene, cell.aggregator.name, protocol, cell.tasks))
+        if equal:
+            return statistics.median(equal), "measured"
+        similar = self._similar.get(scene)
+        if similar:
+            return statistics.median(similar) * _visits(protocol), "guess"
+        return self._prior(cell, _visits(protocol)), "guess"
+
+    def _prior(self, cell: Cell, visits: float) -> float:
+        flops = self._flops.get(key_of(cell.backbone.name, cell.backbone.identity))
+        trained = self._samples(cell, "train") * visits
+        if flops is None:
+            return trained * PRIOR_SECONDS_PER_SAMPLE
+        speed = _SPEED[f"gpu/{cell.protocol.precision}"] if self._gpu else _SPEED["cpu"] * cell.runtime.threads
+        tasks = cell.tasks or self._facts.get(f"dataset:{cell.dataset.name}", {}).get("default_tasks", 1)
+        # After each task the samples of all tasks so far are evaluated: half of them on average.
+        evaluated = self._samples(cell, "test") * ((tasks if isinstance(tasks, int) else len(tasks)) + 1) / 2
+        training = trained * max(flops * (1.0 + _BACKWARD) / speed, _OVERHEAD["gpu" if self._gpu else "cpu"])
+        return training + evaluated * flops / speed
+
+    def _samples(self, cell: Cell, split: Literal["train", "test"]) -> int:
+        facts = self._facts.get(f"dataset:{cell.dataset.name}", {})
+        total = int(facts.get(split, _UNKNOWN_TRAIN))
+        kept = cell.dataset.params.get(f"{split}_per_class")
+        return min(total, kept * int(facts["classes"])) if isinstance(kept, int) and "classes" in facts else total
+
+
+def _visits(protocol: Mapping[str, Any]) -> float:
+    """Returns how often local training visits each training sample."""
+    rounds, epochs = protocol.get("rounds", 1), protocol.get("local_epochs", 1)
+    return float(rounds * epochs * protocol.get("participation", 1.0))

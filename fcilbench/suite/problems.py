@@ -1,28 +1,57 @@
-"""Problems of a suite: each with its position; all that are found are raised as one error."""
+"""Problems of a suite: checkers say which value is wrong, and the place in the file is found once, at the end."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fcilbench.errors import SuiteError
 
+KeyPath = tuple[str | int, ...]
+"""Keys and indices from the root of a suite to one of its values."""
+
+_LONGEST = 600
+
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a suite.
+class Finding:
+    """One thing that is wrong with a value of a suite.
 
     Attributes:
         message: What, with the nearest legal word where there is one.
-        where: `file:line:column`, or the `-s` override it comes from.
+        path: The value's path in the suite; it may be one that is missing.
+        key: Whether the value's key is wrong.
         hint: What to do about it.
         check: Id of the check that found it (see `fcilbench.suite.check`).
+    """
+
+    message: str
+    path: KeyPath
+    key: bool = False
+    hint: str | None = None
+    check: str = "schema"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding with its place.
+
+    Attributes:
+        message: What is wrong, in one line.
+        where: `file:line:column`, or the `-s` override it comes from.
+        hint: What to do about it.
+        check: Id of the check that found it.
     """
 
     message: str
     where: str
     hint: str | None = None
     check: str = "schema"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", one_line(self.message))
+        object.__setattr__(self, "where", one_line(self.where))
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}"
@@ -32,15 +61,27 @@ class InvalidSuiteError(SuiteError):
     """A suite is invalid: one line for each problem.
 
     Args:
-        problems: At least one, in the order of their positions.
+        problems: At least one.
         ran: Ids of the checks that ran to their end.
     """
 
     def __init__(self, problems: Iterable[Problem], ran: Iterable[str] = ()) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=_place))
         self.ran = frozenset(ran)
         hints = list(dict.fromkeys(problem.hint for problem in self.problems if problem.hint))
         if len(self.problems) == 1:
             super().__init__(self.problems[0].message, where=self.problems[0].where, hint=hints[0] if hints else None)
         else:
             super().__init__("\n".join(map(str, self.problems)), hint="; ".join(hints) or None)
+
+
+def one_line(text: str) -> str:
+    """Returns a text as one short line: unprintable characters are escaped, a long middle is left out."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 3 :]}"
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _place(problem: Problem) -> tuple[str, int, int]:
+    match = re.fullmatch(r"(.*):(\d+):(\d+)", problem.where)
+    return (match[1], int(match[2]), int(match[3])) if match else (problem.where, 0, 0)

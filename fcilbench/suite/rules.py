@@ -1,4 +1,4 @@
-"""Conditions of `tuned` and `exclude` rules, and the values that tuned rules set."""
+"""Rules of a suite: the conditions of `tuned` and `exclude`, and the values that `tuned` rules set."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from fcilbench.errors import nearest
 from fcilbench.spec.protocol import Partition, Protocol
-from fcilbench.suite.entries import Entries, Entry
-from fcilbench.suite.keys import Setting, route
-from fcilbench.suite.parse import Node, Path, locate
-from fcilbench.suite.problems import Problem
-from fcilbench.suite.schema import PLUGIN_KINDS, PluginAxis
+from fcilbench.suite.problems import Finding, KeyPath
+from fcilbench.suite.resolve import Entries, Entry, Setting, route
+from fcilbench.suite.schema import AXES, PARTITION_KEYS, PLUGIN_KINDS, PluginAxis, Suite
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,6 @@ class Point:
 
     entries: Mapping[PluginAxis, Entry]
     partition: Partition
-    partition_index: int
 
 
 @dataclass
@@ -30,19 +27,34 @@ class Rule:
 
     Attributes:
         path: Path of the rule in the suite.
-        conditions: By key; a list is any of its values.
-        conditions_path: Path of the map that holds the conditions.
-        used: Number of cells that it applied to.
+        where: Its conditions by key; a list is any of its values.
+        where_path: Path of the map that holds the conditions.
+        values: What a `tuned` rule sets, by key.
+        because: Why an `exclude` rule leaves cells out.
+        used: Whether it applied to a cell.
     """
 
-    path: Path
-    conditions: dict[str, Any]
-    conditions_path: Path
-    used: int = 0
+    path: KeyPath
+    where: dict[str, Any]
+    where_path: KeyPath
+    values: dict[str, Any] = field(default_factory=dict)
+    because: str = ""
+    used: bool = False
 
     def matches(self, point: Point, protocol: Protocol, seed: int) -> bool:
-        """Says whether all conditions hold for a cell."""
-        return all(_holds(key, value, point, protocol, seed) for key, value in self.conditions.items())
+        """Says whether all conditions hold for a cell, and remembers that."""
+        holds = all(_holds(key, value, point, protocol, seed) for key, value in self.where.items())
+        self.used = self.used or holds
+        return holds
+
+
+def read_rules(suite: Suite) -> tuple[list[Rule], list[Rule]]:
+    """Returns the `tuned` and the `exclude` rules of a suite."""
+    tuned = [Rule(("tuned", i), each.where, ("tuned", i, "where"), each.set) for i, each in enumerate(suite.tuned)]
+    exclude = [
+        Rule(("exclude", i), each.where, ("exclude", i), because=each.because) for i, each in enumerate(suite.exclude)
+    ]
+    return tuned, exclude
 
 
 def _holds(key: str, wanted: Any, point: Point, protocol: Protocol, seed: int) -> bool:
@@ -81,75 +93,91 @@ class Tuned:
     protocol: dict[str, Setting] = field(default_factory=dict)
 
 
-def apply_rule(rule: Rule, values: Mapping[str, Any], point: Point, tuned: Tuned, tree: Node) -> list[Problem]:
+def apply_rule(rule: Rule, point: Point, tuned: Tuned) -> list[Finding]:
     """Applies a `tuned` rule to one cell.
 
     Args:
         rule: A rule that matches the cell.
-        values: What it sets.
         point: Where the cell is.
         tuned: What earlier rules have set; changed in place.
-        tree: The suite with its positions.
 
     Returns:
         Keys that the cell does not have, or that its entry gives itself: a label that says `sum[lambda_s=0.2]` must not
         lie.
     """
     aggregator = point.entries["aggregator"]
-    problems = []
-    for key, value in values.items() if aggregator.broken is None else ():
+    hint = "narrow the rule's `where`, or correct the key"
+    findings = []
+    for key, value in rule.values.items() if not aggregator.broken else ():
         setting = Setting(value, (*rule.path, "set", key))
-        hint = "narrow the rule's `where`, or correct the key"
-        where = locate(tree, setting.path, key=True)
         try:
             target, name = route(key, aggregator.fields)
         except ValueError as error:
             message = f"{error} (rule applies to aggregator {aggregator.label!r})"
-            problems.append(Problem(message, where, hint, check="rules"))
+            findings.append(Finding(message, setting.path, True, hint, "rules"))
             continue
         entry = aggregator if target == "protocol" else point.entries[target]
         written = (entry.protocol if target == "protocol" else entry.options).get(name)
         if written is None:
             (tuned.protocol if target == "protocol" else tuned.plugins[target])[name] = setting
         else:
-            message = f"{key!r} would override what {entry.label!r} is given at {locate(tree, written.path)}"
-            problems.append(Problem(message, where, hint, check="rules"))
-    return problems
+            given = ".".join(map(str, written.path))
+            message = f"{key!r} would override what {entry.label!r} is given as {given}"
+            findings.append(Finding(message, setting.path, True, hint, "rules"))
+    return findings
 
 
-def key_problems(rule: Rule, entries: Entries, tree: Node) -> list[Problem]:
-    """Returns the parameters that a rule asks for and that no entry of the axis has."""
-    problems = []
-    for key in rule.conditions:
-        axis, dot, name = key.partition(".")
-        if axis == "protocol":
-            legal = set(Protocol.model_fields)
-        elif dot and axis in entries:
-            legal = {param for entry in entries[axis] for param in entry.params}
-            if any(entry.broken for entry in entries[axis]):
-                continue
-        else:
-            continue
-        if name not in legal:
-            where = locate(tree, (*rule.conditions_path, key), key=True)
-            problems.append(Problem(f"unknown key {key!r}{nearest(name, legal)}", where, check="rules"))
-    return problems
+def condition_findings(rule: Rule, entries: Entries) -> list[Finding]:
+    """Returns the conditions on axes that do not exist, and on parameters that no entry of the axis has.
+
+    Args:
+        rule: The rule.
+        entries: The axes whose plugins are all known.
+    """
+    messages = {key: _condition_problem(key, entries) for key in rule.where}
+    return [
+        Finding(message, (*rule.where_path, key), key=True, check="rules")
+        for key, message in messages.items()
+        if message is not None
+    ]
 
 
-def unused_problem(rule: Rule, entries: Entries, partitions: list[str], tree: Node) -> Problem:
-    """Says that a rule matches no cell, and which of its words is on no axis."""
-    section, index = rule.path[0], rule.path[1]
-    details = []
-    for key, wanted in rule.conditions.items():
-        if key in entries:
-            legal = {name for entry in entries[key] for name in entry.names}
-        elif key == "partition":
-            legal = set(partitions)
-        else:
-            continue
-        for value in wanted if isinstance(wanted, list) else [wanted]:
-            if str(value) not in legal:
-                details.append(f"the grid has no {key} {str(value)!r}{nearest(str(value), legal)}")
+def _condition_problem(key: str, entries: Entries) -> str | None:
+    head, dot, name = key.partition(".")
+    heads = [*AXES, "protocol"] if dot else [*AXES, "seed"]
+    if head not in heads:
+        return f"unknown axis {head!r}{nearest(head, heads)}"
+    if not dot:
+        return None
+    if head == "partition":
+        return None if name in PARTITION_KEYS else f"unknown key {name!r} of a partition{nearest(name, PARTITION_KEYS)}"
+    legal = set(Protocol.model_fields)
+    if head != "protocol":
+        members = next((found for axis, found in entries.items() if axis == head), [])
+        if not members or any(entry.broken for entry in members):
+            return None
+        legal = {each for entry in members for each in entry.fields}
+    if name in legal:
+        return None
+    return f"unknown key {key!r}{nearest(name, legal)}"
+
+
+def unused_finding(rule: Rule, entries: Entries, partitions: set[str]) -> Finding:
+    """Says that a rule matches no cell, and which of its words is on no axis.
+
+    Args:
+        rule: The rule.
+        entries: The plugin entries of the grid.
+        partitions: Labels and kinds of its partitions.
+    """
+    legal: dict[str, set[str]] = {axis: {n for entry in found for n in entry.names} for axis, found in entries.items()}
+    legal["partition"] = partitions
+    details = [
+        f"the grid has no {key} {str(value)!r}{nearest(str(value), legal[key])}"
+        for key, wanted in rule.where.items()
+        for value in (wanted if isinstance(wanted, list) else [wanted])
+        if key in legal and str(value) not in legal[key]
+    ]
     reason = f": {'; '.join(details)}" if details else ""
-    hint = "remove it, or correct its conditions"
-    return Problem(f"{section}.{index} matches no cell{reason}", locate(tree, rule.path), hint, check="rules")
+    message = f"{rule.path[0]}.{rule.path[1]} matches no cell{reason}"
+    return Finding(message, rule.path, hint="remove it, or correct its conditions", check="rules")

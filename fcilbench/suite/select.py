@@ -1,7 +1,7 @@
-"""`--only`: which cells a command works on.
+"""Which cells a command works on: the states of cells, `--only` and `--rerun`.
 
-One expression is a comma-separated list of `axis:value` terms that all hold; several expressions are alternatives.
-Values may hold `*`, `?` and `[...]`, and are compared with labels as boards show them.
+One `--only` is a comma-separated list of `axis:value` terms that all hold; several are alternatives. Values may hold
+`*`, `?` and `[...]`, and are compared with labels as boards show them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,26 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.row import STATUSES
 from fcilbench.suite.schema import AXES
-from fcilbench.suite.states import STATES, state_of_status
+
+State = Literal["new", "done", "stale", "failed", "running"]
+STATES: tuple[State, ...] = get_args(State)
+
+FAILURES = ("failed", "oom", "timeout", "killed")
+"""Statuses of a row without a result that is a verdict on the cell."""
+
+POLICIES: dict[str, frozenset[State]] = {
+    "stale": frozenset({"stale"}),
+    "failed": frozenset({"failed"}),
+    "never": frozenset(),
+    "all": frozenset({"done", "stale", "failed"}),
+}
+"""Values of `--rerun` and the states that they run again. New cells always run. Cells that broke off or lacked
+something on this machine are taken up again unless the policy is `never`."""
 
 _KEYS = (*AXES, "seed", "status")
 _EXAMPLE = "for example --only aggregator:sum,dataset:cifar100 or --only status:failed"
@@ -62,6 +77,31 @@ def parse_selectors(expressions: Sequence[str]) -> Selector:
         True
     """
     return Selector(tuple(_terms(expression) for expression in expressions))
+
+
+def parse_rerun(policy: str) -> frozenset[State]:
+    """Returns the states that a policy runs again.
+
+    Args:
+        policy: One of `POLICIES`, or several with commas between them.
+
+    Raises:
+        UsageError: If there is no such policy.
+    """
+    words = [word.strip() for word in policy.split(",")]
+    for word in words:
+        if word not in POLICIES:
+            raise UsageError(f"--rerun {policy!r}: unknown policy {word!r}{nearest(word, POLICIES)}")
+    if "never" in words and len(words) > 1:
+        raise UsageError(f"--rerun {policy!r}: 'never' stands alone")
+    return frozenset().union(*(POLICIES[word] for word in words))
+
+
+def state_of_status(status: str | None) -> State:
+    """Returns the state that follows from a row's status alone."""
+    if status is None or status == "interrupted":
+        return "new"
+    return "failed" if status in FAILURES else "done"
 
 
 def _terms(expression: str) -> tuple[tuple[str, str], ...]:

@@ -114,8 +114,8 @@ def test_check_help_is_made_from_the_checks(cli: Any) -> None:
     from fcilbench.suite.check import CHECKS
 
     text = " ".join(cli("check", "--help").stdout.split())
-    for each in CHECKS:
-        assert f"- {each.id}: {each.promise}" in text
+    for name, promise in CHECKS.items():
+        assert f"- {name}: {promise}" in text
 
 
 def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> None:

@@ -8,7 +8,7 @@ from fcilbench.registry.entrypoints import find, lookup
 from fcilbench.registry.records import Resolved, Use
 from fcilbench.spec.cell import PluginUse
 from fcilbench.spec.identity import cell_id
-from fcilbench.suite.states import judge
+from fcilbench.suite.plan import state_of
 
 PLAIN = "def f(x):\n    return x + 1\n"
 
@@ -147,7 +147,7 @@ def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(instal
         return make_cell().model_copy(update={"aggregator": use})
 
     def states():
-        return [judge(cell(name), row) for name, row in rows.items()]
+        return [state_of(cell(name), row) for name, row in rows.items()]
 
     names = ("acme/ring", "other/ring", "fcilbench/sum")
     ids = [cell_id(cell(name)) for name in names]

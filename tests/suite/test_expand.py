@@ -217,6 +217,8 @@ def test_required_parameter_may_come_from_a_rule(cells, problems, base):
             "{where: {aggregator.lambda_S: 1}, set: {lr: 1}}",
             "unknown key 'aggregator.lambda_S' (did you mean 'lambda_s'",
         ),
+        ("{where: {agg: x}, set: {lr: 1}}", "s.yaml:10:18: unknown axis 'agg' (one of: aggregator, backbone"),
+        ("{where: {partition.beta: 1}, set: {lr: 1}}", "s.yaml:10:18: unknown key 'beta' of a partition"),
     ],
 )
 def test_wrong_rules(problems, base, rule, message):
@@ -236,7 +238,7 @@ def test_ambiguous_bare_key_wants_the_dotted_form(problems, cells, base):
 def test_a_rule_does_not_override_what_an_entry_says(problems, base):
     text = base.replace("ring]", "{use: ring, lambda_s: 0.2}]")
     (found,) = problems(text + "tuned: [{where: {aggregator: ring}, set: {lambda_s: 0.3}}]\n")
-    assert found == "s.yaml:10:43: 'lambda_s' would override what 'ring' is given at s.yaml:8:44"
+    assert found == "s.yaml:10:43: 'lambda_s' would override what 'ring' is given as grid.aggregator.1.lambda_s"
 
 
 def test_exclude_keeps_the_reason(lab, write, base):
@@ -293,9 +295,8 @@ def test_broken_plugin_blocks_its_cells_only(lab, install, write, base):
     found = expand(load_suite(write(base.replace("ring]", "{use: bad, lambda: 1}]"))))
     assert [cell.aggregator.label for cell in found.cells] == ["mean"]
     assert found.blocked == 1
-    assert found.prerequisites == [
-        "s.yaml:8:22: plugin bad/bad is broken: ModuleNotFoundError: No module named 'no_such_thing'"
-    ]
+    (missing,) = found.prerequisites
+    assert missing.startswith("s.yaml:8:22: plugin bad/bad is broken: ModuleNotFoundError: No module named 'no_such")
 
 
 def test_all_semantic_problems_at_once(problems, base):
@@ -312,11 +313,10 @@ def test_all_semantic_problems_at_once(problems, base):
 
 def test_structure_and_plugins_are_reported_together(problems, base):
     text = base.replace("[ten]", "[tenn]").replace("ring]", "{use: ring, lambda_S: x}]").replace("stress:", "stres:")
-    assert problems(text + "name: again\n") == [
+    assert problems(text) == [
         "s.yaml:5:13: unknown dataset 'tenn' (did you mean 'ten'?)",
         "s.yaml:8:34: aggregator 'ring': unknown key 'lambda_S' (did you mean 'lambda_s'?)",
         "s.yaml:9:3: unknown key 'stres' (did you mean 'stress'?) in grid",
-        "s.yaml:10:1: duplicate key 'name', first at s.yaml:2:1",
     ]
 
 

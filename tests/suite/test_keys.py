@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fcilbench.suite.keys import route
-from fcilbench.suite.split import split_classes
+from fcilbench.suite.expand import split_classes
+from fcilbench.suite.resolve import route
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ WRONG = [
         "s.yaml:7:15: grid.partition.0: dirichlet takes a concentration: {dirichlet: 0.5}",
     ),
     ("name: test", "name: a/b", "s.yaml:2:7: name: string should match pattern"),
-    ("name: test", "name: test\nname: again", "s.yaml:3:1: duplicate key 'name', first at s.yaml:2:1"),
+    ("name: test", "name: test\nname: again", "s.yaml:3:1: duplicate key 'name', first at line 2"),
     ("name: test", "name: test\n3: x", "s.yaml:3:1: a key must be a word, not 3"),
     ("name: test", "name: test\n<<: {a: 1}", "s.yaml:3:1: merge keys `<<` are not part of YAML 1.2"),
     ("name: test", "name: !x test", "s.yaml:2:7: unknown tag !x"),
@@ -99,8 +99,6 @@ WRONG = [
 def test_one_mistake_is_one_problem_at_its_place(problems, base, old, new, expected):
     assert old in base
     found = problems(base.replace(old, new, 1))
-    if "unknown tag" in expected:  # the value is lost, which the schema then sees too
-        found = found[:1]
     (only,) = found
     assert only.startswith(expected)
 
@@ -114,9 +112,6 @@ SECTIONS = [
     ),
     ("exclude: [{dataset: ten}]", "s.yaml:10:11: missing key 'because' in exclude.0"),
     ("exclude: [{because: x}]", "s.yaml:10:11: exclude.0: no condition: it would exclude every cell"),
-    ("exclude: [{datset: ten, because: x}]", "s.yaml:10:12: unknown axis 'datset' (did you mean 'dataset'?)"),
-    ("tuned: [{where: {agg: x}, set: {lr: 1}}]", "s.yaml:10:18: unknown axis 'agg' (one of: aggregator, backbone"),
-    ("tuned: [{where: {partition.beta: 1}, set: {lr: 1}}]", "s.yaml:10:18: unknown key 'beta' of a partition"),
     ("tuned: [{where: {}, set: {lr: 1}}]", "s.yaml:10:17: tuned.0.where: must not be empty"),
     ("tuned: [{where: {seed: 1}}]", "s.yaml:10:9: missing key 'set' in tuned.0"),
     ("evaluate: {task_identity: [oracel]}", "s.yaml:10:28: evaluate.task_identity.0: \"oracel\" is not 'none', 'inf"),
@@ -168,7 +163,7 @@ def test_not_a_map(problems, text):
 
 def test_an_alias_in_its_own_anchor(problems, base):
     found = problems(base + "description: &x [*x]\n")
-    assert found[0].startswith("s.yaml:10:14: an alias cannot stand inside its own anchor")
+    assert found[0].startswith("s.yaml:10:18: an alias cannot stand inside its own anchor")
 
 
 def test_missing_file_names_its_neighbour(write):

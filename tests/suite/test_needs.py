@@ -1,7 +1,7 @@
 """What is missing on this machine: files of data sets, by their layouts."""
 
+from fcilbench.suite.check import download_bytes, missing_data
 from fcilbench.suite.expand import Expansion
-from fcilbench.suite.needs import download_bytes, missing_data
 
 
 def expansion(**facts):

@@ -12,10 +12,9 @@ from fcilbench.results.row import build_row
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Failure
-from fcilbench.suite.cost import PRIOR_SECONDS_PER_SAMPLE
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
-from fcilbench.suite.plan import StoreView, make_plan
+from fcilbench.suite.plan import PRIOR_SECONDS_PER_SAMPLE, StoreView, make_plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = "sha256:here"

@@ -1,0 +1,264 @@
+"""The plugins of a grid: looked up, labelled, their options sorted and resolved through the registry."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from fcilbench.errors import UsageError, nearest
+from fcilbench.registry import catalog
+from fcilbench.registry.entrypoints import PluginRef, lookup
+from fcilbench.registry.records import Description, Resolved, Unresolved, Use
+from fcilbench.registry.validation import validate
+from fcilbench.spec.protocol import Protocol
+from fcilbench.suite.problems import Finding, KeyPath, one_line
+from fcilbench.suite.schema import PLUGIN_KINDS, DatasetEntry, PluginAxis, PluginEntry
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that a suite gives to a parameter, with its path in the suite."""
+
+    value: Any
+    path: KeyPath
+
+
+Settings = Mapping[str, Setting]
+Written = Mapping[PluginAxis, Sequence[tuple[int, PluginEntry]]]
+"""Entries of each axis as the suite writes them, with their place on the axis."""
+
+
+@dataclass
+class Entry:
+    """One plugin entry of an axis.
+
+    Attributes:
+        axis: Its axis.
+        index: Its place on the axis.
+        written: As the suite writes it.
+        ref: The plugin.
+        label: What boards and filters call it.
+        fields: Names of the plugin's parameters.
+        broken: Whether the plugin cannot be imported.
+        options: Parameters of the plugin.
+        protocol: Protocol fields that an aggregator's entry sets.
+        answer: What the registry says of these options, without `tuned` rules.
+    """
+
+    axis: PluginAxis
+    index: int
+    written: PluginEntry
+    ref: PluginRef
+    label: str = ""
+    fields: tuple[str, ...] = ()
+    broken: bool = False
+    options: dict[str, Setting] = field(default_factory=dict)
+    protocol: dict[str, Setting] = field(default_factory=dict)
+    answer: Resolved | Unresolved | None = None
+
+    @property
+    def path(self) -> KeyPath:
+        """Path of the entry in the suite."""
+        return ("grid", self.axis, self.index)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names by which a rule may refer to it."""
+        return frozenset({self.label, self.written.use, self.ref.short, self.ref.name})
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its parameters without `tuned` rules: resolved if they are valid, else as they are written."""
+        if isinstance(self.answer, Resolved):
+            return self.answer.params
+        return {name: setting.value for name, setting in self.options.items()}
+
+
+Entries = dict[PluginAxis, list[Entry]]
+
+
+def read_entries(written: Written) -> tuple[Entries, list[Finding]]:
+    """Looks plugins up, labels the entries, sorts their options and resolves them.
+
+    Args:
+        written: The entries.
+
+    Returns:
+        The entries whose plugin exists, and what is wrong with names, labels and keys.
+    """
+    entries: Entries = {axis: [] for axis in PLUGIN_KINDS}
+    findings: list[Finding] = []
+    for axis, kind in PLUGIN_KINDS.items():
+        for index, each in written.get(axis, ()):
+            try:
+                entries[axis].append(Entry(axis, index, each, lookup(kind, each.use)))
+            except UsageError as error:
+                findings.append(Finding(error.message, ("grid", axis, index, "use"), hint=error.hint, check="plugins"))
+        findings += _assign_labels(entries[axis])
+    everything = [entry for axis in entries.values() for entry in axis]
+    with catalog.session():
+        for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
+            findings += _sort_options(entry, description)
+        for entry, answer in zip(everything, resolve((each, each.options) for each in everything), strict=True):
+            entry.answer = answer
+    return entries, findings
+
+
+def resolve(uses: Iterable[tuple[Entry, Settings]]) -> list[Resolved | Unresolved]:
+    """Asks the registry for entries with these options."""
+    return catalog.resolve(
+        [Use(entry.ref, {name: each.value for name, each in settings.items()}) for entry, settings in uses]
+    )
+
+
+def option_findings(entry: Entry, settings: Settings, answer: Resolved | Unresolved | None) -> list[Finding]:
+    """Returns what is wrong with the options of an entry; what is only missing on this machine is not.
+
+    Args:
+        entry: The entry.
+        settings: Its options.
+        answer: What the registry says of them.
+    """
+    findings = []
+    for problem in answer.problems if isinstance(answer, Unresolved) and not answer.prerequisite else ():
+        setting = settings.get(str(problem.loc[0])) if problem.loc else None
+        path = (*setting.path, *problem.loc[1:]) if setting else entry.path
+        key = problem.message.startswith("unknown key") and len(problem.loc) == 1
+        message = f"{entry.axis} {entry.label!r}: {problem.message}"
+        findings.append(Finding(message, path, key, problem.hint, "params"))
+    return findings
+
+
+def alone_findings(entries: Entries) -> list[Finding]:
+    """Returns what is wrong with the options of each entry, a missing value aside: a `tuned` rule may give it."""
+    found = [
+        each
+        for axis in entries.values()
+        for entry in axis
+        for each in option_findings(entry, entry.options, entry.answer)
+    ]
+    return [each for each in found if "missing key" not in each.message]
+
+
+def written_findings(values: Any) -> list[Finding]:
+    """Returns what is wrong with the plugin entries of a suite whose structure is invalid elsewhere.
+
+    Args:
+        values: The suite as plain values.
+    """
+    grid = values.get("grid")
+    written: dict[PluginAxis, list[tuple[int, PluginEntry]]] = {axis: [] for axis in PLUGIN_KINDS}
+    for axis, found in written.items():
+        raw = grid.get(axis) if isinstance(grid, dict) else None
+        for index, each in enumerate(raw if isinstance(raw, list) else ()):
+            try:
+                found.append((index, validate(DatasetEntry if axis == "dataset" else PluginEntry, each)))
+            except ValidationError:  # the schema has said so
+                continue
+    entries, findings = read_entries(written)
+    return findings + alone_findings(entries)
+
+
+Target = PluginAxis | Literal["protocol"]
+
+
+def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
+    """Says what a key of an aggregator's entry or of a `set` rule sets.
+
+    Args:
+        key: `protocol.lr`, `aggregator.lambda_s`, `backbone.model`, or a bare key for the aggregator or the protocol.
+        fields: Parameters of the aggregator in question.
+
+    Returns:
+        `protocol` or the axis of a plugin, and the parameter's name. Parameters of plugins other than the aggregator
+        are not checked here.
+
+    Raises:
+        ValueError: If nothing has that key, or both the aggregator and the protocol have it.
+
+    Example:
+        >>> route("lr", ["lambda_s"])
+        ('protocol', 'lr')
+    """
+    head, dot, name = key.partition(".")
+    protocol = list(Protocol.model_fields)
+    if not dot:
+        if key in fields and key in protocol:
+            raise ValueError(f"key {key!r} is ambiguous: write 'aggregator.{key}' or 'protocol.{key}'")
+        if key in fields:
+            return "aggregator", key
+        if key in protocol:
+            return "protocol", key
+        raise ValueError(f"unknown key {key!r}{nearest(key, [*fields, *protocol])}")
+    if head == "protocol":
+        if name not in protocol:
+            raise ValueError(f"unknown key {name!r} of the protocol{nearest(name, protocol)}")
+        return "protocol", name
+    if head == "aggregator" and name not in fields:
+        raise ValueError(f"unknown key {name!r}{nearest(name, fields)}")
+    for axis in PLUGIN_KINDS:
+        if head == axis:
+            return axis, name
+    raise ValueError(f"unknown key {key!r}{nearest(head, [*PLUGIN_KINDS, 'protocol'])}")
+
+
+def _sort_options(entry: Entry, description: Description) -> list[Finding]:
+    """Sorts the written options into those of the plugin and, for aggregators, those of the protocol."""
+    entry.fields, entry.broken = description.field_names, description.problem is not None
+    findings = []
+    for key, value in entry.written.options.items():
+        setting = Setting(value, (*entry.path, key))
+        if entry.axis != "aggregator" or entry.broken:
+            entry.options[key] = setting
+            continue
+        try:
+            target, name = route(key, entry.fields)
+            if target not in ("aggregator", "protocol"):
+                raise ValueError(f"an aggregator's entry cannot set {key!r}")
+            (entry.options if target == "aggregator" else entry.protocol)[name] = setting
+        except ValueError as error:
+            message = f"aggregator {entry.label!r}: {error}"
+            findings.append(Finding(message, setting.path, key=True, check="params"))
+    return findings
+
+
+def _assign_labels(entries: Sequence[Entry]) -> list[Finding]:
+    """Gives every entry of an axis its label, and returns the labels that are used twice.
+
+    The label is what the entry says; else the name as it is written, if no other entry uses the same plugin; else that
+    name with the options that distinguish the entry, e.g. `sum[lambda_s=0.2]`.
+    """
+    findings = []
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        entry.label = entry.written.label or _derived_label(entry, entries)
+        same = first.setdefault(entry.label, entry)
+        if same is not entry:
+            message = f"grid.{entry.axis}.{entry.index} and grid.{same.axis}.{same.index} are both {entry.label!r}"
+            hint = "remove one, or tell them apart by an option or a label"
+            findings.append(Finding(message, entry.path, hint=hint, check="cells"))
+    return findings
+
+
+def _derived_label(entry: Entry, entries: Sequence[Entry]) -> str:
+    others = [_written_options(each.written) for each in entries if each.ref == entry.ref]
+    options = _written_options(entry.written).items()
+    telling = {key: value for key, value in options if any(each.get(key) != value for each in others)}
+    shown = ",".join(f"{key}={_shown(value)}" for key, value in telling.items())
+    return one_line(f"{entry.written.use}[{shown}]" if shown else entry.written.use)
+
+
+def _written_options(written: PluginEntry) -> dict[str, Any]:
+    tasks = getattr(written, "tasks", None)
+    return {**({} if tasks is None else {"tasks": tasks}), **written.options}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return os.path.basename(value) or value
+    return json.dumps(value, separators=(",", ":"))
