@@ -26,8 +26,8 @@ from benchmarks import common
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.network import Network
 from fcilbench.federation.build import build
-from fcilbench.federation.round import Traffic, run_round, update_rows
-from fcilbench.federation.turn import Turn
+from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.backbones.timm import Timm
 
@@ -85,7 +85,7 @@ def our_round(work: common.Workload, device: str, precision: str) -> Callable[[i
 
     def run(number: int) -> None:
         turn = Turn(federation.schedule.phases[0], number)
-        run_round(federation, turn, rows, Stopwatch(torch.device(device)), Traffic())
+        run_round(federation, turn, rows, Stopwatch(torch.device(device)))
 
     return run
 

@@ -30,14 +30,14 @@ import time; start = time.perf_counter()
 import torch, timm
 from benchmarks import common
 from fcilbench.federation.build import build
-from fcilbench.federation.round import Traffic, run_round
-from fcilbench.federation.turn import Turn
+from fcilbench.federation.round import run_round
+from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 federation = build(common.experiment(common.WORKLOADS["dry"], FedAvg(), "cpu", "fp32"))
 phase = federation.schedule.phases[0]
 rows = torch.empty(2, len(federation.server.vector))
-run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")), Traffic())
+run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")))
 """
 
 

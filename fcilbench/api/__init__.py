@@ -1,13 +1,13 @@
 """All that a plugin author imports. It imports torch; the torch-free words live in `fcilbench.spec`."""
 
-from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes, masked_cross_entropy
+from fcilbench.api.aggregator import Aggregator, No, Request, Traits, masked_cross_entropy
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Listing, Samples
-from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
-from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predictors, TrueTask
+from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
+from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Phase, Schedule
-from fcilbench.api.server import Layout, Piece, Server, State, Updates
+from fcilbench.api.server import Server, State, Updates
 from fcilbench.api.stressor import Stressor
 from fcilbench.api.task import Task
 from fcilbench.errors import DataError, PrerequisiteError
@@ -37,6 +37,7 @@ __all__ = [
     "Layout",
     "Listing",
     "Message",
+    "Module",
     "MostConfident",
     "Net",
     "No",
@@ -63,8 +64,9 @@ __all__ = [
     "Traits",
     "TrueTask",
     "Updates",
-    "Yes",
+    "Wire",
     "masked_cross_entropy",
+    "matches",
     "nbytes",
     "pack_symmetric",
     "unpack_symmetric",

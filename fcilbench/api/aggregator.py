@@ -6,6 +6,7 @@ overrides what it changes. A method that only changes aggregation overrides `agg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api.client import Batch, Client, Context, Net
-from fcilbench.api.message import Message
+from fcilbench.api.dataset import Samples
+from fcilbench.api.message import Message, Wire
 from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
@@ -44,11 +46,6 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Yes:
-    """The method runs on this cell."""
-
-
-@dataclass(frozen=True)
 class No:
     """The method does not run on this cell; the row is `skipped` with this reason."""
 
@@ -57,23 +54,30 @@ class No:
 
 @dataclass(frozen=True)
 class Request:
-    """What `supports` is asked about.
+    """The cell that a method is asked to run on.
 
     Attributes:
         modality: `vision` or `text`.
         classes: Number of classes C.
-        tasks: Classes of each task.
+        tasks: Number of classes of each task.
+        clients: Number of registered clients N.
         protocol: The federated protocol.
+        backbone: Facts of the backbone: its `facts()` and its hyperparameters under `params`.
     """
 
     modality: str
     classes: int
     tasks: tuple[int, ...]
+    clients: int
     protocol: Protocol
+    backbone: Mapping[str, Any]
 
 
 class Aggregator(Plugin):
     """Base of all methods; by itself FedAvg.
+
+    The hooks of the client half see one client's data and the messages that it received, those of the server half see
+    uploads and the method's state. They share nothing else: no attribute of the plugin object.
 
     What a client optimises is a *function of tensors*: `loss` may use the network handle, the batch and the context
     tensors, and must not call `.item()`, branch on values, or keep state on `self`; then the engine may capture it in
@@ -81,31 +85,32 @@ class Aggregator(Plugin):
 
     Attributes:
         traits: Columns of the comparison table.
-        task_end_statistics: Whether clients send `task_statistics` at the final global model of each task; it costs
-            them a broadcast.
-        held_model: Name of the tensor in `task_broadcast` that is the state vector `[D]` with which the task began, if
-            there is one (an anchor, a teacher). It is sent only to clients that do not hold that model anyway.
         trains: Whether clients train and send an update. A training-free method says no: its clients receive the
             initial model once, and send their `statistics` only.
     """
 
     traits: ClassVar[Traits] = Traits()
-    task_end_statistics: ClassVar[bool] = False
-    held_model: ClassVar[str | None] = None
     trains: ClassVar[bool] = True
 
     # ---------------------------------------------------------------- the experiment
 
-    def supports(self, request: Request) -> Yes | No:
-        """Says whether the method is defined for a cell."""
-        return Yes()
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
+        """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.
+
+        Args:
+            network: `network.extractor` is the backbone's `FeatureExtractor`, `network.head` the classifier
+                `nn.Linear(F, C)`; either may be replaced. Random numbers come from torch's global generator, which is
+                seeded by the train seed.
+            request: The cell.
+
+        Returns:
+            `No(reason)` if the method is not defined for this cell or this network, which makes the row `skipped`.
+        """
+        return None
 
     def build_schedule(self, schedule: Schedule) -> Schedule:
         """Returns the schedule to train; a centralised reference pools clients and tasks here."""
         return schedule
-
-    def prepare(self, network: nn.Module) -> None:
-        """Changes the network once, on the server, before it is broadcast: freeze, add adapters or prompts."""
 
     # ---------------------------------------------------------------- the client half
 
@@ -117,8 +122,21 @@ class Aggregator(Plugin):
         """
         return masked_cross_entropy(net.logits(batch.inputs), batch)
 
-    def gradient(self, gradient: torch.Tensor, theta: torch.Tensor, context: Context) -> None:
-        """Changes the flat gradient `[P]` in place before the optimiser step; by default it is left alone."""
+    def gradient(self, gradient: torch.Tensor, net: Net, context: Context) -> None:
+        """Changes the flat gradient `[P]` in place before the optimiser step; by default it is left alone.
+
+        Called without autograd. `gradient[net.layout.piece(name).span]` is the gradient of one tensor,
+        `net.piece(name)` its value, and `net.parameters` all values, `[P]`.
+        """
+
+    def query(self, net: Net, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Returns for each sample what the initial network knows of it, `[B, ...]`, or `None` if nothing is needed.
+
+        Called once for every sample, without gradient, in eval mode, under the network that `prepare` left and with the
+        test transform; a sample's result must not depend on the others of its batch. It is handed over as `batch.memo`
+        in training, and in evaluation to the network as `context["memo"]` of `net.outputs`.
+        """
+        return None
 
     def statistics(self, client: Client) -> Message:
         """Returns what a client sends beside its update, computed at its own trained parameters."""
@@ -131,14 +149,38 @@ class Aggregator(Plugin):
     # ---------------------------------------------------------------- the server half
 
     def begin(self, server: Server) -> None:
-        """Sets up `server.state` before the first round."""
+        """Sets up `server.state` before the first task."""
+
+    def begin_task(self, server: Server) -> None:
+        """Called at the start of each task, before its first round; may change `server.vector` through `step`."""
+
+    def wire(self, server: Server) -> Wire:
+        """Returns which pieces of the state vector clients train and upload in this round; by default all."""
+        return Wire()
+
+    def rates(self) -> Mapping[str, float]:
+        """Returns factors of the learning rate by patterns of piece names; the first pattern that matches counts."""
+        return {}
+
+    def replay(self, server: Server) -> Samples | None:
+        """Returns samples that clients mix into their training of this task, with internal labels, or `None`.
+
+        Inputs are as a data set has them: images uint8 `[n, height, width, channels]`, or texts. They are sent to each
+        client once a task, and each step draws a batch of them (`batch.extra`) with the training augmentation. Called
+        after `begin_task`, and again when a task is resumed, so its answer must not change within a task.
+        """
+        return None
 
     def broadcast(self, server: Server) -> Message:
-        """Returns what clients receive in every round beside the global vector; part of the loss's context."""
+        """Returns what clients receive in every round beside the global vector; part of the loss's context.
+
+        A tensor that a client already holds with equal value (the last global model, the model the task began with, or
+        a tensor of an earlier broadcast of the same name) is not sent again and costs nothing.
+        """
         return {}
 
     def task_broadcast(self, server: Server) -> Message:
-        """Returns what a client receives once per task, when it first takes part; part of the loss's context."""
+        """Returns what a client receives once a task, when it first takes part; part of the loss's context."""
         return {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
@@ -146,24 +188,24 @@ class Aggregator(Plugin):
         server.step(updates.mean())
 
     def wants_task_statistics(self, server: Server) -> bool:
-        """Says whether clients are asked for `task_statistics` at the end of this task; by default always or never."""
-        return self.task_end_statistics
+        """Returns whether clients are asked for `task_statistics` at the end of this task.
+
+        That costs them a broadcast of the global model. By default they are asked if the method overrides that hook.
+        """
+        return type(self).task_statistics is not Aggregator.task_statistics
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Called after the last round of a task, with the clients' task statistics by client id."""
 
     def predictors(self, server: Server) -> Predictors:
-        """Says how the method answers under each task identity; by default with the one global model."""
+        """Returns how the method answers under each task identity; by default with the one global model."""
         return Predictors(
             modules={"global": lambda: server.vector},
-            answers={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
+            rules={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
         )
 
     def export(self, server: Server) -> Message:
-        """Returns the tensors of its deployable module for `fcilbench module export`; by default the global vector.
-
-        Names that begin with `module.` are the packed module of `fcilbench.vectors.pack`.
-        """
+        """Returns the tensors of its deployable module for `fcilbench module export`; by default the global vector."""
         return {"theta": server.vector}
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,6 +69,18 @@ class FeatureExtractor(nn.Module):
         """Maps `[B, C, size, size]` normalised images, or token ids `[B, length]`, to features `[B, F]`."""
         features: torch.Tensor = self.body(inputs)
         return features
+
+    def outputs(self, inputs: torch.Tensor, context: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Runs one forward pass and returns its named outputs; by default `features` `[B, F]` alone.
+
+        A method that inserts prompts or adapters in `prepare` may replace the extractor by a subclass whose forward
+        pass reads the context or returns more than features. It must also run with an empty context.
+
+        Args:
+            inputs: As `forward` takes them.
+            context: Broadcasts and, as `memo`, what the method's `query` returned for these samples.
+        """
+        return {"features": self(inputs)}
 
 
 class Backbone(Plugin):

@@ -1,8 +1,8 @@
-"""What a method sees on a client: its batches, the network, the broadcast, and nothing of other clients."""
+"""What a method sees on a client: its batches, the network, the broadcasts, and nothing of other clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -10,7 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from fcilbench.api.message import Layout
 from fcilbench.api.task import Task
+from fcilbench.spec import protocol as _protocol
+
+Context = Mapping[str, torch.Tensor]
+"""What a loss may read beside its batch.
+
+Tensors by name: the method's broadcasts, the client's own state as `state/<name>`, and as `received` the global vector
+`[D]` that the client has just received, which costs nothing. In evaluation `memo` holds the samples' memos.
+"""
 
 
 class Net(Protocol):
@@ -19,6 +28,27 @@ class Net(Protocol):
     @property
     def parameters(self) -> torch.Tensor:
         """Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights."""
+
+    @property
+    def layout(self) -> Layout:
+        """Slices of the state vector `[D]`, whose first P entries are `parameters`."""
+
+    def piece(self, name: str) -> torch.Tensor:
+        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
+
+        Raises:
+            KeyError: If the state vector has no tensor of that name.
+        """
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
+        """Runs one forward pass and returns its named outputs.
+
+        `features` `[B, F]` is always among them; a network that `Aggregator.prepare` has changed may add others.
+
+        Args:
+            inputs: The batch's inputs.
+            context: What the network may read, e.g. broadcasts and the samples' `memo`.
+        """
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to penultimate features `[B, F]`."""
@@ -30,7 +60,7 @@ class Net(Protocol):
         """Maps inputs to logits over all classes `[B, C]`."""
 
     def under(self, vector: torch.Tensor) -> Net:
-        """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's; not trained."""
+        """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +68,21 @@ class Batch:
     """One batch on the device.
 
     Attributes:
-        inputs: Preprocessed inputs; vision `[B, channels, size, size]`.
+        inputs: Preprocessed inputs; vision `[B, channels, size, size]`, text token ids `[B, length]`.
         labels: Internal labels int64 `[B]`; padding rows hold the label of a class of the task.
         mask: float32 `[B]`, 1 for a sample and 0 for padding.
         task: The task that is trained; its `local` maps the labels.
+        memo: What `Aggregator.query` returned for these samples, `[B, ...]`; `None` without a query.
+        extra: As many samples again, drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
+            earlier task.
     """
 
     inputs: torch.Tensor
     labels: torch.Tensor
     mask: torch.Tensor
     task: Task
+    memo: torch.Tensor | None = None
+    extra: Batch | None = None
 
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]
@@ -68,21 +103,27 @@ class LayerGram:
 
 
 class Client(Protocol):
-    """A client after local training, as its statistics hook sees it (eval mode, no augmentation, no gradient).
+    """A client as its statistics hooks see it: after local training, in eval mode, without augmentation or gradient.
 
     Attributes:
         id: Registered client id; the key of its state.
         samples: Number of its training samples n_k in the current task.
+        steps: Optimiser steps that it takes in a round of this task.
         task: The current task.
+        protocol: The federated protocol.
         state: The client's own persistent tensors; kept between rounds and in checkpoints.
         received: The method's broadcasts of this round, the task's included; empty at the end of a task.
+        received_model: The global vector `[D]` that it received last. Do not change it.
     """
 
     id: int
     samples: int
+    steps: int
     task: Task
+    protocol: _protocol.Protocol
     state: dict[str, torch.Tensor]
     received: Mapping[str, torch.Tensor]
+    received_model: torch.Tensor
 
     @property
     def net(self) -> Net:
@@ -102,6 +143,25 @@ class Client(Protocol):
         Args:
             augment: Draws the training augmentation from this generator instead.
             raw: Leave out the normalisation (pixels in [0, 1]), a defect of fed-mammoth that its presets reproduce.
+        """
+
+    def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Yields the inputs of linear layers, one batch of the client's own samples after another.
+
+        Frozen layers are included, and padding tokens of texts are left out.
+
+        Args:
+            patterns: Which `nn.Linear` layers, by patterns of their names in the network (see `matches`).
+
+        Yields:
+            By layer name float32 `[rows, in]`: a row for each sample or token. Layers that did not run are missing.
+        """
+
+    def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
+        """Returns the gradient `[P]` of the mean loss over the client's own samples, at the network's parameters.
+
+        Args:
+            loss: Scalar mean loss of a batch.
         """
 
     def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
@@ -133,7 +193,3 @@ class Client(Protocol):
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns a generator keyed by (train seed, purpose, task, round, client)."""
-
-
-Context = Mapping[str, torch.Tensor]
-"""Broadcast tensors of the method, and the client's state under `state/<name>`."""

@@ -1,18 +1,24 @@
-"""Messages: named tensors, the only thing that passes between a client and the server."""
+"""What travels between the server and a client: named tensors, and the layout of the largest of them, the state vector.
+
+Client and server share nothing but messages. Every message passes through the channel of the federation, which counts
+the bytes of what it delivers, so that a method cannot under-report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 
 Message = Mapping[str, torch.Tensor]
+"""Tensors by name."""
 
 
 def nbytes(message: Message) -> int:
     """Returns the payload of a message in bytes: the sum of `numel * itemsize` over its tensors.
-
-    Counted from what is sent, so that a method cannot under-report.
 
     Example:
         >>> nbytes({"A": torch.zeros(4, 768), "B": torch.zeros(768, 4)})
@@ -34,3 +40,96 @@ def unpack_symmetric(triangle: torch.Tensor, size: int) -> torch.Tensor:
     matrix[rows, columns] = triangle
     matrix[columns, rows] = triangle
     return matrix
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Returns whether a name matches one of the patterns; `*` stands for any characters, dots included.
+
+    Example:
+        >>> matches("extractor.body.blocks.0.attn.qkv.weight", ["head.*", "*.qkv.*"])
+        True
+    """
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the network inside the flat state vector.
+
+    Attributes:
+        name: Its name in the network, e.g. `extractor.body.blocks.0.attn.qkv.weight`, `head.weight`, `head.bias`.
+        shape: Its shape.
+        start: Position of its first entry in the vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def span(self) -> slice:
+        """Its slice of the vector."""
+        return slice(self.start, self.start + math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named slices of the flat state vector `[D]`.
+
+    Attributes:
+        backbone: All trainable parameters but the classifier head.
+        head: Weight `[C, F]` then bias `[C]` of the classifier head, flattened.
+        buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
+        classes: Number of classes C.
+        features: Number of features F.
+        pieces: The tensors that make up the vector, in its order.
+    """
+
+    backbone: slice
+    head: slice
+    buffers: slice
+    classes: int
+    features: int
+    pieces: tuple[Piece, ...] = ()
+
+    def piece(self, name: str) -> Piece:
+        """Returns the place of one tensor.
+
+        Raises:
+            KeyError: If the vector has no tensor of that name.
+        """
+        for piece in self.pieces:
+            if piece.name == name:
+                return piece
+        raise KeyError(f"the state vector has no tensor {name!r}")
+
+    def select(self, patterns: Iterable[str]) -> tuple[Piece, ...]:
+        """Returns the pieces whose names match one of the patterns (see `matches`), in the vector's order."""
+        wanted = tuple(patterns)
+        return tuple(piece for piece in self.pieces if matches(piece.name, wanted))
+
+    @property
+    def trainable(self) -> slice:
+        """Backbone and head: the part `[P]` that has gradients."""
+        return slice(self.backbone.start, self.head.stop)
+
+    @property
+    def all(self) -> slice:
+        """The whole vector."""
+        return slice(self.backbone.start, self.buffers.stop)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Which pieces of the state vector clients train and upload in a round.
+
+    Patterns are compared with the names of the pieces (see `matches`). A piece that is not trained keeps its value
+    and is not uploaded. Float buffers follow `up` alone.
+
+    Attributes:
+        train: Pieces that the local optimiser moves.
+        up: Pieces whose update travels; the update of any other piece is 0 on the server.
+    """
+
+    train: tuple[str, ...] = ("*",)
+    up: tuple[str, ...] = ("*",)

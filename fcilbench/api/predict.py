@@ -31,16 +31,31 @@ class DecisionRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Predictors:
-    """The models a method deploys and how it answers with them.
+class Module:
+    """One deployed model.
 
     Attributes:
-        modules: State vectors `[D]` by name, built when they are needed.
-        answers: The rule for each task identity.
+        vector: State vector `[D]`.
+        frozen: Tensors that replace parameters or buffers outside the state vector in this deployment, by their names
+            in the network, e.g. a dense merged weight that is neither trained nor sent.
     """
 
-    modules: Mapping[str, Callable[[], torch.Tensor]]
-    answers: Mapping[TaskIdentity, DecisionRule] = field(default_factory=dict)
+    vector: torch.Tensor
+    frozen: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """The models that a method deploys and the rules by which it answers with them.
+
+    Attributes:
+        modules: Functions that build each deployed model when it is needed, by name; a tensor `[D]` is a module without
+            frozen tensors.
+        rules: The rule for each task identity.
+    """
+
+    modules: Mapping[str, Callable[[], Module | torch.Tensor]]
+    rules: Mapping[TaskIdentity, DecisionRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

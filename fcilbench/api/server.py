@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,71 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fcilbench.api.message import Message
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.client import Net
+from fcilbench.api.message import Layout, Message
 from fcilbench.api.task import Task
+from fcilbench.spec import protocol as _protocol
 from fcilbench.vectors.sums import weighted_sum
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One tensor of the network inside the flat state vector.
-
-    Attributes:
-        name: Its name in the network, e.g. `extractor.body.blocks.0.attn.qkv.weight`.
-        shape: Its shape.
-        start: Position of its first entry in the vector.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def span(self) -> slice:
-        """Its slice of the vector."""
-        return slice(self.start, self.start + math.prod(self.shape))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Named slices of the flat state vector `[D]`.
-
-    Attributes:
-        backbone: Everything trainable but the classifier head.
-        head: Weight `[C, F]` then bias `[C]` of the classifier head, flattened.
-        buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
-        classes: Number of classes C.
-        features: Number of features F.
-        pieces: The tensors that make up the vector, in its order.
-    """
-
-    backbone: slice
-    head: slice
-    buffers: slice
-    classes: int
-    features: int
-    pieces: tuple[Piece, ...] = ()
-
-    def piece(self, name: str) -> Piece:
-        """Returns the place of one tensor.
-
-        Raises:
-            KeyError: If the vector has no tensor of that name.
-        """
-        for piece in self.pieces:
-            if piece.name == name:
-                return piece
-        raise KeyError(f"the state vector has no tensor {name!r}")
-
-    @property
-    def trainable(self) -> slice:
-        """Backbone and head: the part that has gradients."""
-        return slice(self.backbone.start, self.head.stop)
-
-    @property
-    def all(self) -> slice:
-        """The whole vector."""
-        return slice(self.backbone.start, self.buffers.stop)
 
 
 @dataclass(frozen=True)
@@ -138,6 +78,9 @@ class Server(Protocol):
         task: The current task.
         tasks: The tasks of the stream seen so far, the current one included.
         round: Round within the task, from 0.
+        clients: Number of registered clients N.
+        protocol: The federated protocol.
+        image_input: Size and normalisation of a vision backbone's inputs; `None` for text.
     """
 
     vector: torch.Tensor
@@ -146,6 +89,17 @@ class Server(Protocol):
     task: Task
     tasks: Sequence[Task]
     round: int
+    clients: int
+    protocol: _protocol.Protocol
+    image_input: ImageInput | None
+
+    @property
+    def net(self) -> Net:
+        """The network with the global vector, in eval mode, for training on the server.
+
+        `net.under(vector)` runs it with any other state vector `[D]`; gradients flow into `vector` if it requires
+        them, and into the inputs.
+        """
 
     @property
     def last_task(self) -> bool:

@@ -23,6 +23,16 @@ class Stressor(Plugin):
         """Returns the labels that an affected client trains on in a task."""
         return labels
 
-    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-        """Returns the update `[D]` that an affected client really sends."""
-        return delta
+    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+        """Returns what an affected client really sends, at the end of a round or of a task.
+
+        Args:
+            message: All that it would send: its update as `delta` `[D]` and integer buffers as `counters` if it
+                trains, and its statistics by name. The tensors may be changed in place.
+            random: The client's stream.
+
+        Returns:
+            The message, with the same names, shapes and types, or `None` if the client does not answer: the round goes
+            on without it.
+        """
+        return message

@@ -14,9 +14,11 @@ class DeviceData(Protocol):
 
     Attributes:
         labels: Internal labels int64 `[n]`.
+        memo: What the method's query returned for each sample, `[n, ...]`; `None` without a query.
     """
 
     labels: torch.Tensor
+    memo: torch.Tensor | None
 
     @property
     def augments(self) -> bool:

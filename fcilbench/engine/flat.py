@@ -7,14 +7,16 @@ training starts from a copy of the global vector, never from a reference to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from fcilbench.api.client import Net
-from fcilbench.api.server import Layout, Piece
+from fcilbench.api.client import Context, Net
+from fcilbench.api.message import Layout, Piece
 from fcilbench.engine.network import Network
 
 
@@ -105,9 +107,43 @@ class FlatModel:
         """Maps inputs to logits `[B, C]`."""
         return self.head(self.features(inputs))
 
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
+        """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
+        return self.network.outputs(inputs, context or {})
+
+    def piece(self, name: str) -> torch.Tensor:
+        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter."""
+        piece = self.layout.piece(name)
+        inside = piece.span.stop <= self.layout.trainable.stop
+        return (self.parameters if inside else self.vector)[piece.span].view(piece.shape)
+
     def under(self, vector: torch.Tensor) -> Net:
-        """Returns the network in eval mode with another state vector `[D]`; gradients do not flow into it."""
+        """Returns the network in eval mode with another state vector `[D]`; gradients flow into it if it wants any."""
         return _Borrowed(self, vector)
+
+    @contextmanager
+    def replaced(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Puts tensors in place of parameters and buffers outside the state vector, and takes them out again.
+
+        Args:
+            tensors: By their names in the network.
+
+        Raises:
+            ValueError: If the network has no such tensor outside the state vector, or one of another shape.
+        """
+        inside = {piece.name for piece in self.layout.pieces}
+        state = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        for name, tensor in tensors.items():
+            if name in inside or name not in state or state[name].shape != tensor.shape:
+                raise ValueError(f"the network has no frozen tensor {name!r} of shape {tuple(tensor.shape)}")
+        kept = {name: state[name].data for name in tensors}
+        try:
+            for name, tensor in tensors.items():
+                state[name].data = tensor.to(kept[name])
+            yield
+        finally:
+            for name, own in kept.items():
+                state[name].data = own
 
     def with_parameters(self, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> Net:
         """Returns the network in the mode it is in, as a function of other parameters; gradients flow into them.
@@ -131,6 +167,17 @@ class _Functional:
         self._tensors = dict(tensors)
         self.parameters = theta
 
+    @property
+    def layout(self) -> Layout:
+        return self._model.layout
+
+    def piece(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = self._call(inputs, "outputs", context)
+        return outputs
+
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._run(inputs, "features")
 
@@ -144,21 +191,24 @@ class _Functional:
         return _Borrowed(self._model, vector)
 
     def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
-        output: torch.Tensor = functional_call(self._network, self._tensors, (inputs, part))
+        output: torch.Tensor = self._call(inputs, part, None)
         return output
+
+    def _call(self, inputs: torch.Tensor, part: str, context: Context | None) -> Any:
+        return functional_call(self._network, self._tensors, (inputs, part, context))
 
 
 class _Borrowed(_Functional):
-    """The same without gradients and in eval mode, whatever mode the network is in."""
+    """The same in eval mode, whatever mode the network is in."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
-        super().__init__(model, model.named(vector.detach()), vector.detach()[model.layout.trainable])
+        super().__init__(model, model.named(vector), vector[model.layout.trainable])
 
-    def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
+    def _call(self, inputs: torch.Tensor, part: str, context: Context | None) -> Any:
         modes = [(module, module.training) for module in self._network.modules()]
         self._network.eval()
         try:
-            return super()._run(inputs, part)
+            return super()._call(inputs, part, context)
         finally:
             for module, training in modes:
                 module.training = training

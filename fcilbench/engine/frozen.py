@@ -6,11 +6,13 @@ over the same samples, for the same features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from fcilbench.api.client import Net
+from fcilbench.api.client import Context, Net
+from fcilbench.api.message import Layout
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.difference import REORDERED, relative_difference
 from fcilbench.engine.flat import FlatModel
@@ -40,6 +42,19 @@ class Remembered:
     def parameters(self) -> torch.Tensor:
         """Trainable parameters, flat `[P]`."""
         return self.net.parameters
+
+    @property
+    def layout(self) -> Layout:
+        """Slices of the state vector."""
+        return self.net.layout
+
+    def piece(self, name: str) -> torch.Tensor:
+        """Returns one tensor of the state vector."""
+        return self.net.piece(name)
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
+        """Runs the whole network: what it returns beside features is not known."""
+        return self.net.outputs(inputs, context)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the known features, or runs the backbone."""

@@ -26,6 +26,7 @@ class DeviceImages:
     Attributes:
         pixels: uint8 `[n, C, H, W]`.
         labels: int64 `[n]`.
+        memo: Answers of the method's query, `[n, ...]`, or `None`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DeviceImages:
             raise ValueError(f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}")
         self.pixels = pixels.to(device)
         self.labels = torch.from_numpy(samples.labels.astype(np.int64)).to(device)
+        self.memo: torch.Tensor | None = None
         shape = (1, -1, 1, 1)
         self._mean = torch.tensor(spec.mean, device=device).view(shape)
         self._std = torch.tensor(spec.std, device=device).view(shape)

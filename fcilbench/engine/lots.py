@@ -13,6 +13,19 @@ from fcilbench.engine.step import Draws
 
 
 @dataclass(frozen=True)
+class Extra:
+    """Samples that a client mixes into its training (`Aggregator.replay`).
+
+    Attributes:
+        data: The samples on the device.
+        random: Draws a batch of them for each step.
+    """
+
+    data: DeviceData
+    random: np.random.Generator
+
+
+@dataclass(frozen=True)
 class Work:
     """What one client trains on in one round.
 
@@ -21,12 +34,16 @@ class Work:
         task: The current task.
         epochs: Number of passes E.
         batch_size: Samples per step; the last step of a pass takes what is left.
+        train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
+        extra: Samples mixed into each step, or `None`.
     """
 
     index: torch.Tensor
     task: Task
     epochs: int
     batch_size: int
+    train: tuple[str, ...] = ("*",)
+    extra: Extra | None = None
 
     @property
     def pass_steps(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,8 +31,19 @@ class Network(nn.Module):
         features: torch.Tensor = self.extractor(inputs)
         return features
 
-    def forward(self, inputs: torch.Tensor, part: Literal["logits", "features", "head"] = "logits") -> torch.Tensor:
-        """Maps inputs to logits `[B, C]` or features `[B, F]`, or (`head`) features to logits."""
+    def outputs(self, inputs: torch.Tensor, context: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
+        return self.extractor.outputs(inputs, context)
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        part: Literal["logits", "features", "head", "outputs"] = "logits",
+        context: Mapping[str, torch.Tensor] | None = None,
+    ) -> Any:
+        """Maps inputs to logits `[B, C]`, features `[B, F]` or all named outputs, or (`head`) features to logits."""
+        if part == "outputs":
+            return self.outputs(inputs, context or {})
         if part == "features":
             return self.features(inputs)
         logits: torch.Tensor = self.head(inputs if part == "head" else self.features(inputs))

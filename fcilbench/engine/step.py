@@ -16,7 +16,7 @@ from fcilbench.engine.precision import training_context
 from fcilbench.spec.protocol import Protocol
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
-GradientHook = Callable[[torch.Tensor, torch.Tensor, Context], None]
+GradientHook = Callable[[torch.Tensor, Net, Context], None]
 Draws = Mapping[str, torch.Tensor]
 
 
@@ -108,7 +108,7 @@ class LocalStep:
             loss = objective.loss(net, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            objective.gradient(model.gradient, model.parameters.detach(), objective.context)
+            objective.gradient(model.gradient, model, objective.context)
         return loss.detach().float()
 
     def update(self, decay: torch.Tensor | None) -> None:

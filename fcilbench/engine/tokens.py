@@ -24,6 +24,7 @@ class DeviceTokens:
     Attributes:
         ids: int32 `[n, length]`.
         labels: int64 `[n]`.
+        memo: Answers of the method's query, `[n, ...]`, or `None`.
     """
 
     def __init__(self, tokens: TokenIds, labels: Indices, device: torch.device) -> None:
@@ -31,6 +32,7 @@ class DeviceTokens:
             raise ValueError(f"{len(tokens.ids)} texts but {len(labels)} labels")
         self.ids = torch.from_numpy(tokens.ids).to(device)
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
+        self.memo: torch.Tensor | None = None
         self._pad = tokens.pad
         self._lengths = torch.from_numpy(tokens.lengths)
 

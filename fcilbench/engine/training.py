@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -23,13 +25,21 @@ class Trainer:
         data: Training samples.
         protocol: Learning rate, weight decay, precision, augmentation.
         capture: Whether steps are captured in a CUDA graph; needs a CUDA device.
+        rates: Factors of the learning rate by patterns of piece names; the first pattern that matches counts.
 
     Attributes:
         notes: What the user should know, e.g. that a step could not be captured and is run plainly.
     """
 
-    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol, capture: bool = False) -> None:
-        self._data = data
+    def __init__(
+        self,
+        model: FlatModel,
+        data: DeviceData,
+        protocol: Protocol,
+        capture: bool = False,
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        self._data, self.rates = data, rates or {}
         self._step = LocalStep(model, data, protocol)
         self._capture = capture and model.vector.device.type == "cuda"
         # Padding rows would enter BatchNorm's statistics, so such a model's short batches are run as they are.

@@ -8,14 +8,18 @@ import numpy as np
 import torch
 
 from fcilbench.api.aggregator import No, Request
+from fcilbench.api.backbone import TextBackbone
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.task import Task
 from fcilbench.data.open import open_dataset
+from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.memo import memo_table
 from fcilbench.engine.network import Network
 from fcilbench.engine.training import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
+from fcilbench.federation.channel import Channel
 from fcilbench.federation.experiment import Experiment, Federation, Unsupported
 from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.partition import partition
@@ -42,51 +46,66 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
     classes = len(corpus.class_names)
     sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
-    request = Request(experiment.dataset.modality, classes, sizes, experiment.protocol)
-    answer = _supports(experiment, request)
-    if isinstance(answer, No):
-        raise Unsupported(answer.reason)
+    backbone, none = experiment.backbone, Augmentation()
+    if backbone.modality != experiment.dataset.modality:
+        raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
     stream_ = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
     labels = stream_.internal(corpus.train.labels)
     test_labels = stream_.internal(corpus.test.labels)
     phases = _phases(experiment, stream_.tasks, labels)
     affected, labels = _stress(experiment, phases, labels)
-    model = _model(experiment, classes, device)
-    backbone, none, nhwc = experiment.backbone, Augmentation(), model.network.extractor.channels_last
-    train = place(backbone, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation, device, nhwc)
-    outside = None if corpus.outside is None else Samples(corpus.outside, np.full(len(corpus.outside), -1))
+    model = _model(experiment, classes, sizes, device)
+    nhwc = model.network.extractor.channels_last
+    augmentation = experiment.dataset.augmentation
+    train = place(backbone, Samples(corpus.train.inputs, labels), augmentation, device, nhwc)
+    test = place(backbone, Samples(corpus.test.inputs, test_labels), none, device, nhwc)
+    outside = None
+    if corpus.outside is not None:
+        unknown = Samples(corpus.outside, np.full(len(corpus.outside), -1))
+        outside = place(backbone, unknown, none, device, nhwc)
+    for data in (train, test, outside):
+        if data is not None:
+            remember(experiment, model, data)
+    schedule = experiment.aggregator.build_schedule(Schedule(phases))
     initial, runtime = model.vector.clone(), experiment.runtime
     return Federation(
         experiment=experiment,
         stream=stream_,
-        schedule=experiment.aggregator.build_schedule(Schedule(phases)),
+        schedule=schedule,
         train=train,
-        test=place(backbone, Samples(corpus.test.inputs, test_labels), none, device, nhwc),
-        outside=None if outside is None else place(backbone, outside, none, device, nhwc),
+        test=test,
+        outside=outside,
         test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, runtime.capture == "auto"),
+        trainer=Trainer(model, train, experiment.protocol, runtime.capture == "auto", experiment.aggregator.rates()),
         server=FederationServer(
-            model.vector, model.counters, model.layout, stream_.tasks, experiment.seeds.of("train")
+            model.vector,
+            model.counters,
+            model.layout,
+            stream_.tasks,
+            protocol=experiment.protocol,
+            seed=experiment.seeds.of("train"),
+            model=model,
+            image_input=None if isinstance(backbone, TextBackbone) else backbone.image_input(),
         ),
         features=FeatureMemory(model, initial, runtime.eval_batch_size),
         initial=initial,
-        affected=affected,
+        channel=Channel(model.layout, experiment.stressor, affected, schedule.federated),
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
+
+
+def remember(experiment: Experiment, model: FlatModel, data: DeviceData) -> None:
+    """Asks the method's query about all samples of a split; the initial network must be loaded."""
+    size, query = experiment.runtime.eval_batch_size, experiment.aggregator.query
+    data.memo = memo_table(model, data, query, size, experiment.protocol)
 
 
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise PrerequisiteError("no CUDA device is available", hint="run with --gpus none to use the CPU")
     return torch.device(name)
-
-
-def _supports(experiment: Experiment, request: Request) -> object:
-    if experiment.backbone.modality != experiment.dataset.modality:
-        return No(f"a {experiment.backbone.modality} backbone does not read {experiment.dataset.modality} data")
-    return experiment.aggregator.supports(request)
 
 
 def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) -> tuple[Phase, ...]:
@@ -115,10 +134,15 @@ def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) 
     return affected, stressed
 
 
-def _model(experiment: Experiment, classes: int, device: torch.device) -> FlatModel:
+def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device: torch.device) -> FlatModel:
+    backbone, protocol = experiment.backbone, experiment.protocol
+    facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
+    request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)
     seed_torch(experiment.seeds.of("train"), "init")
-    network = Network(experiment.backbone.build(), classes)
-    experiment.aggregator.prepare(network)
+    network = Network(backbone.build(), classes)
+    answer = experiment.aggregator.prepare(network, request)
+    if isinstance(answer, No):
+        raise Unsupported(answer.reason)
     return FlatModel(network, device)
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from fcilbench.federation.experiment import Federation
-from fcilbench.federation.round import Traffic
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 1
+FORMAT = 2
 Event = dict[str, Any]
 
 
@@ -26,7 +25,6 @@ class Progress:
         phase: Index of the phase to go on with.
         round: Round within it to go on with.
         accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
-        traffic: Bytes so far.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
         peak_memory: Peak in bytes so far.
         server_state: Largest size of the method's state so far, bytes.
@@ -37,7 +35,6 @@ class Progress:
     phase: int = 0
     round: int = 0
     accuracy: dict[TaskIdentity, dict[int, list[float]]] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     server_state: int = 0
@@ -53,8 +50,7 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
         "progress": asdict(progress),
         "theta": server.vector,
         "counters": server.counters,
-        "version": server.version,
-        "changed": server.changed,
+        "channel": federation.channel.state(),
         "state": server.state,
         "warnings": server.warnings,
         "clients": federation.clients,
@@ -86,7 +82,7 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         return None
     server.vector.copy_(record["theta"])
     server.counters.copy_(record["counters"])
-    server.version, server.changed = record["version"], record["changed"]
+    federation.channel.restore(record["channel"], server.vector, server.counters)
     server.state, server.warnings = record["state"], record["warnings"]
     federation.clients.update(record["clients"])
-    return Progress(**{**record["progress"], "traffic": Traffic(**record["progress"]["traffic"])})
+    return Progress(**record["progress"])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from fcilbench.api.client import Batch, FisherKind, LayerGram
-from fcilbench.api.message import Message
+from fcilbench.api.client import Batch, FisherKind, LayerGram, Net
+from fcilbench.api.message import Message, matches
 from fcilbench.api.task import Task
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.grams import GramTaps
 from fcilbench.engine.network import Network
-from fcilbench.federation.experiment import Federation
+from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.streams import stream
-from fcilbench.federation.turn import Turn
 
 
 class ClientSession:
@@ -24,7 +26,7 @@ class ClientSession:
 
     Args:
         federation: Where the data and the model are; the session shows its method nothing else of it.
-        turn: The current turn.
+        context: The current phase and round.
         client: Registered client id.
         received: The method's broadcasts of this round.
 
@@ -32,15 +34,20 @@ class ClientSession:
         index: Positions of the client's samples, int64 `[n]` on the device.
     """
 
-    def __init__(self, federation: Federation, turn: Turn, client: int, received: Message | None = None) -> None:
-        own = turn.phase.clients[client]
+    def __init__(
+        self, federation: Federation, context: RoundContext, client: int, received: Message | None = None
+    ) -> None:
+        own = context.phase.clients[client]
         self.id = client
         self.samples = len(own)
-        self.task: Task = turn.phase.task
+        self.task: Task = context.phase.task
         self.state = federation.clients.setdefault(client, {})
         self.index = torch.from_numpy(own).to(federation.train.labels.device)
         self.received: Message = received or {}
-        self._federation, self._turn = federation, turn
+        self.received_model = federation.server.vector
+        self.protocol = federation.experiment.protocol
+        self.steps = -(-self.samples // context.phase.batch_size) * context.phase.epochs
+        self._federation, self._context = federation, context
 
     @property
     def net(self) -> FlatModel:
@@ -80,6 +87,32 @@ class ClientSession:
         names = [piece.name for piece in parts.pieces if piece.span.stop <= parts.trainable.stop]
         return fisher_diagonal(self.network, names, self._paired(rows, uniform, raw), kind)
 
+    def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Yields the inputs of linear layers, one batch of the client's own samples after another."""
+        linear = {n: m for n, m in self.network.named_modules() if isinstance(m, nn.Linear) and matches(n, patterns)}
+        for batch in self.batches():
+            mask = self._federation.train.token_mask(batch.inputs)
+            found: dict[str, torch.Tensor] = {}
+            handles = [m.register_forward_pre_hook(partial(_take, found, n, mask)) for n, m in linear.items()]
+            try:
+                with torch.no_grad():
+                    self.net.logits(batch.inputs)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            yield found
+
+    def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
+        """Returns the gradient `[P]` of the mean loss over the client's own samples."""
+        total = torch.zeros_like(self.net.gradient)
+        for batch in self.batches():
+            self.net.gradient.zero_()
+            with torch.enable_grad():
+                value = loss(self.net, batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += self.net.gradient * (len(batch.labels) / self.samples)
+        return total
+
     def _paired(self, rows: torch.Tensor, uniform: torch.Tensor, raw: bool) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Iterates in batches of the training's size, so that gradients fit wherever training fits."""
         data, size = self._federation.train, self._federation.experiment.protocol.batch_size
@@ -98,6 +131,21 @@ class ClientSession:
                 self.net.logits(batch.inputs)
         return taps.grams()
 
+    def stress(self) -> np.random.Generator:
+        """Returns the stream of what goes wrong with this client's upload."""
+        return self.random("stress-upload")
+
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, task, round, client)."""
-        return stream(self._federation.experiment.seeds.of("train"), purpose, *self._turn.key, self.id)
+        return stream(self._federation.experiment.seeds.of("train"), purpose, *self._context.key, self.id)
+
+
+def _take(
+    found: dict[str, torch.Tensor], name: str, mask: torch.Tensor | None, _: nn.Module, args: tuple[Any, ...]
+) -> None:
+    """Keeps a layer's inputs as rows, without padding tokens."""
+    inputs: torch.Tensor = args[0].detach()
+    if mask is not None and inputs.shape[:-1] == mask.shape:
+        inputs = inputs[mask]
+    rows = inputs.reshape(-1, inputs.shape[-1]).float()
+    found[name] = torch.cat([found[name], rows]) if name in found else rows

@@ -33,7 +33,7 @@ def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentit
     """
     tasks, identities = federation.server.tasks, federation.experiment.evaluate.task_identity
     for identity in identities:
-        if identity not in predictors.answers:
+        if identity not in predictors.rules:
             raise ValueError(f"the method has no answer for task identity {identity!r}")
     needed = _needed(predictors, identities, tasks)
     logits: dict[tuple[str, int], torch.Tensor] = {}
@@ -45,7 +45,7 @@ def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentit
         for index in indices:
             logits[name, index] = _logits(federation, index, tasks[-1].seen)
     return {
-        identity: [_accuracy(federation, predictors.answers[identity], identity, logits, t) for t in tasks]
+        identity: [_accuracy(federation, predictors.rules[identity], identity, logits, t) for t in tasks]
         for identity in identities
     }
 
@@ -56,7 +56,7 @@ def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: S
     for task in tasks:
         for identity in identities:
             true = task if identity == "oracle" else None
-            for name in predictors.answers[identity].modules(tasks, true):
+            for name in predictors.rules[identity].modules(tasks, true):
                 indices = needed.setdefault(name, [])
                 if task.index not in indices:
                     indices.append(task.index)

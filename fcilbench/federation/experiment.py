@@ -10,11 +10,13 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import Backbone
 from fcilbench.api.dataset import Dataset
-from fcilbench.api.schedule import Schedule
+from fcilbench.api.message import Message
+from fcilbench.api.schedule import Phase, Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.training import Trainer
+from fcilbench.federation.channel import Channel
 from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.tasks import TaskStream
@@ -61,6 +63,24 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class RoundContext:
+    """Where the schedule stands.
+
+    Attributes:
+        phase: The phase that is trained.
+        round: Round within it, from 0; `phase.rounds` at the task's end.
+    """
+
+    phase: Phase
+    round: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Coordinates of random streams: (last task seen, round)."""
+        return (self.phase.after, self.round)
+
+
+@dataclass
 class Federation:
     """An experiment made real: data on the device, the model, the clients' samples, the server.
 
@@ -77,10 +97,12 @@ class Federation:
         server: The server.
         features: Runs modules over test samples.
         initial: The initial state vector, for phases that restart.
-        affected: Ids of the clients that a stressor makes misbehave.
+        channel: Delivers messages and counts their bytes.
         class_names: Original class names.
         fingerprint: Content digest of the data that was loaded.
         clients: State of each client by id.
+        replay: Samples that clients mix into the training of the current task, on the device.
+        replay_message: The same samples as they are sent.
     """
 
     experiment: Experiment
@@ -95,7 +117,9 @@ class Federation:
     server: FederationServer
     features: FeatureMemory
     initial: torch.Tensor
-    affected: frozenset[int]
+    channel: Channel
     class_names: tuple[str, ...]
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    replay: DeviceData | None = None
+    replay_message: Message = field(default_factory=dict)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from fcilbench.api.server import Layout, Piece
+from fcilbench.api.message import Layout, Piece
 from fcilbench.api.task import Task
 from fcilbench.errors import PrerequisiteError
 from fcilbench.federation.server import FederationServer
+from fcilbench.spec.protocol import Protocol
 
-FORMAT = 1
+FORMAT = 2
 NAME = "final.pt"
 
 
@@ -24,6 +25,7 @@ def save(folder: Path, server: FederationServer) -> None:
         "theta": server.vector,
         "counters": server.counters,
         "state": server.state,
+        "protocol": server.protocol.model_dump(mode="json"),
         "cuts": [parts.backbone.stop, parts.head.stop, parts.buffers.stop],
         "head": [parts.classes, parts.features],
         "layout": [(piece.name, list(piece.shape), piece.start) for piece in parts.pieces],
@@ -59,7 +61,8 @@ def load(folder: Path) -> FederationServer:
     classes, features = record["head"]
     parts = Layout(slice(0, body), slice(body, trainable), slice(trainable, whole), classes, features, layout)
     tasks = [Task(*numbers) for numbers in record["tasks"]]
-    server = FederationServer(record["theta"], record["counters"], parts, tasks)
+    protocol = Protocol.model_validate(record["protocol"])
+    server = FederationServer(record["theta"], record["counters"], parts, tasks, protocol=protocol)
     server.state = record["state"]
     server.enter(tasks[-1], len(tasks) - 1)
     return server

@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fcilbench.api.message import Message, nbytes
-from fcilbench.api.server import Layout
+from fcilbench.api.message import Layout, Message, nbytes
 from fcilbench.api.task import Task
 from fcilbench.errors import UsageError
 from fcilbench.federation.outcome import digest

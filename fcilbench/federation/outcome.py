@@ -66,7 +66,7 @@ def _cost(federation: Federation, progress: Progress) -> Cost:
         evaluation_s=seconds.get("evaluation", 0.0),
         device_s=wall if federation.model.vector.device.type == "cuda" else 0.0,
         peak_mem=progress.peak_memory,
-        bytes_up=progress.traffic.up,
-        bytes_down=progress.traffic.down,
+        bytes_up=federation.channel.bytes_up,
+        bytes_down=federation.channel.bytes_down,
         server_state=progress.server_state,
     )

@@ -25,7 +25,7 @@ def outside_auroc(federation: Federation, predictors: Predictors) -> float | Non
     Returns:
         The area, or `None` if the data set has no out-of-scope inputs or the method no single model for `none`.
     """
-    answer = predictors.answers.get("none")
+    answer = predictors.rules.get("none")
     if federation.outside is None or answer is None:
         return None
     names = answer.modules(federation.server.tasks, None)

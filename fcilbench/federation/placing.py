@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.message import Message
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.images import DeviceImages
 from fcilbench.engine.tokens import DeviceTokens
@@ -31,3 +33,14 @@ def place(
         return DeviceTokens(backbone.encode([str(text) for text in samples.inputs]), samples.labels, device)
     layout = torch.channels_last if channels_last and device.type == "cpu" else torch.contiguous_format
     return DeviceImages(samples, backbone.image_input(), augmentation, device, layout)
+
+
+def as_message(samples: Samples) -> Message:
+    """Returns samples as a message: images as uint8, texts as UTF-8 bytes with their lengths, labels as int64."""
+    if samples.inputs.dtype == object:
+        texts = [str(text).encode() for text in samples.inputs]
+        content = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
+        inputs = {"replay/texts": content, "replay/lengths": torch.tensor([len(text) for text in texts])}
+    else:
+        inputs = {"replay/images": torch.from_numpy(np.ascontiguousarray(samples.inputs))}
+    return {**inputs, "replay/labels": torch.from_numpy(samples.labels)}

@@ -1,104 +1,238 @@
-"""One communication round: sample clients, broadcast, train locally, collect, aggregate."""
+"""One communication round, and the collection of statistics at the end of a task.
+
+A round: sample clients; send each the global model and the method's broadcasts; train locally; collect uploads; merge.
+Everything that passes between server and clients goes through the channel, which counts it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from fcilbench.api.message import Message, nbytes
+from fcilbench.api.message import Layout, Message, Piece, Wire
 from fcilbench.api.server import Updates
 from fcilbench.engine.finite import all_finite
+from fcilbench.engine.lots import Extra
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.experiment import Federation
-from fcilbench.federation.streams import stream
-from fcilbench.federation.turn import Turn
-from fcilbench.federation.visit import Upload, visit
+from fcilbench.engine.training import Objective, Work
+from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import Federation, RoundContext
+from fcilbench.federation.streams import seed_torch, stream
+
+RESERVED = ("delta", "counters")
+"""Names under which an update travels; no statistic may have them."""
 
 
-@dataclass
-class Traffic:
-    """Bytes that crossed the network, counted from the messages.
+@dataclass(frozen=True)
+class Upload:
+    """What arrived from one client.
 
     Attributes:
-        up: All clients' uploads.
-        down: All broadcasts, once per client that receives them.
-        held: Version of the global model that each client holds; it is not sent that version again.
-        briefed: Last task whose task broadcast each client has received.
-        start: Version of the global model with which the current task began.
+        client: Its id.
+        samples: Its number of samples.
+        message: Its statistics by name.
+        counters: Integer buffers of its model.
+        loss: Its last local loss, a scalar on the device; `None` if it does not train.
     """
 
-    up: int = 0
-    down: int = 0
-    held: dict[int, int] = field(default_factory=dict)
-    briefed: dict[int, int] = field(default_factory=dict)
-    start: int = 0
+    client: int
+    samples: int
+    message: Message
+    counters: torch.Tensor
+    loss: torch.Tensor | None
 
 
-def sample_clients(federation: Federation, turn: Turn) -> list[int]:
+def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
+    """Runs one round and leaves the new global vector on the server.
+
+    Args:
+        federation: The federation.
+        context: The current phase and round.
+        rows: Buffer `[N, D]` for the clients' updates, reused by every round.
+        watch: Gets the seconds of `training` and `aggregation`.
+
+    Returns:
+        Sample-weighted mean of the clients' last local losses, or `None` if nobody trained.
+    """
+    server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
+    server.round, server.logs = context.round, {}
+    clients = sample_clients(federation, context)
+    if not clients:
+        server.warn(f"task {context.phase.task.index}: a round had no client with samples; the global model was kept")
+        return None
+    wire = checked(aggregator.wire(server), server.layout)
+    channel.publish(server.vector, server.counters)
+    broadcast = {**aggregator.task_broadcast(server), **aggregator.broadcast(server)}
+    posted, replay = channel.post(broadcast), channel.post(federation.replay_message)
+    uploads: dict[int, Upload] = {}
+    with watch("training"):
+        for client in execution_order(clients):
+            received = channel.down(client, posted, model=aggregator.trains)
+            channel.down(client, replay, model=False)
+            session = ClientSession(federation, context, client, received)
+            upload = local_update(federation, context, session, rows[clients.index(client)], wire)
+            if upload is not None:
+                uploads[client] = upload
+    with watch("aggregation"):
+        updates = collect(federation, clients, uploads, rows)
+        if updates is not None:
+            server.counters.copy_(uploads[updates.clients[0]].counters)
+            aggregator.aggregate(updates, server)
+    channel.publish(server.vector, server.counters)
+    return mean_loss([uploads[client] for client in clients if client in uploads])
+
+
+def sample_clients(federation: Federation, context: RoundContext) -> list[int]:
     """Returns the ids of the clients with data that take part in a round, in ascending order.
 
     `round(participation * N)` clients (at least one) are drawn by (train seed, task, round); those without samples
     of the task neither train nor send anything.
     """
-    registered = len(turn.phase.clients)
-    count = turn.phase.sampled(federation.experiment.protocol.participation)
-    random = stream(federation.experiment.seeds.of("train"), "participation", *turn.key)
+    registered = len(context.phase.clients)
+    count = context.phase.sampled(federation.experiment.protocol.participation)
+    random = stream(federation.experiment.seeds.of("train"), "participation", *context.key)
     drawn = random.choice(registered, size=count, replace=False) if count < registered else range(registered)
-    return sorted(int(client) for client in drawn if len(turn.phase.clients[client]) > 0)
+    return sorted(int(client) for client in drawn if len(context.phase.clients[client]) > 0)
 
 
-def update_rows(federation: Federation) -> torch.Tensor:
-    """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
-    taking_part = max(p.sampled(federation.experiment.protocol.participation) for p in federation.schedule.phases)
-    theta = federation.server.vector
-    if not federation.experiment.aggregator.trains:
-        return theta.new_zeros(1, 1).expand(taking_part, len(theta))
-    return theta.new_empty(taking_part, len(theta))
+def execution_order(clients: Sequence[int]) -> Sequence[int]:
+    """Returns the order in which clients are simulated; no result depends on it."""
+    return clients
 
 
-def run_round(
-    federation: Federation,
-    turn: Turn,
-    rows: torch.Tensor,
-    watch: Stopwatch,
-    traffic: Traffic,
-) -> float | None:
-    """Runs one round and leaves the new global vector on the server.
+def checked(wire: Wire, layout: Layout) -> Wire:
+    """Returns the wire.
+
+    Raises:
+        ValueError: If one of its patterns matches no piece of the state vector.
+    """
+    for pattern in (*wire.train, *wire.up):
+        if not layout.select([pattern]):
+            names = ", ".join(piece.name for piece in layout.pieces[:3])
+            raise ValueError(f"wire: the pattern {pattern!r} matches no tensor of the state vector ({names}, ...)")
+    return wire
+
+
+def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
+    """Returns the pieces whose update a client uploads: of those that `up` names the trained ones and float buffers."""
+    trained = set(layout.select(wire.train))
+    return [piece for piece in layout.select(wire.up) if piece in trained or piece.start >= layout.buffers.start]
+
+
+def local_update(
+    federation: Federation, context: RoundContext, session: ClientSession, row: torch.Tensor, wire: Wire
+) -> Upload | None:
+    """Trains one client from the global model, asks it for its statistics and sends both.
 
     Args:
         federation: The federation.
-        turn: The current phase and round.
-        rows: Buffer `[N, D]` for the clients' updates, reused by every round.
-        watch: Gets the seconds of `training` and `aggregation`.
-        traffic: Gets the bytes.
+        context: The current phase and round.
+        session: The client.
+        row: `[D]`, gets its update.
+        wire: What it trains and sends.
 
     Returns:
-        Sample-weighted mean of the clients' last local losses, or `None` if nobody had data.
+        What arrives at the server, or `None` if the client does not answer.
     """
-    server, aggregator = federation.server, federation.experiment.aggregator
-    server.round, server.logs = turn.round, {}
-    clients = sample_clients(federation, turn)
-    if not clients:
-        server.warn(f"task {turn.phase.task.index}: a round had no client with samples; the global model was kept")
+    server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
+    model.load(server.vector, server.counters)
+    message: dict[str, torch.Tensor] = {}
+    pieces: list[Piece] = []
+    loss = None
+    if aggregator.trains:
+        loss = _train(federation, context, session, wire)
+        pieces = uploaded(wire, server.layout)
+        torch.sub(model.vector, server.vector, out=row)
+        for piece in set(server.layout.pieces) - set(pieces):
+            row[piece.span] = 0.0
+        message = {"delta": row, "counters": model.read_counters()}
+    model.network.eval()
+    with torch.no_grad():
+        statistics = aggregator.statistics(session)
+    if any(name in statistics for name in RESERVED):
+        raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
+    arrived = federation.channel.up(session.id, {**message, **statistics}, session.stress, pieces)
+    if arrived is None:
         return None
-    briefing, extra = aggregator.task_broadcast(server), aggregator.broadcast(server)
-    for client in clients:
-        _receive(federation, turn, client, (briefing, extra), traffic)
-    with watch("training"):
-        uploads = visit(federation, turn, clients, {**briefing, **extra}, rows)
-    for upload in uploads.values():
-        _send(federation, upload, traffic)
-    with watch("aggregation"):
-        updates = _collect(federation, clients, uploads, rows)
-        if updates is not None:
-            server.counters.copy_(uploads[updates.clients[0]].counters)
-            aggregator.aggregate(updates, server)
-    return _mean_loss([uploads[client] for client in clients])
+    if aggregator.trains:
+        row.copy_(arrived["delta"])
+    counters = arrived.get("counters", server.counters)
+    own = {name: tensor for name, tensor in arrived.items() if name not in RESERVED}
+    return Upload(session.id, session.samples, own, counters, loss)
 
 
-def _mean_loss(uploads: Sequence[Upload]) -> float | None:
+def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
+    """Trains the loaded model on a client's samples and returns its last loss."""
+    method, phase = federation.experiment.aggregator, context.phase
+    seed_torch(federation.experiment.seeds.of("train"), "local", *context.key, session.id)
+    own = {f"state/{name}": value for name, value in session.state.items()}
+    seen = {**session.received, **own, "received": session.received_model}
+    extra = None if federation.replay is None else Extra(federation.replay, session.random("replay"))
+    work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra)
+    objective = Objective(method.loss, method.gradient, seen)
+    loss = federation.trainer.train(objective, work, session.random("batches"))
+    for note in federation.trainer.notes:
+        federation.server.warn(note)
+    return loss
+
+
+def collect(
+    federation: Federation, clients: Sequence[int], uploads: dict[int, Upload], rows: torch.Tensor
+) -> Updates | None:
+    """Stacks the finite updates in client-id order.
+
+    A client that did not answer, or that sent NaN or infinity, is left out with a line in the curve.
+    """
+    server = federation.server
+    answered = [row for row, client in enumerate(clients) if client in uploads]
+    sound = [row for row in answered if finite({"delta": rows[row], **uploads[clients[row]].message})]
+    if len(answered) < len(clients):
+        server.log("clients/no_answer", len(clients) - len(answered))
+    if len(sound) < len(answered):
+        server.log("clients/not_finite", len(answered) - len(sound))
+        server.warn(f"task {server.task.index}: updates that were not finite were left out of the merge")
+    if not sound:
+        server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
+        return None
+    kept = [uploads[clients[row]] for row in sound]
+    return Updates(
+        delta=rows[: len(clients)] if len(sound) == len(clients) else rows[sound],
+        samples=tuple(upload.samples for upload in kept),
+        clients=tuple(upload.client for upload in kept),
+        statistics=tuple(upload.message for upload in kept),
+        layout=server.layout,
+    )
+
+
+def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:
+    """Sends the final global model of a task to every client with data and collects its statistics at it."""
+    server, channel, model = federation.server, federation.channel, federation.model
+    aggregator, collected = federation.experiment.aggregator, 0
+    found: dict[int, Message] = {}
+    channel.publish(server.vector, server.counters)
+    nothing = channel.post({})
+    for client, own in enumerate(context.phase.clients):
+        if len(own) == 0:
+            continue
+        channel.down(client, nothing, model=aggregator.trains)
+        session = ClientSession(federation, context, client)
+        model.load(server.vector, server.counters)
+        model.network.eval()
+        with torch.no_grad():
+            message = aggregator.task_statistics(session)
+        arrived = channel.up(client, message, session.stress)
+        collected += arrived is not None
+        if arrived is not None and finite(arrived):
+            found[client] = arrived
+    if len(found) < collected:
+        server.warn(f"task {server.task.index}: task statistics that were not finite were left out")
+    return found
+
+
+def mean_loss(uploads: Sequence[Upload]) -> float | None:
+    """Returns the sample-weighted mean of the clients' losses; `None` if there are none."""
     losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
     if not losses:
         return None
@@ -106,65 +240,18 @@ def _mean_loss(uploads: Sequence[Upload]) -> float | None:
     return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
-def receive_model(federation: Federation, client: int, traffic: Traffic) -> None:
-    """Counts the global model as sent to a client: the parts that changed since the version that it holds.
-
-    Clients of a training-free method receive the initial model and need no other.
-    """
-    server = federation.server
-    held = traffic.held.get(client)
-    if federation.schedule.federated and (held is None or federation.experiment.aggregator.trains):
-        traffic.down += nbytes(server.news(held))
-        traffic.held[client] = server.version
-
-
-def _receive(
-    federation: Federation, turn: Turn, client: int, messages: tuple[Message, Message], traffic: Traffic
-) -> None:
-    """Counts the global model and the method's own broadcasts: the task's once, the round's each time.
-
-    A model in the task's broadcast that the client holds, or is being sent as the global one, is not sent again.
-    """
-    briefing, extra = messages
-    held = traffic.start in (traffic.held.get(client), federation.server.version)
-    receive_model(federation, client, traffic)
-    if federation.schedule.federated:
-        first = traffic.briefed.get(client) != turn.phase.after
-        kept = federation.experiment.aggregator.held_model if held else None
-        news = {name: tensor for name, tensor in briefing.items() if name != kept}
-        traffic.down += nbytes(extra) + (nbytes(news) if first else 0)
-        traffic.briefed[client] = turn.phase.after
-
-
-def _send(federation: Federation, upload: Upload, traffic: Traffic) -> None:
-    if federation.schedule.federated:
-        model = {"delta": federation.server.vector, "counters": upload.counters}
-        traffic.up += nbytes(upload.statistics) + (nbytes(model) if federation.experiment.aggregator.trains else 0)
-
-
-def _collect(
-    federation: Federation, clients: list[int], uploads: dict[int, Upload], rows: torch.Tensor
-) -> Updates | None:
-    """Stacks the finite updates in client-id order; a client that sent NaN or infinity is left out, with a warning."""
-    server = federation.server
-    sound = [row for row, client in enumerate(clients) if finite({"delta": rows[row], **uploads[client].statistics})]
-    excluded = len(clients) - len(sound)
-    if excluded:
-        server.log("clients/not_finite", excluded)
-        server.warn(f"task {server.task.index}: updates that were not finite were left out of the merge")
-    if not sound:
-        server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
-        return None
-    kept = [uploads[clients[row]] for row in sound]
-    return Updates(
-        delta=rows[: len(clients)] if not excluded else rows[sound],
-        samples=tuple(upload.samples for upload in kept),
-        clients=tuple(upload.client for upload in kept),
-        statistics=tuple(upload.statistics for upload in kept),
-        layout=server.layout,
-    )
-
-
 def finite(message: Message) -> bool:
-    """Says whether every value of a message is finite."""
+    """Returns whether every value of a message is finite."""
     return all(all_finite(tensor) for tensor in message.values())
+
+
+def update_rows(federation: Federation) -> torch.Tensor:
+    """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
+    share = federation.experiment.protocol.participation
+    needed = max(
+        min(phase.sampled(share), sum(len(own) > 0 for own in phase.clients)) for phase in federation.schedule.phases
+    )
+    vector = federation.server.vector
+    if not federation.experiment.aggregator.trains:
+        return vector.new_zeros(1, 1).expand(needed, len(vector))
+    return vector.new_empty(needed, len(vector))

@@ -10,21 +10,19 @@ from pathlib import Path
 
 import torch
 
-from fcilbench.api.message import Message, nbytes
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import forbid_tf32
 from fcilbench.federation import checkpoint, final
-from fcilbench.federation.build import build
+from fcilbench.federation.build import build, remember
 from fcilbench.federation.checkpoint import Event, Progress
-from fcilbench.federation.client import ClientSession
 from fcilbench.federation.decoding import decoding_events
 from fcilbench.federation.evaluation import evaluate
-from fcilbench.federation.experiment import Experiment, Federation
+from fcilbench.federation.experiment import Experiment, Federation, RoundContext
 from fcilbench.federation.outcome import outcome
 from fcilbench.federation.outside import outside_auroc
-from fcilbench.federation.round import finite, receive_model, run_round, update_rows
+from fcilbench.federation.placing import as_message, place
+from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
-from fcilbench.federation.turn import Turn
 from fcilbench.spec.outcome import Outcome
 
 Listener = Callable[[Event], None]
@@ -96,82 +94,85 @@ class _Run:
             if phase.restart and self._progress.round == 0 and index > 0:
                 self._server.reset(self._federation.initial)
             if self._progress.round == 0:
-                self._progress.traffic.start = self._server.version
+                self._server.round = 0
+                self._experiment.aggregator.begin_task(self._server)
+                self._federation.channel.publish(self._server.vector, self._server.counters)
+            self._replay()
             self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
             for round_ in range(self._progress.round, phase.rounds):
-                self._round(Turn(phase, round_))
+                self._round(RoundContext(phase, round_))
                 if round_ + 1 < phase.rounds:
                     self._progress.round = round_ + 1
                     self._keep("round")
-            self._end(Turn(phase, phase.rounds))
+            self._end(RoundContext(phase, phase.rounds))
             self._progress.phase, self._progress.round = index + 1, 0
             self._keep("task")
 
-    def _round(self, turn: Turn) -> None:
-        before, traffic = dict(self._watch.seconds), self._progress.traffic
-        sent = (traffic.up, traffic.down)
-        loss = run_round(self._federation, turn, self._rows, self._watch, traffic)
+    def _replay(self) -> None:
+        """Puts the samples that clients mix into this task on the device."""
+        federation = self._federation
+        self._server.round = 0
+        samples = self._experiment.aggregator.replay(self._server)
+        federation.replay, federation.replay_message = None, {}
+        if samples is None:
+            return
+        nhwc = federation.model.network.extractor.channels_last
+        data = place(self._experiment.backbone, samples, self._experiment.dataset.augmentation, self._device, nhwc)
+        federation.model.load(federation.initial, self._server.counters)
+        remember(self._experiment, federation.model, data)
+        federation.replay, federation.replay_message = data, as_message(samples)
+
+    def _round(self, context: RoundContext) -> None:
+        before, channel = dict(self._watch.seconds), self._federation.channel
+        sent = (channel.bytes_up, channel.bytes_down)
+        loss = run_round(self._federation, context, self._rows, self._watch)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         self._record(
             {
                 "event": "round",
-                "task": turn.phase.after,
+                "task": context.phase.after,
                 "tasks": len(self._federation.stream.sizes),
-                "round": turn.round,
-                "rounds": turn.phase.rounds,
+                "round": context.round,
+                "rounds": context.phase.rounds,
                 "loss": loss,
                 "seconds": self._since(before),
-                "bytes_up": traffic.up - sent[0],
-                "bytes_down": traffic.down - sent[1],
+                "bytes_up": channel.bytes_up - sent[0],
+                "bytes_down": channel.bytes_down - sent[1],
                 "logs": dict(self._server.logs),
             }
         )
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, context: RoundContext) -> None:
         """Does the method's task end, then evaluates."""
         before, aggregator = dict(self._watch.seconds), self._experiment.aggregator
         self._server.logs = {}
         with self._watch("task_end"):
-            statistics = self._task_statistics(turn) if aggregator.wants_task_statistics(self._server) else {}
+            statistics = (
+                collect_task_statistics(self._federation, context)
+                if aggregator.wants_task_statistics(self._server)
+                else {}
+            )
             aggregator.end_task(self._server, statistics)
+            self._federation.channel.publish(self._server.vector, self._server.counters)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         with self._watch("evaluation"):
             predictors = aggregator.predictors(self._server)
             accuracy = evaluate(self._federation, predictors)
-            if turn.phase is self._federation.schedule.phases[-1]:
+            if context.phase is self._federation.schedule.phases[-1]:
                 self._progress.outside_auroc = outside_auroc(self._federation, predictors)
             self._federation.features.forget_trained()
         for identity, row in accuracy.items():
-            self._progress.accuracy.setdefault(identity, {})[turn.phase.after] = row
+            self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
         self._record(
             {
                 "event": "task",
-                "task": turn.phase.after,
+                "task": context.phase.after,
                 "tasks": len(self._federation.stream.sizes),
                 "accuracy": accuracy,
                 "seconds": self._since(before),
                 "logs": dict(self._server.logs),
             }
         )
-
-    def _task_statistics(self, turn: Turn) -> dict[int, Message]:
-        """Broadcasts the final global model of the task and collects every client's statistics at it."""
-        federation, traffic = self._federation, self._progress.traffic
-        collected: dict[int, Message] = {}
-        for client, own in enumerate(turn.phase.clients):
-            if len(own) == 0:
-                continue
-            receive_model(federation, client, traffic)
-            federation.model.load(self._server.vector, self._server.counters)
-            federation.model.network.eval()
-            with torch.no_grad():
-                collected[client] = self._experiment.aggregator.task_statistics(ClientSession(federation, turn, client))
-            if federation.schedule.federated:
-                traffic.up += nbytes(collected[client])
-        sound = {client: message for client, message in collected.items() if finite(message)}
-        if len(sound) < len(collected):
-            self._server.warn(f"task {turn.phase.task.index}: task statistics that were not finite were left out")
-        return sound
 
     def _since(self, before: dict[str, float]) -> dict[str, float]:
         return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}

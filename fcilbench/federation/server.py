@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcilbench.api.message import Message
-from fcilbench.api.server import Layout, State
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.client import Net
+from fcilbench.api.message import Layout
+from fcilbench.api.server import State
 from fcilbench.api.task import Task
 from fcilbench.engine.finite import all_finite
+from fcilbench.engine.flat import FlatModel
 from fcilbench.federation.streams import stream
+from fcilbench.spec.protocol import Protocol
 
 
 class FederationServer:
@@ -23,31 +27,41 @@ class FederationServer:
         counters: Initial integer buffers `[K]`; copied.
         layout: Slices of the vector.
         tasks: All tasks of the stream.
+        protocol: The federated protocol.
         seed: The train seed, for the method's random streams.
+        model: The resident model, for `net`; `None` where the server has been loaded from a file.
+        image_input: What a vision backbone wants to see.
 
     Attributes:
         vector: Global state vector `[D]`.
         counters: Integer buffers, taken from the first client of a round.
         state: The method's persistent state.
-        version: Rises with every change of `vector`; a client that holds it need not be sent it again.
-        changed: Version at which each part of `vector` changed last.
         logs: Diagnostics of the current round.
         warnings: Everything worth a line in the row, each once.
     """
 
     def __init__(
-        self, theta: torch.Tensor, counters: torch.Tensor, layout: Layout, tasks: Sequence[Task], seed: int = 0
+        self,
+        theta: torch.Tensor,
+        counters: torch.Tensor,
+        layout: Layout,
+        tasks: Sequence[Task],
+        *,
+        protocol: Protocol | None = None,
+        seed: int = 0,
+        model: FlatModel | None = None,
+        image_input: ImageInput | None = None,
     ) -> None:
         self.vector = theta.clone()
         self.counters = counters.clone()
         self.layout = layout
         self.state: State = {}
-        self.version = 0
-        self.changed = {"backbone": 0, "head": 0, "buffers": 0}
         self.round = 0
         self.logs: dict[str, float] = {}
         self.warnings: list[str] = []
-        self._seed = seed
+        self.protocol, self.image_input = protocol or Protocol(), image_input
+        self.clients = self.protocol.clients
+        self._seed, self._model = seed, model
         self._stream = tuple(tasks)
         self.task = self._stream[0]
         self.tasks: Sequence[Task] = self._stream[:1]
@@ -62,6 +76,19 @@ class FederationServer:
         """Whether no task of the stream follows the current one."""
         return len(self.tasks) == len(self._stream)
 
+    @property
+    def net(self) -> Net:
+        """The resident network with the global vector, in eval mode.
+
+        Raises:
+            ValueError: If the server has been loaded from a file, without its network.
+        """
+        if self._model is None:
+            raise ValueError("a server that was loaded from a file has no network")
+        self._model.load(self.vector, self.counters)
+        self._model.network.eval()
+        return self._model
+
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         """Adds `direction` to the global vector, or to one part of it.
 
@@ -74,31 +101,10 @@ class FederationServer:
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)
-        self._touch(part or self.layout.all)
 
     def reset(self, theta: torch.Tensor) -> None:
         """Puts the global vector back to `vector`, bit for bit."""
         self.vector.copy_(theta)
-        self._touch(self.layout.all)
-
-    def _touch(self, part: slice) -> None:
-        self.version += 1
-        start, stop, _ = part.indices(len(self.vector))
-        for name in self.changed:
-            own: slice = getattr(self.layout, name)
-            if own.start < stop and start < own.stop:
-                self.changed[name] = self.version
-
-    def news(self, held: int | None) -> Message:
-        """Returns what of the global model a client must be sent: parts that changed since the version it holds.
-
-        Args:
-            held: That version; `None` if it holds nothing.
-        """
-        if held == self.version:
-            return {}
-        parts = [name for name, version in self.changed.items() if held is None or version > held]
-        return {"counters": self.counters, **{name: self.vector[getattr(self.layout, name)] for name in parts}}
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

@@ -77,9 +77,10 @@ class Poison(Stressor):
         """Returns the given clients."""
         return self._clients
 
-    def upload(self, delta: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-        """Returns NaN."""
-        return torch.full_like(delta, float("nan"))
+    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Returns NaN wherever a number may be one."""
+        nan = float("nan")
+        return {k: torch.full_like(v, nan) if v.is_floating_point() else v for k, v in message.items()}
 
 
 @dataclass(frozen=True)

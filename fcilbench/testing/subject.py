@@ -14,15 +14,14 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.message import Message
-from fcilbench.api.predict import Predictors
+from fcilbench.api.predict import Module, Predictors
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.build import build
-from fcilbench.federation.experiment import Federation, Unsupported
-from fcilbench.federation.round import Traffic, run_round, update_rows
+from fcilbench.federation.experiment import Federation, RoundContext, Unsupported
+from fcilbench.federation.round import run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.turn import Turn
 from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import Bench, Edit, quiet_torch
 from fcilbench.testing.law import LawBroken, NotApplicable
@@ -129,7 +128,7 @@ class AggregatorSubject:
 
         def predictors(server: Any) -> Predictors:
             given = own(server)
-            modules = {name: make().detach().clone() for name, make in given.modules.items()}
+            modules = {name: _vector(make()) for name, make in given.modules.items()}
             ends.append(Deployed(server.vector.clone(), modules, given, server, len(server.tasks)))
             return given
 
@@ -165,11 +164,15 @@ class AggregatorSubject:
         aggregator.aggregate = record  # type: ignore[method-assign]
         rows = update_rows(federation)
         with quiet_torch():
-            run_round(federation, Turn(phase, 0), rows, Stopwatch(rows.device), Traffic())
+            run_round(federation, RoundContext(phase, 0), rows, Stopwatch(rows.device))
         aggregator.aggregate = own  # type: ignore[method-assign]
         if not got:
             raise LawBroken("no client sent a finite update in the first round")
         return Stage(aggregator, federation, got[0])
+
+
+def _vector(built: Module | torch.Tensor) -> torch.Tensor:
+    return (built.vector if isinstance(built, Module) else built).detach().clone()
 
 
 def same_bits(one: Run, two: Run) -> str | None:

@@ -39,8 +39,8 @@ class Anchored(Aggregator):
     def loss(self, net, batch, context):
         return super().loss(net, batch, context) + ((net.parameters - context["anchor"]) ** 2).sum()
 
-    def gradient(self, gradient, theta, context):
-        gradient += theta - context["anchor"]
+    def gradient(self, gradient, net, context):
+        gradient += net.parameters - context["anchor"]
 
 
 def objective(model, shift):

@@ -83,8 +83,8 @@ def test_gradient_hook_and_flat_penalty_agree():
             return super().loss(net, batch, context) + 3.0 * ((net.parameters - context["anchor"]) ** 2).sum()
 
     class InHook(Aggregator):
-        def gradient(self, gradient, theta, context):
-            gradient += 6.0 * (theta - context["anchor"])
+        def gradient(self, gradient, net, context):
+            gradient += 6.0 * (net.parameters - context["anchor"])
 
     results = []
     for method in (InLoss(), InHook(), Aggregator()):

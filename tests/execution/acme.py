@@ -4,7 +4,7 @@ import os
 import sys
 import urllib.request
 
-from fcilbench.api import Field, No, Params, Request, Server, Updates, Yes
+from fcilbench.api import Field, No, Params, Request, Server, Updates
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 
 
@@ -14,8 +14,8 @@ class Acme(FedAvg):
     class Params(Params):
         do: str = Field("print", description="how it misbehaves")
 
-    def supports(self, request: Request) -> Yes | No:
-        return No("needs text") if self.params.do == "refuse" else Yes()
+    def prepare(self, network: object, request: Request) -> No | None:
+        return No("needs text") if self.params.do == "refuse" else None
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         match self.params.do:

@@ -8,8 +8,8 @@ from fcilbench.api.dataset import Augmentation
 from fcilbench.api.schedule import Schedule
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.federation.round import sample_clients
-from fcilbench.federation.turn import Turn
 
 
 def session(federation, client=0, round_=0):
@@ -73,19 +73,3 @@ def test_a_phase_may_ask_every_client(make_experiment):
     everyone = replace(phase, participation=1.0)
     assert sample_clients(federation, Turn(everyone, 0)) == [0, 1, 2, 3, 4, 5]
     assert Schedule((everyone,)).phases[0].sampled(0.5) == 6
-
-
-def test_a_client_is_sent_the_parts_that_it_does_not_hold(make_experiment):
-    server = build(make_experiment()).server
-    parts = server.layout
-    assert set(server.news(None)) == {"counters", "backbone", "head", "buffers"}
-    assert server.news(server.version) == {}
-    held = server.version
-    server.step(torch.ones(parts.head.stop - parts.head.start), parts.head)
-    assert set(server.news(held)) == {"counters", "head"}
-    between = server.version
-    server.step(torch.ones(parts.backbone.stop), slice(None, parts.backbone.stop))
-    assert set(server.news(between)) == {"counters", "backbone"}
-    assert set(server.news(held)) == {"counters", "backbone", "head"}
-    server.reset(torch.zeros_like(server.vector))
-    assert set(server.news(between)) == {"counters", "backbone", "head"}  # there are no buffers to change

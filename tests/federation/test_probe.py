@@ -20,7 +20,7 @@ def test_a_broken_server_half_is_found_and_a_refusal_is_not_an_error(make_experi
             raise KeyError("basis")
 
     class Picky(Aggregator):
-        def supports(self, request):
+        def prepare(self, network, request):
             return No("no")
 
     with pytest.raises(KeyError, match="basis"):

@@ -14,10 +14,9 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
-from fcilbench.federation import visit as visit_module
 from fcilbench.federation.build import build
-from fcilbench.federation.round import Traffic, run_round
-from fcilbench.federation.turn import Turn
+from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.round import run_round
 from fcilbench.plugins.stressors.none import NoStress
 
 
@@ -32,10 +31,10 @@ def with_clients(federation, sizes):
 
 
 def play(federation, turn, rows=None):
-    traffic = Traffic()
     rows = torch.empty(len(turn.phase.clients), len(federation.server.vector)) if rows is None else rows
-    loss = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")), traffic)
-    return loss, traffic, rows
+    loss = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
+    channel = federation.channel
+    return loss, (channel.bytes_up, channel.bytes_down), rows
 
 
 class Counting(Aggregator):
@@ -63,7 +62,7 @@ def test_s05_all_clients_empty_keeps_the_model_and_warns(make_experiment):
     loss, traffic, _ = play(federation, with_clients(federation, [0, 0, 0]))
     assert loss is None
     assert torch.equal(federation.server.vector, before)
-    assert (traffic.up, traffic.down) == (0, 0)
+    assert traffic == (0, 0)
     assert "no client with samples" in federation.server.warnings[0]
 
 
@@ -90,8 +89,8 @@ class Poison(NoStress):
     def affected(self, clients, random):
         return (1,)
 
-    def upload(self, delta, random):
-        return torch.full_like(delta, float("nan"))
+    def upload(self, message, random):
+        return message | {"delta": torch.full_like(message["delta"], float("nan"))}
 
 
 def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
@@ -128,7 +127,8 @@ def test_s06_running_statistics_are_averaged_by_sample_weight(make_experiment, n
 
 def test_s06_by_hand_on_the_mean():
     """n = 3, 1 and running means 0, 4 give (3 * 0 + 1 * 4) / 4 = 1 (policy: variances are averaged too)."""
-    from fcilbench.api.server import Layout, Updates
+    from fcilbench.api.message import Layout
+    from fcilbench.api.server import Updates
 
     parts = Layout(slice(0, 0), slice(0, 0), slice(0, 2), 1, 0)
     delta = torch.tensor([[0.0, 1.0], [4.0, 1.0]])
@@ -172,7 +172,7 @@ def test_s07_by_hand():
 def test_s14_the_order_of_execution_changes_no_bit(make_experiment, monkeypatch):
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):
-        monkeypatch.setattr(visit_module, "execution_order", lambda clients, order=order: order)
+        monkeypatch.setattr(round_module, "execution_order", lambda clients, order=order: order)
         federation = build(make_experiment())
         play(federation, with_clients(federation, [20, 12, 8]))
         results.append(federation.server.vector)
@@ -206,8 +206,7 @@ def test_bytes_are_those_of_the_tensors(make_experiment):
     federation = build(make_experiment())
     size = 64 * 16 + 16 + 10 * 16 + 10
     _, traffic, _ = play(federation, with_clients(federation, [5, 0, 9]))
-    assert traffic.down == 2 * size * 4
-    assert traffic.up == 2 * size * 4
+    assert traffic == (2 * size * 4, 2 * size * 4)
 
 
 def test_participation_samples_by_coordinates(make_experiment):

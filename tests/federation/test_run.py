@@ -15,10 +15,10 @@ from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import checkpoint
 from fcilbench.federation.build import build
+from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.federation.experiment import Unsupported
-from fcilbench.federation.round import Traffic, run_round
+from fcilbench.federation.round import run_round
 from fcilbench.federation.run import run_experiment
-from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
@@ -136,7 +136,7 @@ def test_s15_memory_is_constant_from_the_second_round(make_experiment):
     readings = []
     for index in range(8):
         turn = Turn(federation.schedule.phases[0], index)
-        run_round(federation, turn, rows, Stopwatch(torch.device("cpu")), Traffic())
+        run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
         gc.collect()
         tensors = {id(o): o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)}
         readings.append(sum(t.untyped_storage().nbytes() for t in tensors.values()))
@@ -178,7 +178,7 @@ def test_joint_measures_its_last_row_and_cumulative_all(make_experiment, tmp_pat
 
 def test_a_method_may_decline_a_cell(make_experiment, tmp_path):
     class Picky(Aggregator):
-        def supports(self, request):
+        def prepare(self, network, request):
             return No(f"not for {request.classes} classes")
 
     with pytest.raises(Unsupported, match="not for 10 classes"):
@@ -189,8 +189,6 @@ def test_task_end_statistics_are_collected_at_the_global_model(make_experiment, 
     got = []
 
     class Means(Aggregator):
-        task_end_statistics = True
-
         def task_statistics(self, client):
             total = sum(client.net.features(batch.inputs).sum(0) for batch in client.batches())
             return {"sum": total, "count": torch.tensor([client.samples])}
@@ -234,22 +232,3 @@ def test_a_training_free_method_sends_statistics_only_and_gets_the_model_once(ma
     assert outcome.cost.bytes_down == 2 * model
     assert outcome.cost.bytes_up == 2 * 2 * 5 * 4  # clients x rounds x tasks x one float
     assert json.loads((tmp_path / "work" / "rounds.jsonl").read_text().splitlines()[0])["loss"] is None
-
-
-def test_a_task_broadcast_is_sent_once_per_client_and_task(make_experiment, tmp_path):
-    seen = []
-
-    class Brief(Aggregator):
-        def task_broadcast(self, server):
-            return {"anchor": server.vector.clone() if server.round == 0 else seen[-1]}
-
-        def loss(self, net, batch, context):
-            seen.append(context["anchor"])
-            return super().loss(net, batch, context)
-
-    settings = {"clients": 2, "partition": Partition(kind="iid")}
-    plain = run(make_experiment(FedAvg(), **settings), tmp_path, "a")
-    brief = run(make_experiment(Brief(), **settings), tmp_path, "b")
-    model = (64 * 16 + 16 + 10 * 16 + 10) * 4
-    assert brief.cost.bytes_down - plain.cost.bytes_down == 2 * 5 * model
-    assert brief.model_digest == plain.model_digest

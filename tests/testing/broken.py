@@ -31,7 +31,7 @@ class OutsideItsSpace(Aggregator):
 class Declines(Aggregator):
     """Runs nowhere."""
 
-    def supports(self, request):
+    def prepare(self, network, request):
         return No("it is Monday")
 
 
@@ -79,7 +79,7 @@ class DividesByZero(Aggregator):
 
     def predictors(self, server):
         given = super().predictors(server)
-        return Predictors({**given.modules, "bad": lambda: server.vector / 0}, given.answers)
+        return Predictors({**given.modules, "bad": lambda: server.vector / 0}, given.rules)
 
 
 class ExpectsEveryone(Aggregator):
@@ -265,7 +265,7 @@ class NoOracle(Aggregator):
             def __call__(self, logits, tasks, true):
                 return super().__call__(logits, tasks, true) - true.offset
 
-        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).answers, "oracle": Local()})
+        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).rules, "oracle": Local()})
 
 
 class MajorityVote(Aggregator):
@@ -277,13 +277,13 @@ class MajorityVote(Aggregator):
                 found = super().__call__(logits, tasks, true)
                 return torch.full_like(found, int(found.mode().values))
 
-        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).answers, "none": Vote()})
+        return Predictors({"global": lambda: server.vector}, {**super().predictors(server).rules, "none": Vote()})
 
 
 BROKEN = {
     "contract": [NoVersion],
     "params-documented": [Undocumented, OutsideItsSpace],
-    "supports": [Declines],
+    "prepare": [Declines],
     "one-client": [Halves],
     "identical-clients": [Adds],
     "empty-client": [CountsRegistered],

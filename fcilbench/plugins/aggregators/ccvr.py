@@ -37,7 +37,6 @@ class Ccvr(Aggregator):
 
     version = "1"
     traits = Traits(server_only=True)
-    task_end_statistics = True
 
     class Params(PresetParams):
         """Hyperparameters of CCVR."""

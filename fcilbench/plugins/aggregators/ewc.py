@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes
-from fcilbench.api.client import Client, Context, FisherKind
+from fcilbench.api.aggregator import Aggregator, No, Request, Traits
+from fcilbench.api.client import Client, Context, FisherKind, Net
 from fcilbench.api.message import Message
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server
@@ -32,8 +33,6 @@ class Ewc(Aggregator):
 
     version = "1"
     traits = Traits(extra_objective=True, extra_memory=True, training_modification=True)
-    task_end_statistics = True
-    held_model = "anchor"
 
     class Params(PresetParams):
         """Hyperparameters of EWC."""
@@ -70,11 +69,11 @@ class Ewc(Aggregator):
 
     # ---------------------------------------------------------------- the experiment
 
-    def supports(self, request: Request) -> Yes | No:
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines a schedule that `skip_last_round` would empty."""
         if self.params.skip_last_round and request.protocol.rounds < 2:
             return No("skip_last_round leaves no round to train: it needs at least 2 rounds")
-        return Yes()
+        return None
 
     def build_schedule(self, schedule: Schedule) -> Schedule:
         """Takes the last round away from each task, if so asked."""
@@ -84,9 +83,9 @@ class Ewc(Aggregator):
 
     # ---------------------------------------------------------------- clients
 
-    def gradient(self, gradient: torch.Tensor, theta: torch.Tensor, context: Context) -> None:
+    def gradient(self, gradient: torch.Tensor, net: Net, context: Context) -> None:
         """Adds 2 lambda F (theta - theta*), or 2 lambda (A theta - H), in float32 outside autocast."""
-        strength = self.params.strength
+        strength, theta = self.params.strength, net.parameters
         if "anchor" in context:
             anchor = context["anchor"][: theta.numel()]
             add_penalty_gradient(gradient, theta, context["fisher"], anchor, strength)

@@ -138,7 +138,7 @@ class FedProto(Aggregator):
         if self.params.predict == "prototype":
             deploy, inferred = (lambda: self._nearest(server)), AllClasses()
         return Predictors(
-            modules={"global": deploy}, answers={"none": AllClasses(), "inferred": inferred, "oracle": TrueTask()}
+            modules={"global": deploy}, rules={"none": AllClasses(), "inferred": inferred, "oracle": TrueTask()}
         )
 
     @staticmethod

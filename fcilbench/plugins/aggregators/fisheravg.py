@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request, Traits, Yes
+from fcilbench.api.aggregator import Aggregator, No, Request, Traits
 from fcilbench.api.client import Client, FisherKind
 from fcilbench.api.message import Message
 from fcilbench.api.server import Server, Updates
@@ -52,11 +53,11 @@ class FisherAvg(Aggregator):
             False, description="take the Fisher on inputs that are not normalised, a defect of fed-mammoth"
         )
 
-    def supports(self, request: Request) -> Yes | No:
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines raw inputs for text, which knows no normalisation."""
         if self.params.raw_inputs and request.modality != "vision":
             return No("raw_inputs is about the normalisation of images; set raw_inputs: false for text")
-        return Yes()
+        return None
 
     def statistics(self, client: Client) -> Message:
         """Sends the mean Fisher `[P]` at the client's own model, or its sum over samples."""

@@ -62,5 +62,5 @@ class Joint(Aggregator):
         """Answers with the one model; its logits compete over all classes, so `inferred` is `none`."""
         return Predictors(
             modules={"global": lambda: server.vector},
-            answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
+            rules={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
         )

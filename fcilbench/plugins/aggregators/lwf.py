@@ -27,7 +27,6 @@ class Lwf(Aggregator):
 
     version = "1"
     traits = Traits(extra_objective=True, extra_memory=True, training_modification=True)
-    held_model = "teacher"
 
     class Params(PresetParams):
         """Hyperparameters of LwF."""

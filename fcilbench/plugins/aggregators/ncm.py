@@ -40,7 +40,7 @@ class FrozenFeatures(Aggregator):
         """Answers with the one head."""
         return Predictors(
             modules={"global": lambda: server.vector},
-            answers={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
+            rules={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
         )
 
 

@@ -9,8 +9,8 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator, Traits
 from fcilbench.api.client import Client
-from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Piece, Server, Updates
+from fcilbench.api.message import Message, Piece, pack_symmetric, unpack_symmetric
+from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.regmean import regmean, regmean_plain
 from fcilbench.vectors.sums import weighted_sum

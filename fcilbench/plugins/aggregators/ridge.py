@@ -9,6 +9,7 @@ import torch
 from pydantic import field_validator
 from torch import nn
 
+from fcilbench.api.aggregator import Request
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
@@ -51,7 +52,7 @@ class Ridge(FrozenFeatures):
                 raise ValueError("must be positive, or gcv")
             return ridge
 
-    def prepare(self, network: nn.Module) -> None:
+    def prepare(self, network: nn.Module, request: Request) -> None:
         """Puts the random lift between backbone and head.
 
         P comes from the stream of the initialisation, hence from the train seed: clients draw it themselves, and it is

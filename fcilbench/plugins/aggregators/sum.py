@@ -158,7 +158,7 @@ class Sum(Aggregator):
             modules[PROTOTYPES] = lambda: prototypes.model(server)
         return Predictors(
             modules=modules,
-            answers={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask("task-{}")},
+            rules={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask("task-{}")},
         )
 
     def _deployed(self, server: Server, task: int) -> torch.Tensor:

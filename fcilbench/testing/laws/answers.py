@@ -21,7 +21,7 @@ _SAMPLES = 24
 @LAWS.law(
     "answers",
     "the method answers under `none`, `inferred` and `oracle` with labels of classes seen; `oracle` stays in the task",
-    fix="give `Predictors.answers` all three keys and deploy every module that an answer names; add `task.offset` to "
+    fix="give `Predictors.rules` all three keys and deploy every module that an answer names; add `task.offset` to "
     "positions inside a slice",
 )
 def answers(subject: AggregatorSubject) -> None:
@@ -30,9 +30,9 @@ def answers(subject: AggregatorSubject) -> None:
     federation, logits = _logits(subject, end)
     tasks = end.server.tasks
     for identity in ("none", "inferred", "oracle"):
-        if identity not in end.predictors.answers:
+        if identity not in end.predictors.rules:
             raise LawBroken(f"there is no answer under {identity!r}")
-        answer, oracle = end.predictors.answers[identity], identity == "oracle"
+        answer, oracle = end.predictors.rules[identity], identity == "oracle"
         for task in tasks:
             given = _ask(answer, logits, tasks, task, oracle)
             low, high = (task.offset, task.seen) if oracle else (0, tasks[-1].seen)
@@ -55,7 +55,7 @@ def answers_per_sample(subject: AggregatorSubject) -> None:
     end = subject.whole.ends[-1]
     _, logits = _logits(subject, end)
     tasks = end.server.tasks
-    for identity, answer in end.predictors.answers.items():
+    for identity, answer in end.predictors.rules.items():
         oracle = identity == "oracle"
         for task in tasks:
             together = _ask(answer, logits, tasks, task, oracle)

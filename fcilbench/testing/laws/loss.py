@@ -104,8 +104,9 @@ def loss_pure(subject: AggregatorSubject) -> None:
 
 def _hooked(now: Moment, theta: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(value, theta)
+    state = now.model.named(torch.cat([theta.detach(), now.model.vector[now.model.layout.buffers]]))
     with torch.no_grad():
-        now.aggregator.gradient(gradient, theta.detach(), now.context)
+        now.aggregator.gradient(gradient, now.model.with_parameters(state, theta.detach()), now.context)
     return gradient
 
 

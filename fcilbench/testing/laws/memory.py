@@ -36,7 +36,7 @@ class _Stopped(Exception):  # noqa: N818 -- what a crash looks like from inside
 )
 def repeatable(subject: AggregatorSubject) -> None:
     """A second run from other global generators, with the clients simulated in reverse order."""
-    from fcilbench.federation import visit as visits
+    from fcilbench.federation import round as visits
 
     def reverse(clients: Sequence[int]) -> Sequence[int]:
         return clients[::-1]

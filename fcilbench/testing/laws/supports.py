@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fcilbench.api.aggregator import No, Request, Yes
+from fcilbench.api.aggregator import No, Request
+from fcilbench.engine.network import Network
 from fcilbench.spec.protocol import Protocol
 from fcilbench.testing.law import LawBroken, Laws
 from fcilbench.testing.subject import AggregatorSubject
@@ -11,18 +12,17 @@ LAWS: Laws[AggregatorSubject] = Laws()
 
 
 @LAWS.law(
-    "supports",
-    "`supports` answers Yes or No with a reason, and Yes to the kit's vision experiment with equal tasks",
-    fix="return `Yes()` or `No('why')`; a method that needs another network is tried with `backbone = ...` of the "
-    "conformance class",
+    "prepare",
+    "`prepare` returns None or No with a reason, and None for the kit's vision experiment with equal tasks",
+    fix="return `No('why')` where the method is not defined, else nothing; a method that needs another network is "
+    "tried with `backbone = ...` of the conformance class",
 )
-def supports(subject: AggregatorSubject) -> None:
-    """Asks about vision and text."""
-    for modality in ("vision", "text"):
-        answer = subject.make().supports(Request(modality, 10, (5, 5), Protocol()))
-        if not isinstance(answer, Yes | No):
-            raise LawBroken(f"for {modality} it returned {answer!r}")
-        if isinstance(answer, No) and not answer.reason.strip():
-            raise LawBroken(f"for {modality} it says No without a reason")
-        if modality == "vision" and isinstance(answer, No):
-            raise LawBroken(f"it declines: {answer.reason}")
+def prepare(subject: AggregatorSubject) -> None:
+    """Asks about vision."""
+    backbone = subject.bench.backbone()
+    request = Request("vision", 10, (5, 5), 10, Protocol(), {**backbone.facts(), "params": {}})
+    answer = subject.make().prepare(Network(backbone.build(), 10), request)
+    if answer is not None and not isinstance(answer, No):
+        raise LawBroken(f"it returned {answer!r}")
+    if isinstance(answer, No):
+        raise LawBroken(f"it declines: {answer.reason or 'without a reason'}")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fcilbench.api.client import Batch
-from fcilbench.api.message import nbytes
-from fcilbench.api.server import Layout, Updates
+from fcilbench.api.message import Layout, nbytes
+from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ccvr import Ccvr
@@ -179,7 +179,7 @@ def test_resume_ends_bit_equal(play, preset, stop):
 
 def test_a_calibrated_head_is_all_that_a_new_task_sends(play):
     """The task-end broadcast doubles as the next first one, except for the head."""
-    outcome = play(ccvr(), partition=Partition(kind="iid"))
+    outcome = play(ccvr(), partition=Partition(kind="iid"), tasks=(3, 2, 3, 2))
     model, head, tasks = 1210, 170, 4
     # Each task: the first round, the second one, and the final model for its statistics.
     assert outcome.cost.bytes_down == 3 * 4 * (model + (tasks - 1) * head + 2 * tasks * model)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fcilbench.api.client import Batch
-from fcilbench.api.message import nbytes
-from fcilbench.api.server import Layout, Updates
+from fcilbench.api.message import Layout, nbytes
+from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -166,8 +166,8 @@ def test_resume_ends_bit_equal(play, stop):
 
 def test_traffic_by_hand(play):
     """Counts 4 bytes a class in every round, rows of present classes; down 64 + 1 bytes a class from round two on."""
-    outcome = play(fedproto(), partition=Partition(kind="iid"))
+    outcome = play(fedproto(), partition=Partition(kind="iid"), tasks=(3, 2, 3, 2))
     model = 4 * 1210
-    classes = 3 + 1 + 4 + 2
+    classes = 3 + 2 + 3 + 2
     assert outcome.cost.bytes_down == 24 * model + 3 * classes * 65
     assert outcome.cost.bytes_up == 24 * model + 3 * 2 * classes * (64 + 4)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fcilbench.api.aggregator import No, Request, Yes
-from fcilbench.api.message import nbytes
-from fcilbench.api.server import Layout, Updates
+from fcilbench.api.aggregator import No, Request
+from fcilbench.api.message import Layout, nbytes
+from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
+from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.turn import Turn
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fisheravg import FisherAvg
 from fcilbench.spec.protocol import Partition, Protocol
@@ -60,9 +60,9 @@ def test_presets_and_single_options():
     original = FisherAvg.Params(preset="original")
     assert (original.fisher_type, original.lambda_k, original.normalize) == ("exact", "uniform", "l2")
     assert FisherAvg.Params(**original.model_dump()) == original
-    text = Request("text", 4, (2, 2), Protocol())
-    assert isinstance(peer.supports(text), No)
-    assert isinstance(FisherAvg().supports(text), Yes)
+    text = Request("text", 4, (2, 2), 10, Protocol(), {})
+    assert isinstance(peer.prepare(None, text), No)
+    assert FisherAvg().prepare(None, text) is None
 
 
 def test_the_peers_fisher_is_a_sum_over_samples_on_raw_inputs(make_experiment):

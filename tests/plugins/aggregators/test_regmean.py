@@ -13,8 +13,8 @@ from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.network import Network
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.round import Traffic, run_round
-from fcilbench.federation.turn import Turn
+from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.round import run_round
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.regmean import RegMean
 from fcilbench.spec.protocol import Partition
@@ -42,7 +42,7 @@ def one_round(experiment):
     federation = build(experiment)
     phase = federation.schedule.phases[0]
     rows = torch.empty(len(phase.clients), len(federation.server.vector))
-    run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")), Traffic())
+    run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")))
     return federation
 
 
@@ -177,6 +177,6 @@ def test_resume_ends_bit_equal(play, stop):
 
 def test_traffic_is_the_model_and_the_triangles(play):
     """Two layers, 64 and 16 inputs: 2080 + 136 floats beside the model's 1210; 3 clients, 2 rounds, 4 tasks."""
-    outcome = play(RegMean(), partition=Partition(kind="iid"))
+    outcome = play(RegMean(), partition=Partition(kind="iid"), tasks=(3, 2, 3, 2))
     assert outcome.cost.bytes_up == 24 * 4 * (1210 + 2080 + 136)
     assert outcome.cost.bytes_down == 24 * 4 * 1210

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fcilbench.api.server import Layout, Updates
+from fcilbench.api.message import Layout
+from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum

@@ -4,7 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fcilbench.api.server import Layout, Piece, Updates
+from fcilbench.api.message import Layout, Piece
+from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum
