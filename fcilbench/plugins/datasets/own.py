@@ -1,0 +1,211 @@
+"""Data sets of the user's own, by parameters alone: a folder of images, or a CSV file of texts.
+
+Classes, counts and the content digest come from the files. A cell is identified by the digest, so that a data set may
+be moved or renamed, and a changed file is another data set.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Labels, Samples
+from fcilbench.data.content import listed, number, salted, stratified_split
+from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.data.images import ImageFiles, class_folders, class_tree
+from fcilbench.data.root import find_data
+from fcilbench.errors import DataError
+from fcilbench.spec.params import Field, non_defaults
+
+_TASKS = 5  # when a suite does not say; as equal as possible
+_WHERE = "an absolute path, else relative to the working directory, else to the data root"
+_SHARE = "share of each class that becomes the test set, by the content of the samples"
+
+
+class _OwnData(Dataset):
+    """What the two have in common: facts of the instance, and an identity that is the content."""
+
+    licence = "as the owner of the files says"
+
+    def _declare(self, classes: int, train: int, test: int) -> None:
+        self.classes, self.train_samples, self.test_samples = classes, train, test
+        tasks = min(_TASKS, classes)
+        self.default_tasks = tuple(classes // tasks + (index < classes % tasks) for index in range(tasks))
+
+    @cached_property
+    def _digest(self) -> str:
+        return number(listed(self.load(Path())))[1]
+
+    def instance_facts(self) -> dict[str, Any]:
+        """Returns the counts and the digest of the files."""
+        return {**super().instance_facts(), "fingerprint": self._digest}
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the hyperparameters, with the content digest in place of what says where the samples are."""
+        kept = non_defaults(self.params)
+        common = {"size", *DatasetParams.model_fields}
+        return {"path": self._digest, **{name: value for name, value in kept.items() if name in common}}
+
+
+class ImageFolder(_OwnData, ImageDataset):
+    """Your own images in class folders: `<path>/{train,test}/<class>/*`, or `<path>/<class>/*` with `test_share`.
+
+    Classes are the folders' names in order. An image is resized so that its shorter side is `size`, then its centre is
+    cropped. The augmentation is a random crop after zero padding of an eighth, and a horizontal flip.
+    """
+
+    version = "1"
+    name = "image-folder"
+    margin = 1.0
+
+    class Params(ImageDataset.Params):
+        """Where the folders are, how they are split, and the size of the decoded images."""
+
+        path: str = Field(description=f"folder of the images: {_WHERE}")
+        train: str = Field("train", description="folder below path with the class folders of the training images")
+        test: str = Field("test", description="folder below path with the class folders of the test images")
+        test_share: float | None = Field(None, gt=0, lt=1, description=f"path has the class folders itself; {_SHARE}")
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        folder, share = find_data(params.path), params.test_share
+        self._folders = (folder,) if share is not None else (folder / params.train, folder / params.test)
+        self.layouts = (tuple(map(str, self._folders)),)
+        try:
+            if share is None:
+                names, train, test = class_tree(*self._folders)
+                self._declare(len(names), len(train.files), len(test.files))
+            else:
+                names, images = class_folders(folder)
+                count = round(share * len(images.files))
+                self._declare(len(names), len(images.files) - count, count)
+        except DataError as error:
+            hint = "give train and test, or test_share if path has the class folders itself"
+            raise DataError(f"image-folder: {error.message}", hint=error.hint or hint) from error
+
+    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+        """Lists class names, training and test images."""
+        return super().official(paths) if len(paths) == 1 else class_tree(*paths)
+
+    def _hint(self, root: Path) -> str:
+        return f"mend the files under {self._folders[0]}"
+
+    def files(self) -> list[Path]:
+        """Returns the folders and the images: a new file changes its folder."""
+        listing: Any = self.load(Path())
+        images = [*listing.train.files, *listing.test.files]
+        return [*self._folders, *sorted({image.parent for image in images}), *sorted(images)]
+
+
+class Csv(_OwnData):
+    """Your own texts in a CSV (or, by its suffix, TSV) file with a header, UTF-8.
+
+    Classes are the values of the label column in order of their text. The test set is another file, the rows that a
+    column marks, or a share of each class.
+    """
+
+    version = "1"
+    modality = "text"
+
+    class Params(DatasetParams):
+        """Which file, which columns, and how it is split: one of `test`, `split_column`, `test_share`."""
+
+        path: str = Field(description=f"file of the training texts, or of all texts: {_WHERE}")
+        text_column: str = Field("text", description="column of the texts")
+        label_column: str = Field("label", description="column of the class names")
+        test: str | None = Field(None, description="file of the test texts, with the same columns")
+        split_column: str | None = Field(None, description="column that says `train` or `test`")
+        test_share: float | None = Field(None, gt=0, lt=1, description=_SHARE)
+
+        @model_validator(mode="after")
+        def _one_split(self) -> Self:
+            given = [name for name in ("test", "split_column", "test_share") if getattr(self, name) is not None]
+            if len(given) != 1:
+                raise ValueError(
+                    f"give exactly one of test, split_column and test_share, not {', '.join(given) or 'none'}"
+                )
+            return self
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self._files = [find_data(name) for name in (params.path, params.test) if name is not None]
+        rows = [row for path in self._files for row in _read(path, params, test=path is not self._files[0])]
+        names = sorted({row.label for row in rows if not row.test})
+        number_of = {name: index for index, name in enumerate(names)}
+        for row in rows:
+            if row.label not in number_of:
+                raise DataError(f"csv: {row.place}: label {row.label!r} has no training text")
+        samples = Samples(
+            np.array([row.text for row in rows], dtype=object),
+            np.array([number_of[row.label] for row in rows], dtype=np.int64),
+        )
+        if params.test_share is None:
+            is_test = np.array([row.test for row in rows], dtype=bool)
+            train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+        else:
+            train, test = self._share(samples, params.test_share)
+        if absent := [name for label, name in enumerate(names) if label not in samples.labels[test]]:
+            raise DataError(f"csv: {self._files[-1]} has no test text of {', '.join(map(repr, absent[:3]))}")
+        self._corpus = Corpus(samples.take(train), samples.take(test), tuple(names))
+        self._declare(len(names), len(train), len(test))
+
+    def _share(self, samples: Samples, share: float) -> tuple[Labels, Labels]:
+        content = [salted(text.encode(), 0) for text in samples.inputs]
+        try:
+            return stratified_split(samples.labels, content, round(share * len(samples)))
+        except DataError as error:
+            raise DataError(f"csv: {self._files[0]}: {error.message}", hint="change test_share") from error
+
+    def load(self, root: Path) -> Corpus:
+        """Returns the texts."""
+        return self._corpus
+
+    def files(self) -> list[Path]:
+        """Returns the files."""
+        return self._files
+
+
+class _Row(NamedTuple):
+    """A text of a file."""
+
+    text: str
+    label: str
+    test: bool
+    place: str
+
+
+def _read(path: Path, params: Csv.Params, test: bool) -> list[_Row]:
+    csv.field_size_limit(1 << 30)  # the default refuses texts of 131,072 characters
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            columns = list(reader.fieldnames or ())
+            for name in filter(None, (params.text_column, params.label_column, params.split_column)):
+                if name not in columns:
+                    raise DataError(f"csv: {path} has no column {name!r}; it has: {', '.join(columns) or 'none'}")
+            for row in reader:
+                place = f"{path}, line {reader.line_num}"
+                text, label = row[params.text_column], row[params.label_column]
+                if text is None or not label:
+                    raise DataError(f"csv: {place}: no text or no label")
+                if params.split_column:
+                    if row[params.split_column] not in ("train", "test"):
+                        hint = "remove the rows of other splits, or write train or test"
+                        raise DataError(
+                            f"csv: {place}: {params.split_column} is {row[params.split_column]!r}", hint=hint
+                        )
+                    test = row[params.split_column] == "test"
+                rows.append(_Row(text, label, test, place))
+    except UnicodeDecodeError as error:
+        raise DataError(f"csv: {path} is not UTF-8 ({error.reason})", hint="save it as UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"csv: cannot read {path}: {error}") from error
+    if not rows:
+        raise DataError(f"csv: {path} has no rows")
+    return rows
