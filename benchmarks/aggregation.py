@@ -15,8 +15,7 @@ import torch
 
 from benchmarks.timing import best, extra_memory, run
 from fcilbench.engine.meters import device_name
-from fcilbench.vectors.surgery import coefficients, gram, merge, surgery_matrix
-from fcilbench.vectors.trim import Trimmed
+from fcilbench.vectors.surgery import Trimmed, coefficients, gram, merge, surgery_matrix
 
 Z_THR, LAMBDA_S = 4.5, 0.4
 

@@ -17,16 +17,14 @@ import torch
 from benchmarks.aggregation import clients
 from benchmarks.timing import best, run
 from fcilbench.engine.meters import device_name
-from fcilbench.vectors.basis import project_out
-from fcilbench.vectors.topk import Cut, cut
-from fcilbench.vectors.unify import Modulators, unify
+from fcilbench.vectors.module import Cut, Modulators, cut, project_out, unify
 
 K_PCT = 0.05
 
 
 def module(basis: list[torch.Tensor], cuts: list[Cut], kept: list[torch.Tensor]) -> torch.Tensor:
     unified = unify(basis, cuts, "count", basis[0].device)
-    return Modulators(basis, kept, unified).scales()
+    return Modulators(basis, kept, [1.0] * len(basis), unified).scales()
 
 
 def reading(vectors: list[torch.Tensor], times: int) -> torch.Tensor:

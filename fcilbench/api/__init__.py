@@ -1,6 +1,6 @@
 """All that a plugin author imports. It imports torch; the torch-free words live in `fcilbench.spec`."""
 
-from fcilbench.api.aggregator import Aggregator, No, Request, Traits, masked_cross_entropy
+from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Listing, Samples
@@ -61,7 +61,6 @@ __all__ = [
     "TaskIdentity",
     "TextBackbone",
     "TokenIds",
-    "Traits",
     "TrueTask",
     "Updates",
     "Wire",

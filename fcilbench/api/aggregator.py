@@ -7,7 +7,7 @@ overrides what it changes. A method that only changes aggregation overrides `agg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,27 +22,6 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.plugin import Plugin
 from fcilbench.spec.protocol import Protocol
-
-
-@dataclass(frozen=True)
-class Traits:
-    """The six columns by which Kim and Do 2026 compare FCIL methods (table 1).
-
-    Attributes:
-        extra_objective: Clients optimise more than the task loss.
-        replay: Real or synthetic samples of earlier tasks are used.
-        extra_memory: Clients store more than one model.
-        training_modification: Local training itself is changed.
-        server_only: All of the method runs on the server.
-        interaction_modelling: Interactions between updates are modelled.
-    """
-
-    extra_objective: bool = False
-    replay: bool = False
-    extra_memory: bool = False
-    training_modification: bool = False
-    server_only: bool = False
-    interaction_modelling: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,12 +63,10 @@ class Aggregator(Plugin):
     a CUDA graph.
 
     Attributes:
-        traits: Columns of the comparison table.
         trains: Whether clients train and send an update. A training-free method says no: its clients receive the
             initial model once, and send their `statistics` only.
     """
 
-    traits: ClassVar[Traits] = Traits()
     trains: ClassVar[bool] = True
 
     # ---------------------------------------------------------------- the experiment
@@ -205,13 +182,24 @@ class Aggregator(Plugin):
         )
 
     def export(self, server: Server) -> Message:
-        """Returns the tensors of its deployable module for `fcilbench module export`; by default the global vector."""
+        """Returns the tensors of what it deploys, for `fcilbench module export`; by default the global vector.
+
+        A packed form may add the scalar `dense_bytes`: how many bytes the same tensors take unpacked.
+        """
         return {"theta": server.vector}
 
-    @classmethod
-    def facts(cls) -> dict[str, Any]:
-        """Returns the traits."""
-        return {"traits": asdict(cls.traits)}
+    def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
+        """Returns the state vector `[D]` that answers a task's samples, from the tensors that `export` returned.
+
+        Args:
+            tensors: What `export` returned.
+            task: Index of the task.
+            pretrained: The state vector `[D]` before training.
+
+        Raises:
+            ValueError: If they were exported from another pretrained model.
+        """
+        return tensors["theta"]
 
 
 def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -96,20 +96,13 @@ def _cell(folder: Path) -> Cell:
 
 
 def _bytes(found: ModuleFile) -> dict[str, int]:
-    """Returns the bytes of the file, and of its module packed and dense where there is one."""
-    packed = found.packed
-    sizes = {"file_bytes": found.nbytes}
-    if packed is not None:
-        sizes |= {"packed_bytes": packed.nbytes, "dense_bytes": packed.dense_nbytes}
-    return sizes
+    """Returns the bytes of all tensors, and those of the same tensors unpacked where a module is packed."""
+    dense = found.dense_nbytes
+    return {"file_bytes": found.nbytes} if dense is None else {"file_bytes": found.nbytes, "dense_bytes": dense}
 
 
 def _summary(found: ModuleFile) -> str:
-    sizes, packed = _bytes(found), found.packed
-    if packed is None:
+    sizes, tasks = _bytes(found), len(found.tasks)
+    if "dense_bytes" not in sizes:
         return f"{sizes['file_bytes']:,} bytes, the global model"
-    return (
-        f"{sizes['packed_bytes']:,} bytes packed, {sizes['dense_bytes']:,} dense, {len(packed.scales)} tasks, "
-        f"support {len(packed.values) / packed.size:.1%} of {packed.size:,}; "
-        f"head and buffers {sizes['file_bytes'] - sizes['packed_bytes']:,} bytes"
-    )
+    return f"{sizes['file_bytes']:,} bytes packed, {sizes['dense_bytes']:,} dense, {tasks} tasks"

@@ -1,4 +1,4 @@
-"""Module files: what a finished cell deploys, in one safetensors file, and theta_infer rebuilt from it."""
+"""Module files: what a finished cell deploys, in one safetensors file. `Aggregator.restore` rebuilds the model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from safetensors.torch import save_file
 from fcilbench.api.message import Layout, Message, nbytes
 from fcilbench.api.task import Task
 from fcilbench.errors import UsageError
-from fcilbench.federation.outcome import digest
 from fcilbench.federation.server import FederationServer
-from fcilbench.vectors.pack import Packed
 
-FORMAT = "fcilbench-module-1"
+FORMAT = "fcilbench-module-2"
 
 
 @dataclass(frozen=True)
@@ -41,37 +39,14 @@ class ModuleFile:
         return nbytes(self.tensors)
 
     @property
-    def packed(self) -> Packed | None:
-        """The packed module, or `None` if the method deploys plain vectors."""
-        return Packed.from_tensors(self.tensors) if "module.support" in self.tensors else None
+    def dense_nbytes(self) -> int | None:
+        """Bytes of the same tensors unpacked, or `None` if the method deploys plain vectors."""
+        return int(self.tensors["dense_bytes"]) if "dense_bytes" in self.tensors else None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks, in order."""
         return tuple(Task(index, *numbers) for index, numbers in enumerate(self.facts["tasks"]))
-
-    def theta(self, task: int, pretrained: torch.Tensor) -> torch.Tensor:
-        """Returns theta_infer of a task: the state vector `[D]` that answers its samples.
-
-        Equal bit for bit to `theta_pre + m * (s * tau)`, with the masks m, scales s, head and buffers that were
-        evaluated, and tau the evaluated tau_uni rounded to fp16 under one power-of-two scale (`vectors.pack`). So each
-        coordinate's distance from theta_pre is within 2^-11 relative of the evaluated one.
-
-        Args:
-            task: Index of the task.
-            pretrained: The state vector `[D]` of the model before training, of which the backbone is used.
-
-        Raises:
-            UsageError: If the file was made with another pretrained backbone.
-        """
-        packed = self.packed
-        if packed is None:
-            return self.tensors["theta"]
-        body = pretrained[: packed.size]
-        if digest(body) != self.facts["pretrained"]:
-            raise UsageError("this is not the pretrained backbone that the module file was made with")
-        moved = body + packed.task_vector(task).to(body.device)
-        return torch.cat([moved, self.tensors["head"].to(body.device), self.tensors["buffers"].to(body.device)])
 
 
 def write(path: Path, tensors: Message, server: FederationServer, about: Mapping[str, str]) -> None:
@@ -88,8 +63,6 @@ def write(path: Path, tensors: Message, server: FederationServer, about: Mapping
         "tasks": [[task.offset, task.size] for task in server.tasks],
         "parts": _parts(server.layout),
     }
-    if "module.support" in tensors:
-        facts["pretrained"] = digest(server.state["pre"][server.layout.backbone])
     temporary = path.with_name(f"{path.name}.tmp")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     save_file(plain, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})

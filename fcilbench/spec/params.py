@@ -73,17 +73,16 @@ class PresetParams(Params):
 
     Example:
         >>> class Mine(PresetParams):
-        ...     presets: ClassVar = {"fed_mammoth": {"alpha": 0.5}}
+        ...     presets: ClassVar = {"original": {"alpha": 0.5}}
         ...     alpha: float = Field(1.0, ge=0)
-        >>> Mine().alpha, Mine(preset="fed_mammoth").alpha, Mine(preset="fed_mammoth", alpha=2.0).alpha
+        >>> Mine().alpha, Mine(preset="original").alpha, Mine(preset="original", alpha=2.0).alpha
         (1.0, 0.5, 2.0)
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
-    preset: Literal["default", "original", "fed_mammoth"] = Field(
-        "default",
-        description="set of values that single options override: ours, the method's own paper and code, fed-mammoth's",
+    preset: Literal["default", "original"] = Field(
+        "default", description="set of values that single options override: ours, or the method's own paper and code"
     )
 
     @model_validator(mode="before")

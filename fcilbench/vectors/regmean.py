@@ -41,7 +41,7 @@ def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.
 
 
 def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float) -> torch.Tensor:
-    """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023 and of fed-mammoth.
+    """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023.
 
     It zeroes the weights in the null directions of the sum, so prefer `regmean`: one client with W = [2, 10] and
     G = diag(1, 0) gets [2, 0].

@@ -11,7 +11,7 @@ from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.spec.protocol import Runtime
-from fcilbench.vectors.storage import from_half, to_half
+from fcilbench.vectors.module import from_half, to_half
 
 KEEP = Runtime(keep_model=True)
 ABOUT = {"cell": "9f2c", "method": "fcilbench/sum", "version": "2"}
@@ -45,7 +45,7 @@ def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
     backbone, unified = server.layout.backbone, server.state["unified"]
     half = from_half(*to_half(unified))
     for task, build_module in enumerate(method.predictors(server).modules[f"task-{k}"] for k in range(5)):
-        evaluated, rebuilt = build_module(), read.theta(task, initial)
+        evaluated, rebuilt = build_module(), method.restore(read.tensors, task, initial)
         # Masks, scales, head and buffers as evaluated, to the last bit; tau_uni in fp16.
         active = (evaluated - initial)[backbone] != 0
         scale = float(server.state["scales"][task])
@@ -64,15 +64,15 @@ def test_a_module_that_fits_half_precision_is_equal_bit_for_bit(finished, tmp_pa
     module_file.write(path, method.export(server), server, ABOUT)
     for task in range(5):
         evaluated = method.predictors(server).modules[f"task-{task}"]()
-        assert torch.equal(module_file.read(path).theta(task, initial), evaluated)
+        assert torch.equal(method.restore(module_file.read(path).tensors, task, initial), evaluated)
 
 
 def test_another_pretrained_backbone_is_refused(finished, tmp_path):
     method, server, initial = finished
     path = tmp_path / "module.safetensors"
     module_file.write(path, method.export(server), server, ABOUT)
-    with pytest.raises(UsageError, match="not the pretrained backbone"):
-        module_file.read(path).theta(0, initial + 1.0)
+    with pytest.raises(ValueError, match="not the pretrained backbone"):
+        method.restore(module_file.read(path).tensors, 0, initial + 1.0)
 
 
 def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_path):
@@ -81,8 +81,8 @@ def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_p
     path = tmp_path / "global.safetensors"
     module_file.write(path, FedAvg().export(server), server, ABOUT)
     found = module_file.read(path)
-    assert found.packed is None
-    assert torch.equal(found.theta(0, server.vector), server.vector)
+    assert found.dense_nbytes is None
+    assert torch.equal(FedAvg.restore(found.tensors, 0, server.vector), server.vector)
 
 
 def test_other_files_are_refused(tmp_path):

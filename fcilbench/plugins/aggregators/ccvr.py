@@ -1,104 +1,91 @@
 """CCVR: classifier calibration with virtual representations.
 
-Luo et al. 2021, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data".
+Luo et al. 2021, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data". First the
+method, then the statistics of its class Gaussians, the virtual features and the refit of the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import model_validator
 
-from fcilbench.api.aggregator import Aggregator, Traits
+from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.calibrate import Refit, refit_head
-from fcilbench.vectors.class_sums import scatter_rows
-from fcilbench.vectors.gaussian import Gaussians, measure, merge
-from fcilbench.vectors.virtual import VirtualFeatures
+from fcilbench.vectors.class_means import scatter_rows
 
 _PEER = "fed-mammoth"
 
 
-class Ccvr(Aggregator):
-    """FedAvg with the masked cross-entropy (ACE), then a head refitted on features drawn from class Gaussians.
+class CcvrParams(PresetParams):
+    """Hyperparameters of CCVR."""
 
-    Clients send count, mean and scatter of each class's features `[n, F]`; the server refits the head by cross-entropy
-    on draws from N(mean_c, covariance_c). Luo et al. 2021 do so once after training, for all classes with full
-    covariances; here the current task's classes are refitted at its end, with variances. ACE: Caccia et al. 2022.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"original": {"cov": "full"}}
+
+    when: Literal["task_end", "round"] = Field("task_end", description="calibrate once a task or after each round")
+    stats_on: Literal["global", "local"] = Field(
+        "global", description="features of the task's final global model, or of each client's own trained one"
+    )
+    scope: Literal["seen", "current"] = Field(
+        "seen",
+        description="refit all seen classes, by statistics that age with the backbone, or the task's only",
+        source="Luo et al. 2021 calibrate all classes",
+    )
+    density: Literal["pooled", "mixture"] = Field(
+        "pooled", description="one Gaussian a class, or a mixture of the clients' own"
+    )
+    cov: Literal["diag", "full"] = Field("diag", description="variances, or whole covariance matrices")
+    samples: int = Field(
+        256, ge=0, description="virtual features a class and epoch; 0 calibrates nothing", source=_PEER
+    )
+    epochs: int = Field(5, ge=1, description="epochs of the refit, each on new features", source=_PEER)
+    batch_size: int = Field(256, ge=1, description="features per step", source=_PEER)
+    lr_head: float = Field(
+        0.01,
+        gt=0,
+        description="learning rate of the refit, cosine over its epochs",
+        source=_PEER,
+        space=Space(low=1e-3, high=0.1, log=True),
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the refit's SGD", source=_PEER)
+    shrink: float = Field(1e-8, gt=0, description="variance added to every direction")
+    rho_few: float = Field(0.1, ge=0, le=1, description="full covariance: shrinkage of classes with at most F samples")
+    rho_many: float = Field(0.01, ge=0, le=1, description="full covariance: shrinkage of the others")
+
+    @model_validator(mode="after")
+    def _one_broadcast(self) -> Self:
+        if self.when == "round" and self.stats_on == "global":
+            raise ValueError("when=round with stats_on=global needs a second broadcast a round; use stats_on=local")
+        return self
+
+
+class Ccvr(Aggregator):
+    """Classifier Calibration with Virtual Representations: refits the head on features drawn from class Gaussians.
+
+    Clients send count, mean and scatter of each class's features `[n, F]`; the server pools them exactly and refits the
+    head by cross-entropy on draws from N(mean_c, covariance_c). Luo et al. 2021 do so once after training, for all
+    classes with full covariances; here it is done at the end of every task, for all classes seen, with variances.
+    Clients train with the masked cross-entropy and models are averaged by FedAvg.
 
     The refitted head is part of the global model: it is what is deployed and what later rounds start from. Head rows of
     classes without statistics, and the backbone, stay as they are, bit for bit.
     """
 
-    version = "1"
-    traits = Traits(server_only=True)
+    version = "2"
 
-    class Params(PresetParams):
+    class Params(CcvrParams):
         """Hyperparameters of CCVR."""
 
-        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-            "original": {"cov": "full", "scope": "seen"},
-            "fed_mammoth": {
-                "when": "round",
-                "stats_on": "local",
-                "density": "mixture",
-                "drop_singletons": True,
-                "sampling": "multinomial",
-                "logit_norm": 0.1,
-                "raw_inputs": True,
-            },
-        }
-
-        when: Literal["task_end", "round"] = Field("task_end", description="calibrate once a task or after each round")
-        stats_on: Literal["global", "local"] = Field(
-            "global", description="features of the task's final global model, or of each client's own trained one"
-        )
-        scope: Literal["current", "seen"] = Field(
-            "current", description="refit the task's classes, or all seen ones by statistics that age with the backbone"
-        )
-        density: Literal["pooled", "mixture"] = Field(
-            "pooled", description="one Gaussian a class, or a mixture of the clients' own"
-        )
-        cov: Literal["diag", "full"] = Field("diag", description="variances, or whole covariance matrices")
-        drop_singletons: bool = Field(
-            False, description="ignore a client's class of one sample, a defect of fed-mammoth"
-        )
-        sampling: Literal["exact", "multinomial"] = Field(
-            "exact", description="exactly `samples` features a class, or on average"
-        )
-        samples: int = Field(
-            256, ge=0, description="virtual features a class and epoch; 0 calibrates nothing", source=_PEER
-        )
-        epochs: int = Field(5, ge=1, description="epochs of the refit, each on new features", source=_PEER)
-        batch_size: int = Field(256, ge=1, description="features per step", source=_PEER)
-        lr_head: float = Field(
-            0.01,
-            gt=0,
-            description="learning rate of the refit, cosine over its epochs",
-            source=_PEER,
-            space=Space(low=1e-3, high=0.1, log=True),
-        )
-        momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the refit's SGD", source=_PEER)
-        logit_norm: float | None = Field(
-            None, gt=0, description="divide logits by this times their L2 norm; fed-mammoth: 0.1"
-        )
-        shrink: float = Field(1e-8, gt=0, description="variance added to every direction")
-        rho_few: float = Field(
-            0.1, ge=0, le=1, description="full covariance: shrinkage of classes with at most F samples"
-        )
-        rho_many: float = Field(0.01, ge=0, le=1, description="full covariance: shrinkage of the others")
-        raw_inputs: bool = Field(False, description="features of inputs without normalisation, a defect of fed-mammoth")
-
-        @model_validator(mode="after")
-        def _one_broadcast(self) -> Self:
-            if self.when == "round" and self.stats_on == "global":
-                raise ValueError("when=round with stats_on=global needs a second broadcast a round; use stats_on=local")
-            return self
+    params: CcvrParams
 
     # ---------------------------------------------------------------- clients
 
@@ -108,7 +95,7 @@ class Ccvr(Aggregator):
 
     def wants_task_statistics(self, server: Server) -> bool:
         """Asks for statistics at the final global model of a task, unless the clients' own are used."""
-        return bool(self.params.stats_on == "global")
+        return self.params.stats_on == "global"
 
     def task_statistics(self, client: Client) -> Message:
         """Sends class statistics of the global model."""
@@ -117,8 +104,7 @@ class Ccvr(Aggregator):
     def _measure(self, client: Client) -> Message:
         """Returns all counts of the task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
         task, full = client.task, self.params.cov == "full"
-        batches = client.batches(raw=self.params.raw_inputs)
-        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in batches)
+        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
         found = measure(labelled, task.size, client.feature_dim, full)
         own = found[found.count > 0]
         scatter = torch.stack([pack_symmetric(matrix) for matrix in own.scatter]) if full else own.scatter
@@ -142,21 +128,16 @@ class Ccvr(Aggregator):
             self._calibrate(server, latest if self.params.stats_on == "local" else sent)
 
     def _calibrate(self, server: Server, messages: Sequence[Message]) -> None:
-        groups = self._groups(server, [dict(message) for message in messages])
-        features = VirtualFeatures.of(groups, self.params.shrink, self.params.rho_few, self.params.rho_many)
-        if features is None or self.params.samples == 0:
-            return
         params, parts = self.params, server.layout
+        groups = self._groups(server, [dict(message) for message in messages])
+        features = VirtualFeatures.of(groups, params)
+        if features is None or params.samples == 0:
+            return
         head = server.vector[parts.head]
         cut = parts.classes * parts.features
         weight, bias = head[:cut].view(parts.classes, parts.features), head[cut:]
         rows = features.classes
-        how = Refit(params.epochs, params.batch_size, params.lr_head, params.momentum, params.logit_norm)
-        exact = params.sampling == "exact"
-        new_weight, new_bias, loss = refit_head(
-            weight[rows], bias[rows], lambda random: features.draw(params.samples, exact, random), how,
-            server.random("ccvr"),
-        )  # fmt: skip
+        new_weight, new_bias, loss = refit_head(weight[rows], bias[rows], features.draw, params, server.random("ccvr"))
         direction = torch.zeros_like(head)
         direction[:cut].view_as(weight)[rows] = new_weight - weight[rows]
         direction[cut:][rows] = new_bias - bias[rows]
@@ -184,5 +165,224 @@ class Ccvr(Aggregator):
         if self.params.cov == "full":
             size = message["mean"].shape[1]
             scatter = torch.stack([unpack_symmetric(triangle, size) for triangle in scatter])
-        found = Gaussians(count, scatter_rows(message["mean"], count), scatter_rows(scatter, count))
-        return found.without_singletons() if self.params.drop_singletons else found
+        return Gaussians(count, scatter_rows(message["mean"], count), scatter_rows(scatter, count))
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Statistics of c classes, float64: count, mean and scatter, never a variance, so that one sample is valid.
+
+    Attributes:
+        count: Samples n, `[c]`; a class without any has zeros everywhere.
+        mean: `[c, F]`.
+        scatter: M2 = sum (f - mean)(f - mean)^T, `[c, F, F]`, or its diagonal `[c, F]`.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    scatter: torch.Tensor
+
+    @property
+    def full(self) -> bool:
+        """Whether whole matrices are kept."""
+        return self.scatter.dim() == 3
+
+    def __getitem__(self, classes: torch.Tensor) -> Gaussians:
+        return Gaussians(self.count[classes], self.mean[classes], self.scatter[classes])
+
+
+def measure(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], classes: int, features: int, full: bool) -> Gaussians:
+    """Measures the classes of labelled features; batches are merged exactly.
+
+    Args:
+        batches: Features `[n, F]` and labels in `0..classes-1` `[n]`.
+        classes: Number of classes c.
+        features: Number of features F.
+        full: Whether to keep whole matrices instead of their diagonals.
+    """
+    shape = (classes, features, features) if full else (classes, features)
+    zeros = [torch.zeros(size, dtype=torch.float64) for size in ((classes,), (classes, features), shape)]
+    found = Gaussians(*zeros)
+    for rows, labels in batches:
+        before = Gaussians(*(x.to(rows.device) for x in (found.count, found.mean, found.scatter)))
+        found = merge([before, _of_batch(rows.to(torch.float64), labels, classes, full)])
+    return found
+
+
+def _of_batch(rows: torch.Tensor, labels: torch.Tensor, classes: int, full: bool) -> Gaussians:
+    member = F.one_hot(labels, classes).to(torch.float64)
+    count = member.sum(dim=0)
+    mean = (member.T @ rows) / count.clamp(min=1)[:, None]
+    centred = rows - mean[labels]
+    if not full:
+        return Gaussians(count, mean, member.T @ centred.square())
+    own = [centred[labels == c] for c in range(classes)]
+    return Gaussians(count, mean, torch.stack([members.T @ members for members in own]))
+
+
+def merge(parts: Sequence[Gaussians]) -> Gaussians:
+    """Returns the statistics of the pooled samples, exactly, and without differences of large numbers.
+
+    n = sum n_k, mu = sum n_k mu_k / n, M2 = sum M2_k + sum n_k (mu_k - mu)(mu_k - mu)^T.
+    """
+    count = torch.stack([part.count for part in parts]).sum(dim=0)
+    weighted = torch.stack([part.count[:, None] * part.mean for part in parts]).sum(dim=0)
+    mean = weighted / count.clamp(min=1)[:, None]
+    scatter = torch.zeros_like(parts[0].scatter)
+    for part in parts:
+        apart = part.mean - mean
+        between = apart[:, :, None] * apart[:, None, :] if part.full else apart.square()
+        scatter += part.scatter + part.count.view(-1, *[1] * (scatter.dim() - 1)) * between
+    return Gaussians(count, mean, scatter)
+
+
+def covariances(found: Gaussians, shrink: float, rho_few: float, rho_many: float) -> torch.Tensor:
+    """Returns a usable covariance of every class: M2 / (n - 1) with what few samples leave open repaired.
+
+    A class of one sample gets the mean covariance of the others, or none if there are no others. Diagonals get
+    `shrink` added; matrices are shrunk towards a multiple of the identity, (1 - rho) S + rho (tr S / F) I.
+
+    Args:
+        found: Classes, all with at least one sample.
+        shrink: Variance added to every direction, so that none is zero.
+        rho_few: rho of a class with at most F samples.
+        rho_many: rho of the others.
+
+    Returns:
+        Float64, `[c, F, F]` or diagonals `[c, F]`.
+    """
+    several = found.count > 1
+    shape = (-1, *[1] * (found.scatter.dim() - 1))
+    raw = found.scatter / (found.count - 1).clamp(min=1).view(shape)
+    shared = raw[several].mean(dim=0) if bool(several.any()) else torch.zeros_like(raw[0])
+    own = torch.where(several.view(shape), raw, shared)
+    if not found.full:
+        return own + shrink
+    size = own.shape[-1]
+    rho = torch.where(found.count > size, rho_many, rho_few).to(own).view(shape)
+    level = own.diagonal(dim1=1, dim2=2).mean(dim=1).view(shape)
+    identity = torch.eye(size, dtype=own.dtype, device=own.device)
+    return (1 - rho) * own + (rho * level + shrink) * identity
+
+
+def roots(covariance: torch.Tensor) -> torch.Tensor:
+    """Returns factors A with A A^T = covariance: standard deviations `[c, F]`, or Cholesky factors `[c, F, F]`.
+
+    Where rounding leaves a matrix indefinite, a jitter relative to its diagonal is multiplied by 10 until it is not.
+
+    Raises:
+        ValueError: If a matrix is not a covariance at all, even up to rounding.
+    """
+    if covariance.dim() == 2:
+        return covariance.sqrt()
+    return torch.stack([_cholesky(matrix) for matrix in covariance])
+
+
+def _cholesky(matrix: torch.Tensor) -> torch.Tensor:
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    jitter = 0.0
+    for power in range(-13, 0):
+        factor, info = torch.linalg.cholesky_ex(matrix + jitter * identity)
+        if int(info) == 0:
+            found: torch.Tensor = factor
+            return found
+        jitter = 10.0**power * float(matrix.diagonal().mean())
+    raise ValueError("a class covariance has a direction of negative variance")
+
+
+@dataclass(frozen=True)
+class VirtualFeatures:
+    """Gaussians of all classes that have statistics, to draw virtual features from.
+
+    Attributes:
+        classes: Labels of these classes, ascending int64 `[a]`; a class without samples is not among them.
+        slot: Position in `classes` of each component's class, int64 `[m]`.
+        count: Samples behind each component, float64 `[m]`, on the CPU; components of a class are drawn by it.
+        mean: `[m, F]`.
+        root: Factors A of the covariances A A^T, `[m, F]` or `[m, F, F]`.
+        samples: Features a class in each draw.
+    """
+
+    classes: torch.Tensor
+    slot: torch.Tensor
+    count: torch.Tensor
+    mean: torch.Tensor
+    root: torch.Tensor
+    samples: int
+
+    @classmethod
+    def of(cls, groups: Sequence[tuple[int, Gaussians]], params: CcvrParams) -> VirtualFeatures | None:
+        """Collects the components with samples of all groups; `None` if there are none.
+
+        Args:
+            groups: Label of the first class, and statistics of consecutive classes. Several groups may cover a class.
+            params: The repair of covariances and the number of samples.
+        """
+        present = [(offset, found, torch.nonzero(found.count > 0)[:, 0]) for offset, found in groups]
+        present = [(offset, found, index) for offset, found, index in present if len(index)]
+        if not present:
+            return None
+        owner = torch.cat([index + offset for offset, _, index in present])
+        chosen = [found[index] for _, found, index in present]
+        flat = Gaussians(*(torch.cat([getattr(g, name) for g in chosen]) for name in ("count", "mean", "scatter")))
+        classes, slot = torch.unique(owner, return_inverse=True)
+        root = roots(covariances(flat, params.shrink, params.rho_few, params.rho_many))
+        return cls(classes, slot, flat.count.cpu(), flat.mean, root, params.samples)
+
+    def draw(self, random: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws `samples` features of each class, on the CPU, so that every device sees the same numbers.
+
+        Returns:
+            Features float32 `[n, F]` and positions in `classes` int64 `[n]`.
+        """
+        slot, count = self.slot.cpu().numpy(), self.count.numpy()
+        times = np.zeros(len(slot), dtype=np.int64)
+        for position in range(len(self.classes)):
+            own = slot == position
+            times[own] = random.multinomial(self.samples, count[own] / count[own].sum())
+        chosen = torch.from_numpy(np.repeat(np.arange(len(slot)), times)).to(self.mean.device)
+        noise = torch.from_numpy(random.standard_normal((len(chosen), self.mean.shape[1]))).to(self.mean)
+        if self.root.dim() == 2:
+            moved = self.root[chosen] * noise
+        else:
+            moved = torch.cat([noise[chosen == c] @ root.T for c, root in enumerate(self.root)])
+        return (self.mean[chosen] + moved).float(), self.slot[chosen]
+
+
+def refit_head(
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    draw: Callable[[np.random.Generator], tuple[torch.Tensor, torch.Tensor]],
+    params: CcvrParams,
+    random: np.random.Generator,
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Minimises the cross-entropy of some head rows among each other, by SGD with a cosine schedule.
+
+    Args:
+        weight: The rows to refit, `[a, F]`; left unchanged.
+        bias: Their biases, `[a]`; left unchanged.
+        draw: Draws the features `[n, F]` and head rows `[n]` of one epoch.
+        params: Epochs, batch size, learning rate and momentum.
+        random: For the draws and their order.
+
+    Returns:
+        The refitted rows and biases, and the mean loss of the last epoch.
+    """
+    w, b = weight.detach().clone().requires_grad_(), bias.detach().clone().requires_grad_()
+    optimiser = torch.optim.SGD([w, b], lr=params.lr_head, momentum=params.momentum)
+    last = torch.zeros(())
+    with torch.enable_grad():
+        for epoch in range(params.epochs):
+            for group in optimiser.param_groups:
+                group["lr"] = 0.5 * params.lr_head * (1 + math.cos(math.pi * epoch / params.epochs))
+            features, labels = draw(random)
+            order = torch.from_numpy(random.permutation(len(labels))).to(labels.device)
+            losses = []
+            for rows in torch.split(order, params.batch_size):
+                loss = F.cross_entropy(features[rows] @ w.T + b, labels[rows])
+                optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                losses.append(loss.detach())
+            last = torch.stack(losses).mean()
+    return w.detach(), b.detach(), float(last)

@@ -2,96 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar, Literal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request, Traits
+from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client, Context, FisherKind, Net
 from fcilbench.api.message import Message
-from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.fisher import add_penalty_gradient, pool
 
-_AMP_SCALE = 2.0**16
+_FELT = 0.01
+"""Least ratio of the penalty's gradient to a sample's at which the penalty is felt."""
 
 
 class Ewc(Aggregator):
-    """Each weight is tied to its value after the last task, by a spring as stiff as its Fisher information.
+    """Elastic Weight Consolidation: penalises changes to each weight in proportion to its Fisher information.
 
     From the second task on a client minimises L_CE + lambda sum_j F_j (theta_j - theta*_j)^2; lambda is half that of
-    Kirkpatrick et al. 2017, who write lambda / 2. At the end of a task each client sends its Fisher at the final global
-    model, and the server pools them, F_task = sum_k p_k F_k: F <- gamma F + F_task (`online`, Schwarz et al. 2018; our
-    default), or as in the original one term a task (`separate`), kept as A = sum F_t and H = sum F_t theta*_t. There is
-    none after the last task.
+    Kirkpatrick et al. 2017 (equation 3), who write lambda / 2. At the end of a task each client sends its diagonal
+    Fisher at the final global model theta*, and the server pools them, F_task = sum_k p_k F_k: F <- gamma F + F_task
+    (`online`, Schwarz et al. 2018; our default), or as in the original one term a task (`separate`), kept as
+    A = sum F_t and H = sum F_t theta*_t. There is none after the last task.
 
-    Clients keep theta*, the model with which the task began; one that never held it is sent it.
+    theta* is the model with which the task began: a client that holds it is not sent it again. `ewc/penalty_ratio` is
+    ||2 lambda F (theta - theta*)|| at the end of a task over the root mean squared norm of a sample's gradient,
+    sqrt(sum_j F_j), at the end of the one before; below 1 % the method is FedAvg, and a warning says so.
     """
 
-    version = "1"
-    traits = Traits(extra_objective=True, extra_memory=True, training_modification=True)
+    version = "2"
 
     class Params(PresetParams):
         """Hyperparameters of EWC."""
 
-        presets: ClassVar = {
-            "original": {"mode": "separate"},
-            "fed_mammoth": {"fisher_type": "label_prob", "skip_last_round": True},
-        }
+        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"original": {"mode": "separate", "lambda_ewc": 200.0}}
 
         lambda_ewc: float = Field(
-            1.0,
+            100.0,
             ge=0,
             description="strength of the penalty; 0 is FedAvg",
-            source="fed-mammoth",
-            space=Space(low=0.01, high=1e4, log=True),
+            source="our search; Kirkpatrick et al. 2017: 400 / 2 on Atari; fed-mammoth: 1, which has no effect",
+            space=Space(low=1.0, high=1e5, log=True),
         )
         mode: Literal["online", "separate"] = Field("online", description="one decayed term, or one term a task")
         gamma: float = Field(0.9, ge=0, le=1, description="decay of the old Fisher (online)", source="fed-mammoth")
         fisher_type: FisherKind = Field("sampled", description="where the labels of the Fisher come from")
         n_fisher_samples: int | None = Field(None, ge=1, description="samples of a drawn subset; none: all")
         penalise_head: bool = Field(True, description="whether the classifier head is tied too")
-        skip_last_round: bool = Field(
-            False, description="train one round less a task, as fed-mammoth, whose last round only takes the Fisher"
-        )
-
-        @property
-        def strength(self) -> float:
-            """Lambda in force.
-
-            fed-mammoth adds the penalty's gradient before it unscales the loss in mixed precision, which divides it
-            by the scaler's initial 65,536; its preset does the same at any precision.
-            """
-            return self.lambda_ewc / _AMP_SCALE if self.preset == "fed_mammoth" else self.lambda_ewc
-
-    # ---------------------------------------------------------------- the experiment
-
-    def prepare(self, network: nn.Module, request: Request) -> No | None:
-        """Declines a schedule that `skip_last_round` would empty."""
-        if self.params.skip_last_round and request.protocol.rounds < 2:
-            return No("skip_last_round leaves no round to train: it needs at least 2 rounds")
-        return None
-
-    def build_schedule(self, schedule: Schedule) -> Schedule:
-        """Takes the last round away from each task, if so asked."""
-        if not self.params.skip_last_round:
-            return schedule
-        return replace(schedule, phases=tuple(replace(phase, rounds=phase.rounds - 1) for phase in schedule.phases))
 
     # ---------------------------------------------------------------- clients
 
     def gradient(self, gradient: torch.Tensor, net: Net, context: Context) -> None:
-        """Adds 2 lambda F (theta - theta*), or 2 lambda (A theta - H), in float32 outside autocast."""
-        strength, theta = self.params.strength, net.parameters
-        if "anchor" in context:
-            anchor = context["anchor"][: theta.numel()]
-            add_penalty_gradient(gradient, theta, context["fisher"], anchor, strength)
-        elif "fisher" in context:
-            gradient.addcmul_(context["fisher"], theta, value=2.0 * strength)
-            gradient.sub_(context["fisher_anchor"], alpha=2.0 * strength)
+        """Adds the penalty's gradient, in float32 outside autocast."""
+        add_penalty_gradient(gradient, net.parameters, context, self.params.lambda_ewc)
 
     def task_statistics(self, client: Client) -> Message:
         """Sends the mean Fisher `[P]` at the final global model, and n_k."""
@@ -110,19 +75,72 @@ class Ewc(Aggregator):
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Pools the clients' Fishers and moves the anchor; without any, all stays as it is."""
+        self._measure_penalty(server)
         if not statistics:
             return
         messages = [statistics[client] for client in sorted(statistics)]
         fisher = pool((m["fisher"] for m in messages), [int(m["samples"]) for m in messages])
+        state, vector = server.state, server.vector
+        state["gradient_norm"] = math.sqrt(float(fisher.sum(dtype=torch.float64)))
         if not self.params.penalise_head:
             fisher[server.layout.head] = 0.0
-        state, theta = server.state, server.vector
         if self.params.mode == "online":
             state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"], alpha=self.params.gamma)
-            state["anchor"] = theta.clone()
+            state["anchor"] = vector.clone()
         else:
-            pulled = fisher * theta[server.layout.trainable]
+            pulled = fisher * vector[server.layout.trainable]
             state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"])
             state["fisher_anchor"] = pulled if "fisher_anchor" not in state else pulled.add_(state["fisher_anchor"])
         server.log("ewc/fisher_mean", float(state["fisher"].mean()))
         server.log("ewc/fisher_max", float(state["fisher"].max()))
+
+    def _measure_penalty(self, server: Server) -> None:
+        """Logs how the penalty's gradient compares to a sample's, and warns where it is too small to be felt."""
+        if "fisher" not in server.state or self.params.lambda_ewc == 0:
+            return
+        theta = server.vector[server.layout.trainable]
+        penalty = torch.zeros_like(theta)
+        add_penalty_gradient(penalty, theta, self.task_broadcast(server), self.params.lambda_ewc)
+        ratio = float(penalty.norm()) / max(server.state["gradient_norm"], torch.finfo(torch.float32).tiny)
+        server.log("ewc/penalty_ratio", ratio)
+        if ratio < _FELT:
+            server.warn(
+                f"ewc: the penalty's gradient was below {_FELT:.0%} of a sample's at the end of a task, so the method "
+                "acts as FedAvg; raise lambda_ewc (see ewc/penalty_ratio in the curve)"
+            )
+
+
+def add_penalty_gradient(
+    gradient: torch.Tensor, theta: torch.Tensor, terms: Mapping[str, torch.Tensor], strength: float
+) -> None:
+    """Adds the gradient of the penalty in place: 2 lambda F (theta - theta*), or 2 lambda (A theta - H).
+
+    Args:
+        gradient: `[P]`; changed.
+        theta: `[P]`.
+        terms: `fisher` F with `anchor` theta* (online), or A with `fisher_anchor` H (separate); without any: nothing.
+        strength: lambda.
+    """
+    if "anchor" in terms:
+        gradient.addcmul_(terms["fisher"], theta - terms["anchor"][: theta.numel()], value=2.0 * strength)
+    elif "fisher_anchor" in terms:
+        gradient.addcmul_(terms["fisher"], theta, value=2.0 * strength)
+        gradient.sub_(terms["fisher_anchor"], alpha=2.0 * strength)
+
+
+def pool(fishers: Iterable[torch.Tensor], samples: Sequence[int]) -> torch.Tensor:
+    """Returns the mean Fisher over all clients' samples, `sum_k n_k F_k / sum_k n_k`, accumulated in float64.
+
+    At one common model it equals the Fisher of the pooled data.
+
+    Args:
+        fishers: Mean Fisher of each client, `[P]`.
+        samples: n_k of each.
+    """
+    count = sum(samples)
+    parts = iter(fishers)
+    first = next(parts)
+    total = first.to(torch.float64) * (samples[0] / count)
+    for fisher, own in zip(parts, samples[1:], strict=True):
+        total.add_(fisher, alpha=own / count)
+    return total.to(first.dtype)

@@ -14,9 +14,10 @@ from fcilbench.vectors.sums import weighted_sum
 
 
 class FedAvg(Aggregator):
-    """Clients train the global model; the server averages what they send, by sample count.
+    """Federated Averaging: clients train the global model, and the server averages what they send.
 
-    theta <- theta + sum_i w_i (theta_i - theta), with w_i = n_i / sum n.
+    theta <- theta + sum_k p_k (theta_k - theta), with p_k = n_k / sum n over the clients that took part (McMahan et
+    al. 2017, algorithm 1).
     """
 
     version = "1"
@@ -24,14 +25,13 @@ class FedAvg(Aggregator):
     class Params(BaseParams):
         """Hyperparameters of FedAvg."""
 
-        average: Literal["weighted", "uniform"] = Field(
-            "weighted", description="weights by sample count, or equal for all clients with data"
+        weighting: Literal["samples", "uniform"] = Field(
+            "samples", description="weights p_k by sample count, or equal for all clients with data"
         )
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update to the global vector."""
-        if self.params.average == "weighted":
-            server.step(updates.mean())
-        else:
-            count = len(updates.clients)
-            server.step(weighted_sum(torch.full((count,), 1.0 / count), updates.delta))
+        count = len(updates.clients)
+        uniform = self.params.weighting == "uniform"
+        weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
+        server.step(weighted_sum(weights, updates.delta))

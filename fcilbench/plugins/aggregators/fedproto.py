@@ -7,29 +7,26 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import field_validator
 
-from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
+from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.message import Message
 from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predictors, TrueTask
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.class_sums import class_sums, scatter_rows
-from fcilbench.vectors.prototypes import nearest_mean_head
+from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
 from fcilbench.vectors.sums import weighted_sum
 
 
 class FedProto(Aggregator):
-    """FedAvg whose clients pull features to the global class prototypes of the last round.
+    """Federated Prototype Learning: FedAvg whose clients pull features to the last round's global class prototypes.
 
     L = masked CE + lambda sum_c MSE(mean of the batch's features of c, G_c), over the classes whose prototype is known:
     none in the first round of a task. G_c = sum_i n_ic p_ic / sum_i n_ic over clients' mean features p_ic `[F]` of n_ic
-    samples. Tan et al. 2022 exchange prototypes only; the models are averaged too here, as in fed-mammoth.
+    samples. Tan et al. 2022 exchange prototypes only. Here the models are averaged too: one global model is evaluated.
     """
 
     version = "1"
-    traits = Traits(extra_objective=True, training_modification=True)
 
     class Params(PresetParams):
         """Hyperparameters of FedProto."""
@@ -38,10 +35,9 @@ class FedProto(Aggregator):
             "original": {
                 "lambda_proto": 1.0,
                 "proto_term": "per_sample",
-                "proto_avg": "uniform",
+                "proto_weighting": "uniform",
                 "predict": "prototype",
             },
-            "fed_mammoth": {"weight_avg": "uniform", "raw_inputs": True},
         }
 
         lambda_proto: float = Field(
@@ -54,26 +50,15 @@ class FedProto(Aggregator):
         proto_term: Literal["batch_mean", "per_sample"] = Field(
             "batch_mean", description="distance of the batch's class means, or of every sample, to the prototype"
         )
-        proto_avg: Literal["weighted", "uniform"] = Field(
-            "weighted", description="global prototypes weigh clients by samples of the class, or equally"
+        proto_weighting: Literal["samples", "uniform"] = Field(
+            "samples", description="global prototypes weigh clients by samples of the class, or equally"
         )
-        weight_avg: Literal["weighted", "uniform"] = Field(
-            "weighted", description="model weights: by sample count, or equal"
+        weighting: Literal["samples", "uniform"] = Field(
+            "samples", description="models weigh clients by sample count, or equally"
         )
-        share_weights: bool = Field(True, description="average the clients' models too")
         predict: Literal["classifier", "prototype"] = Field(
             "classifier", description="answer by the head's logits, or by the nearest prototype"
         )
-        raw_inputs: bool = Field(
-            False, description="prototypes of inputs without normalisation, a defect of fed-mammoth"
-        )
-
-        @field_validator("share_weights")
-        @classmethod
-        def _one_model(cls, share: bool) -> bool:
-            if not share:
-                raise ValueError("personal models leave no global model to evaluate; share_weights must be true")
-            return share
 
     # ---------------------------------------------------------------- clients
 
@@ -90,8 +75,7 @@ class FedProto(Aggregator):
     def statistics(self, client: Client) -> Message:
         """Sends the mean feature of each class that the client has, `[l, F]`, and all counts of the task `[c]`."""
         task = client.task
-        batches = client.batches(raw=self.params.raw_inputs)
-        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in batches)
+        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
         sums, counts = class_sums(labelled, task.size, client.feature_dim)
         present = counts > 0
         means = (sums[present] / counts[present, None]).float()
@@ -100,7 +84,7 @@ class FedProto(Aggregator):
     # ---------------------------------------------------------------- server
 
     def begin(self, server: Server) -> None:
-        """No prototype is known."""
+        """Creates the prototypes, none of them known yet."""
         classes, features = server.layout.classes, server.layout.features
         server.state["prototypes"] = torch.zeros(classes, features, device=server.vector.device)
         server.state["known"] = torch.zeros(classes, dtype=torch.bool, device=server.vector.device)
@@ -115,7 +99,7 @@ class FedProto(Aggregator):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Averages the models, and each class's prototypes over the clients that have it."""
         count = len(updates.clients)
-        uniform = self.params.weight_avg == "uniform"
+        uniform = self.params.weighting == "uniform"
         weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
         server.step(weighted_sum(weights, updates.delta))
         size, features = server.task.size, server.layout.features
@@ -123,7 +107,7 @@ class FedProto(Aggregator):
         weight = torch.zeros(size, dtype=torch.float64, device=server.vector.device)
         for message in updates.statistics:
             counts = message["counts"].to(torch.float64)
-            share = counts if self.params.proto_avg == "weighted" else (counts > 0).to(torch.float64)
+            share = counts if self.params.proto_weighting == "samples" else (counts > 0).to(torch.float64)
             total += share[:, None] * scatter_rows(message["prototypes"], counts)
             weight += share
         reported = weight > 0

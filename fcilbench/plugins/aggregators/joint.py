@@ -18,7 +18,7 @@ from fcilbench.spec.params import Params as BaseParams
 
 
 class Joint(Aggregator):
-    """Ordinary training on the union of all data: neither federated nor continual.
+    """Joint training on the union of all clients' and all tasks' data: neither federated nor continual.
 
     L = CE(z, y) over all C logits `[B, C]`. Kim and Do 2026 report such a reference without its recipe: batch size and
     passes are our choice. Not guaranteed to be an upper bound. It reads the data through the clients' partition, so a

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.aggregator import Aggregator, Traits, masked_cross_entropy
+from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.message import Message
 from fcilbench.api.server import Server
@@ -15,39 +16,33 @@ from fcilbench.spec.params import Field, PresetParams, Space
 
 
 class Lwf(Aggregator):
-    """The model of the last task teaches: its soft answers for old classes are to stay, on images of the new task.
+    """Learning without Forgetting: distils the previous task's model on the new task's samples.
 
     From the second task on a client minimises L_CE + alpha L_old with L_old = -mean_i sum_c q_ic log s_ic, where
     q = softmax(z_T / tau) of the teacher's and s = softmax(z / tau) of its own logits over the old classes `[B, o]`.
-    Cross-entropy and Kullback-Leibler have the same gradient; there is no factor tau^2. Li and Hoiem have one softmax
-    for each old task (`old_per_task`); their warm-up of the new head is left out.
+    Cross-entropy and Kullback-Leibler have the same gradient; there is no factor tau^2. Li and Hoiem (equations 2 to 4)
+    have one softmax for each old task and take the sum (`old_per_task`); their warm-up of the new head is left out.
 
-    The teacher is the model with which the task began: clients keep it, one that never held it is sent it.
+    The teacher is the model with which the task began: a client that holds it is not sent it again.
     """
 
-    version = "1"
-    traits = Traits(extra_objective=True, extra_memory=True, training_modification=True)
+    version = "2"
 
     class Params(PresetParams):
         """Hyperparameters of LwF."""
 
-        presets: ClassVar = {
-            "original": {"distill_scope": "old_per_task"},
-            "fed_mammoth": {"distill_scope": "current", "alpha": 0.5},
-        }
+        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"original": {"distill_scope": "old_per_task"}}
 
         alpha: float = Field(
             1.0,
             ge=0,
-            description="weight of the old answers; 0 is FedAvg",
+            description="weight of the distillation; 0 is FedAvg",
             source="Li and Hoiem 2016",
             space=Space(low=0.01, high=10.0, log=True),
         )
         tau: float = Field(2.0, gt=0, description="temperature of both softmaxes", source="Li and Hoiem 2016")
-        distill_scope: Literal["old_joint", "old_per_task", "current"] = Field(
-            "old_joint",
-            description="one softmax over all old classes, one for each old task, or (fed-mammoth) the new classes, "
-            "for which the teacher is untrained",
+        distill_scope: Literal["old_joint", "old_per_task"] = Field(
+            "old_joint", description="one softmax over all old classes, or the sum over one for each old task"
         )
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
@@ -58,8 +53,8 @@ class Lwf(Aggregator):
             return loss
         with torch.no_grad():
             taught = net.under(context["teacher"]).logits(batch.inputs)
-        scope = batch.task.classes if self.params.distill_scope == "current" else slice(0, batch.task.offset)
-        rows = distillation(logits[:, scope], taught[:, scope], self.params.tau, context.get("old_tasks"))
+        old = batch.task.offset
+        rows = distillation(logits[:, :old], taught[:, :old], self.params.tau, context.get("old_tasks"))
         kept = (rows * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
         total: torch.Tensor = loss + self.params.alpha * kept
         return total
@@ -97,7 +92,7 @@ def distillation(
         student: Logits `[B, K]`.
         teacher: Logits `[B, K]`.
         tau: Temperature.
-        groups: bool `[G, K]`, each class in one group: a softmax for each group, averaged; `None`: one over all.
+        groups: bool `[G, K]`, each class in one group: the sum over a softmax for each group; `None`: one over all.
 
     Returns:
         float32 `[B]`; 0 over a single class.
@@ -106,7 +101,7 @@ def distillation(
     if groups is None:
         return -(F.softmax(q, dim=1) * F.log_softmax(s, dim=1)).sum(dim=1)
     log_q, log_s = (z - _group_logsumexp(z, groups) for z in (q, s))
-    return -(log_q.exp() * log_s).sum(dim=1) / len(groups)
+    return -(log_q.exp() * log_s).sum(dim=1)
 
 
 def _group_logsumexp(logits: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

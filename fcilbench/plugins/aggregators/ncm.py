@@ -14,10 +14,7 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
-from fcilbench.vectors.class_sums import class_sums, scatter_rows
-
-MISSING = -1e30
-"""Bias of a class without samples: below every logit, and finite as the global vector must be."""
+from fcilbench.vectors.class_means import MISSING, class_sums, scatter_rows
 
 
 class FrozenFeatures(Aggregator):
@@ -59,7 +56,7 @@ def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> Non
 
 
 class Ncm(FrozenFeatures):
-    """Nearest class mean by cosine on frozen features; clients upload class sums and counts.
+    """Nearest Class Mean by cosine on frozen features; clients upload class sums and counts.
 
     The head's row of a class is its mean divided by its norm; the largest logit is the largest cosine whatever the norm
     of a sample's features.
@@ -86,7 +83,7 @@ class Ncm(FrozenFeatures):
         return torch.nn.functional.normalize(features, dim=1) if self.params.unit_features else features
 
     def begin(self, server: Server) -> None:
-        """Starts without samples."""
+        """Creates empty class sums and counts."""
         shape = (server.layout.classes, server.layout.features)
         server.state["sums"] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
         server.state["counts"] = torch.zeros(shape[0], dtype=torch.float64, device=server.vector.device)

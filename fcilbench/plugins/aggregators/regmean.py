@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator, Traits
+from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, Piece, pack_symmetric, unpack_symmetric
 from fcilbench.api.server import Server, Updates
@@ -19,41 +19,33 @@ _GRAM = "gram/"
 
 
 class RegMean(Aggregator):
-    """Merges every linear layer by least squares on the clients' own inputs, averages everything else.
+    """Regression Mean: merges every linear layer by least squares on the clients' own inputs, averages the rest.
 
-    W = (sum_k W_k G_k) (sum_k G_k)^+ with W_k `[out, in]`, the Gram G_k = X_k^T X_k `[in, in]` of the layer's inputs
-    X_k `[tokens, in]`, and its off-diagonal entries times gamma. Solved around FedAvg by default (`solver`), which
-    differs only in null directions. Clients train with the masked cross-entropy and send the Grams beside the model;
-    layers that share one input still send one each.
+    W = (sum_k W_k G_k) (sum_k G_k)^+ (Jin et al. 2023) with W_k `[out, in]` and the Gram matrix G_k = X_k^T X_k
+    `[in, in]` of the layer's inputs X_k `[tokens, in]`, its off-diagonal entries times gamma. Solved around FedAvg by
+    default (`solver`), which differs only in null directions. Clients train with the masked cross-entropy and send the
+    Grams beside the model; layers that share one input still send one each.
     """
 
-    version = "1"
-    traits = Traits(server_only=True)
+    version = "2"
 
     class Params(PresetParams):
         """Hyperparameters of RegMean."""
 
         presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-            "original": {
-                "gamma_backbone": 0.1,
-                "gamma_head": 0.1,
-                "gram_norm": "mean",
-                "solver": "plain",
-                "average": "uniform",
-            },
-            "fed_mammoth": {"gram_augment": True, "solver": "plain"},
+            "original": {"gram_norm": "mean", "solver": "plain", "weighting": "uniform"}
         }
 
         gamma_backbone: float = Field(
-            0.5,
+            0.1,
             ge=0,
             le=1,
             description="off-diagonal factor of the Grams of backbone layers; 0 sends diagonals only",
-            source="Kim and Do 2026, hyperparameter tables: 0.5 on CIFAR-100 and text, 0.1 on the other data sets",
+            source="code of Jin et al. 2023 (their text: 0.9); Kim and Do 2026: 0.5 on CIFAR-100 and text, else 0.1",
             space=Space(low=0.0, high=1.0),
         )
         gamma_head: float = Field(
-            0.5,
+            0.1,
             ge=0,
             le=1,
             description="off-diagonal factor of the head's Gram",
@@ -69,8 +61,8 @@ class RegMean(Aggregator):
             "residual", description="around FedAvg, or the published form, which zeroes null directions"
         )
         head: Literal["regmean", "fedavg"] = Field("regmean", description="how the head's weight is merged")
-        average: Literal["weighted", "uniform"] = Field(
-            "weighted", description="weights of all other parameters: by sample count, or equal"
+        weighting: Literal["samples", "uniform"] = Field(
+            "samples", description="weights of all other parameters: by sample count, or equal"
         )
 
     # ---------------------------------------------------------------- clients
@@ -99,7 +91,7 @@ class RegMean(Aggregator):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Solves one layer at a time in float64; biases, norms, embeddings, convolutions and buffers are averaged."""
         count = len(updates.clients)
-        weights = updates.weights if self.params.average == "weighted" else torch.full((count,), 1.0 / count)
+        weights = updates.weights if self.params.weighting == "samples" else torch.full((count,), 1.0 / count)
         direction = weighted_sum(weights, updates.delta)
         layers = [key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)]
         for layer in layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,12 +18,14 @@ from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
-from fcilbench.vectors.class_sums import class_sums, scatter_rows
-from fcilbench.vectors.ridge import solve_ridge, solve_ridge_gcv
+from fcilbench.vectors.class_means import class_sums, scatter_rows
+
+GRID = tuple(10.0 ** (half / 2) for half in range(-16, 5))
+"""Strengths that are tried, in units of the Gram's mean diagonal: half decades from 1e-8 to 100."""
 
 
 class Ridge(FrozenFeatures):
-    """Ridge regression onto one-hot targets, on frozen features or a random lift of them.
+    """Ridge regression onto one-hot targets, on frozen features or a random projection of them.
 
     Clients upload X^T X and their class sums in float64; the server solves with the sums over all clients and tasks so
     far. That is the centralised solution, whatever the partition and the order of the tasks.
@@ -41,8 +44,8 @@ class Ridge(FrozenFeatures):
         random_features: int = Field(
             0,
             ge=0,
-            description="size M of the lift h = ReLU(P f), P Gaussian and fixed; 0: the features themselves",
-            source="RanPAC lifts to 10,000",
+            description="size M of the random projection ReLU(P f), P Gaussian and fixed; 0: the features as they are",
+            source="RanPAC: 10,000",
         )
 
         @field_validator("ridge")
@@ -53,7 +56,7 @@ class Ridge(FrozenFeatures):
             return ridge
 
     def prepare(self, network: nn.Module, request: Request) -> None:
-        """Puts the random lift between backbone and head.
+        """Puts the random projection between backbone and head.
 
         P comes from the stream of the initialisation, hence from the train seed: clients draw it themselves, and it is
         never sent.
@@ -63,8 +66,8 @@ class Ridge(FrozenFeatures):
             return
         assert isinstance(head, nn.Linear)
         assert isinstance(extractor, FeatureExtractor)
-        lifted = nn.Sequential(extractor, _RandomLift(extractor.feature_dim, size))
-        network.extractor = FeatureExtractor(lifted, size, extractor.channels_last)
+        projected = nn.Sequential(extractor, _RandomProjection(extractor.feature_dim, size))
+        network.extractor = FeatureExtractor(projected, size, extractor.channels_last)
         network.head = nn.Linear(size, head.out_features)
 
     def statistics(self, client: Client) -> Message:
@@ -80,7 +83,7 @@ class Ridge(FrozenFeatures):
         return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
 
     def begin(self, server: Server) -> None:
-        """Starts without samples."""
+        """Creates an empty Gram matrix, class sums and counts."""
         classes, size = server.layout.classes, server.layout.features
         for name, shape in (("gram", (size * (size + 1) // 2,)), ("sums", (classes, size)), ("counts", (classes,))):
             server.state[name] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
@@ -102,7 +105,68 @@ class Ridge(FrozenFeatures):
         write_head(server, solution.weight, state["counts"] > 0)
 
 
-class _RandomLift(nn.Module):
+@dataclass(frozen=True)
+class Solution:
+    """A ridge classifier.
+
+    Attributes:
+        weight: `[C, F]`; the logits of a feature are `weight @ f`.
+        strength: lambda, in units of the Gram's mean diagonal.
+    """
+
+    weight: torch.Tensor
+    strength: float
+
+
+def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> Solution:
+    """Solves min_W ||X W^T - Y||^2 + lambda ||W||^2 with lambda = strength * tr(G) / F, in float64.
+
+    Args:
+        gram: G = X^T X, `[F, F]`.
+        sums: Y^T X, for one-hot Y the sum of each class's features, `[C, F]`.
+        strength: Positive; relative, so that scaling all features changes no prediction.
+    """
+    wide = gram.to(torch.float64)
+    level = strength * wide.diagonal().mean()
+    # A Gram of zeros has sums of zeros: any positive level then gives weights of zero.
+    level = torch.where(level > 0, level, torch.ones_like(level))
+    regular = wide + level * torch.eye(len(wide), dtype=torch.float64, device=wide.device)
+    factor = torch.linalg.cholesky(regular)
+    return Solution(torch.cholesky_solve(sums.to(torch.float64).T, factor).T, strength)
+
+
+def solve_ridge_gcv(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> Solution:
+    """Solves ridge regression with the strength of least generalised cross-validation (Golub, Heath, Wahba 1979).
+
+    GCV(lambda) = n RSS / (n - df)^2 with df = tr(G (G + lambda I)^-1). For one-hot targets RSS = n - 2 <W, S> +
+    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at.
+
+    Args:
+        gram: G = X^T X, `[F, F]`.
+        sums: Class sums S, `[C, F]`.
+        samples: Number of samples n.
+
+    Returns:
+        The solution at the best strength of `GRID`; at the largest one if the samples decide nothing.
+    """
+    wide = gram.to(torch.float64)
+    values, vectors = torch.linalg.eigh(wide)
+    values = values.clamp(min=0.0)
+    energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
+    level = float(wide.diagonal().mean())
+    best, chosen = float("inf"), GRID[-1]
+    for strength in GRID:
+        inverse = 1.0 / (values + strength * level) if level > 0 else torch.zeros_like(values)
+        rss = samples - 2.0 * float((energy * inverse).sum()) + float((energy * values * inverse.square()).sum())
+        left = samples - float((values * inverse).sum())
+        # Almost interpolating: residual and freedom both vanish, and their quotient is rounding.
+        score = samples * max(rss, 0.0) / left**2 if left > 1e-6 * samples else float("inf")
+        if score < best:
+            best, chosen = score, strength
+    return solve_ridge(gram, sums, chosen)
+
+
+class _RandomProjection(nn.Module):
     """ReLU of a fixed Gaussian projection, no parameter of the model."""
 
     projection: torch.Tensor

@@ -1,37 +1,132 @@
 """SUM (Surgery & Merge): projections on the server, over clients in each round and over tasks at each task's end.
 
 Kim and Do 2026, "SUM: Unified Geometric Surgery on Spatio-Temporal Adaptation Vectors for Federated Class Incremental
-Learning".
+Learning". Its mathematics is in `fcilbench.vectors.surgery` (clients) and `fcilbench.vectors.module` (tasks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import field_validator, model_validator
 
-from fcilbench.api.aggregator import Aggregator, Traits
+from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
-from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
+from fcilbench.api.predict import AllClasses, DecisionRule, Logits, MostConfident, Predictors, TrueTask
 from fcilbench.api.server import Server, Updates
-from fcilbench.plugins.aggregators import sum_prototypes as prototypes
-from fcilbench.plugins.aggregators.sum_params import SumParams
-from fcilbench.plugins.aggregators.sum_selectors import PROTOTYPES, selector
-from fcilbench.vectors.basis import project_out
-from fcilbench.vectors.pack import Packed
+from fcilbench.api.task import Task
+from fcilbench.spec.params import Field, Space
+from fcilbench.spec.params import Params as BaseParams
+from fcilbench.vectors.class_means import class_sums, nearest_mean_head
+from fcilbench.vectors.module import Cut, Kind, MaskFrom, Modulators, Packed, Rule, cut, project_out, read, store, unify
 from fcilbench.vectors.regmean import regmean
-from fcilbench.vectors.storage import dense, store
 from fcilbench.vectors.sums import weighted_sum
-from fcilbench.vectors.surgery import coefficients, gram, mean_pairwise_cosine, merge, surgery_matrix
-from fcilbench.vectors.topk import Cut, cut
-from fcilbench.vectors.trim import Trimmed
-from fcilbench.vectors.unify import Modulators, unify
+from fcilbench.vectors.surgery import (
+    Target,
+    Trimmed,
+    coefficients,
+    gram,
+    mean_pairwise_cosine,
+    merge,
+    step_cosine,
+    surgery_matrix,
+)
+
+Switch = Literal["on", "off"]
+PROTOTYPES = "prototypes"
+"""Module whose head ranks classes by the distance of their mean feature."""
+_MODULE = "task-{}"
+_PAPER = "Kim and Do 2026, section 5.1"
+
+
+class SumParams(BaseParams):
+    """Hyperparameters of SUM; defaults of Kim and Do 2026, each switch a row of their ablation or an option."""
+
+    # Spatial SUM
+    z_thr: float | None = Field(
+        4.5, gt=0, source=_PAPER, description="z-score beyond which an update's coordinate is zeroed; null: none"
+    )
+    trim: Literal["global", "tensor", "off"] = Field(
+        "global", description="z-scores over the whole backbone, or over each of its tensors, or no trimming"
+    )
+    spatial_surgery: Switch = Field("on", description="projection surgery on client vectors")
+    target: Target = Field("both", description="pairs of clients that surgery acts on, by the sign of their cosine")
+    max_clients: int | None = Field(
+        None, ge=1, description="project each client on at most so many others, those of the largest |cosine|"
+    )
+    lambda_s: float | Literal["auto"] = Field(
+        0.4,
+        source=_PAPER,
+        description="scale of the SUM (not mean) over the n refined client vectors; auto: 1 / n, FedAvg's step length",
+        space=Space(low=0.05, high=1.0),
+    )
+    # Classifier head
+    head: Literal["regmean", "sum"] = Field("regmean", description="how the classifier head is merged")
+    gamma_head: float = Field(0.5, ge=0, le=1, description="off-diagonal factor of RegMean's Gram on the head")
+    # Temporal SUM
+    temporal_surgery: Switch = Field("on", description="projection of a task's vector on the earlier ones")
+    max_basis: int | None = Field(
+        None, ge=1, description="project a task on at most so many earlier ones, those of the largest |cosine|"
+    )
+    storage: Kind = Field("fp32", description="how the basis is kept on the server")
+    storage_keep: float = Field(0.1, gt=0, le=1, description="fraction of a basis vector that storage `topk` keeps")
+    # Inference-ready module
+    sparsify: Switch = Field("on", description="keep only the largest entries of each basis vector")
+    k_pct: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        source=_PAPER,
+        description="fraction (not per cent) of each basis vector that is kept",
+        space=Space(low=0.01, high=0.2),
+    )
+    elect: Rule = Field("count", description="sign of tau_uni: majority, sign of the sum, unanimity; off: plain sum")
+    mask: Switch = Field("on", description="a task's own mask and scale; off: theta_pre + tau_uni for every task")
+    mask_from: MaskFrom = Field("accumulated", description="mask and scale from tau_k (as printed) or tau_hat_k")
+    selector: Literal["confidence", "energy", "prototype"] = Field(
+        "confidence", description="how a sample's task is picked under task identity `inferred`"
+    )
+
+    @field_validator("lambda_s")
+    @classmethod
+    def _moves(cls, scale: float | Literal["auto"]) -> float | Literal["auto"]:
+        if scale != "auto" and scale <= 0:
+            raise ValueError("must be greater than 0, or auto")
+        return scale
+
+    @model_validator(mode="after")
+    def _no_idle_option(self) -> Self:
+        """Refuses an option that another one leaves without effect: its cell would be a duplicate in disguise."""
+        for idle, why, need in (
+            (self.trim == "tensor" and self.z_thr is None, "trim: tensor", "a z_thr > 0"),
+            (self.spatial_surgery == "off" and self.target != "both", f"target: {self.target}", "spatial_surgery: on"),
+            (self.pairs == "none" and self.max_clients is not None, "max_clients", "surgery on client vectors"),
+            (self.temporal_surgery == "off" and self.max_basis is not None, "max_basis", "temporal_surgery: on"),
+            (self.storage != "topk" and self.storage_keep != 0.1, "storage_keep", "storage: topk"),
+            (self.mask == "off" and self.mask_from == "refined", "mask_from: refined", "mask: on"),
+        ):
+            if idle:
+                raise ValueError(f"{why} has no effect here: it needs {need}")
+        return self
+
+    @property
+    def pairs(self) -> Target:
+        """Which pairs of clients surgery acts on."""
+        return self.target if self.spatial_surgery == "on" else "none"
+
+    @property
+    def source(self) -> MaskFrom | None:
+        """Which vector of a task its mask and scale come from; `None` without masks."""
+        return self.mask_from if self.mask == "on" else None
 
 
 class Sum(Aggregator):
-    """Spatial surgery on client vectors, temporal surgery on task vectors, and one unified task module.
+    """SUM: orthogonal surgery on client vectors and on task vectors, and one unified module for all tasks.
 
     Each round: theta_G <- theta_G + lambda_S sum_i tau_hat_i on the backbone, RegMean on the head (section 4.2,
     equation 7), with tau_hat_i = tau_i - sum_{j != i} (<tau_i, tau_j> / ||tau_j||^2) tau_j of the client vectors tau_i
@@ -40,8 +135,7 @@ class Sum(Aggregator):
     modules are what is deployed. Where the election's two readings part, ours is the majority (`elect`).
     """
 
-    version = "2"
-    traits = Traits(server_only=True, interaction_modelling=True)
+    version = "3"
     breaks: ClassVar[Mapping[str, str]] = {
         "one-client": "the round adds lambda_s times the client's vector, also where there is only one",
         "identical-clients": "projections of equal vectors cancel: n of them step by lambda_s n (2 - n) vectors",
@@ -62,44 +156,65 @@ class Sum(Aggregator):
             total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
             message["gram_head"] = pack_symmetric(total.float())
         if self.params.selector == "prototype":
-            message |= prototypes.upload(client)
+            message |= self._prototypes(client)
         return message
+
+    @staticmethod
+    def _prototypes(client: Client) -> Message:
+        """Returns, once a task, sums `[c, F]` and counts `[c]` by class of the features under theta_pre."""
+        sent, task = client.state.get("prototypes_of_task"), client.task
+        if sent is not None and int(sent) == task.index:
+            return {}
+        client.state["prototypes_of_task"] = torch.tensor(task.index)
+        frozen = client.net.under(client.received["pre"])
+        labelled = ((frozen.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
+        sums, counts = class_sums(labelled, task.size, client.feature_dim)
+        return {"prototype_sum": sums.float(), "prototype_count": counts.to(torch.int64)}
 
     # ---------------------------------------------------------------- server, each round
 
     def begin(self, server: Server) -> None:
         """Remembers the pretrained model and starts an empty basis."""
-        server.state.update(pre=server.vector.clone(), basis=[], coefficients=[], cuts=[])
+        server.state.update(pre=server.vector.clone(), basis=[], coefficients=[], sizes=[], cuts=[])
         if self.params.selector == "prototype":
-            prototypes.begin(server)
+            shape = server.layout.classes, server.layout.features
+            server.state["prototype_sums"] = server.vector.new_zeros(shape, dtype=torch.float64)
+            server.state["prototype_counts"] = server.vector.new_zeros(shape[0], dtype=torch.int64)
 
     def task_broadcast(self, server: Server) -> Message:
-        """Sends theta_pre to clients if the selector needs features under it."""
+        """Sends theta_pre if the selector needs features under it: a client is not assumed to keep a second model."""
         return {"pre": server.state["pre"]} if self.params.selector == "prototype" else {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the backbone by spatial surgery, the head by RegMean, buffers by their mean."""
+        state, classes = server.state, server.task.classes
         server.step(self._spatial(updates, server), server.layout.backbone)
         server.step(self._head(updates), server.layout.head)
         server.step(updates.mean(server.layout.buffers), server.layout.buffers)
-        if self.params.selector == "prototype":
-            prototypes.collect(updates, server)
+        for message in updates.statistics:
+            if "prototype_sum" in message:
+                state["prototype_sums"][classes] += message["prototype_sum"].to(torch.float64)
+                state["prototype_counts"][classes] += message["prototype_count"]
 
     def _spatial(self, updates: Updates, server: Server) -> torch.Tensor:
-        """Three passes over N x D: statistics, Gram matrix, weighted sum of the trimmed vectors."""
-        options = self.params
-        segments = _tensors(server) if options.trim == "tensor" else None
-        vectors = Trimmed(updates.backbone, options.threshold, segments)
+        """Returns lambda_S sum_i tau_hat_i `[D]`: passes for the statistics, the Gram matrix and the weighted sum."""
+        options, backbone = self.params, server.layout.backbone
+        pieces = [piece.span for piece in server.layout.pieces if piece.span.stop <= backbone.stop]
+        segments = [span.stop - span.start for span in pieces] if options.trim == "tensor" else None
+        vectors = Trimmed(updates.backbone, None if options.trim == "off" else options.z_thr, segments)
         products = gram(vectors)
         surgery = surgery_matrix(products, options.pairs, options.max_clients)
         weights = coefficients(surgery)
-        direction, flips = merge(options.lambda_s * weights, vectors)
+        scale = 1.0 / len(updates.clients) if options.lambda_s == "auto" else options.lambda_s
+        direction, flips = merge(scale * weights, vectors)
+        cosine = step_cosine(weights, products)
         for name, value in (
             ("coefficient_min", weights.min()),
             ("coefficient_mean", weights.mean()),
             ("coefficient_max", weights.max()),
             ("cosine_before", mean_pairwise_cosine(products)),
             ("cosine_after", mean_pairwise_cosine(surgery @ products @ surgery.T)),
+            ("step_cosine", cosine),
             ("sign_flips", flips),
             ("trimmed_share", int(vectors.zeroed) / max(1, updates.backbone.numel())),
         ):
@@ -109,10 +224,10 @@ class Sum(Aggregator):
                 "sum: a client coefficient is negative (clients more alike than cosine 1/(n-1)); "
                 "see sum/coefficient_min in the curve"
             )
-        if bool((weights < 0).all()):
+        if cosine < 0:
             server.warn(
-                "sum: all client coefficients of a round are negative: it stepped against every client, "
-                "away from what they learned; see sum/coefficient_max in the curve"
+                "sum: a round stepped against the clients' mean update, away from what they learned (clients more "
+                "alike than cosine 1/(n-1)); see sum/step_cosine in the curve"
             )
         return direction
 
@@ -129,23 +244,37 @@ class Sum(Aggregator):
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Adds the task's vector to the basis; elects tau_uni and scales all tasks anew."""
         options, state, backbone = self.params, server.state, server.layout.backbone
-        task_vector = server.vector[backbone] - state["pre"][backbone]
-        limit = options.max_basis if options.temporal_surgery == "on" else 0
-        refined, kept = project_out(task_vector, state["basis"], limit)
-        stored = store(refined, options.storage, options.storage_keep)
-        state["basis"].append(stored)
-        state["coefficients"].append(kept)
-        if options.sparsify == "on":
-            chosen = cut(dense(stored), options.k_pct)
-            state["cuts"].append([chosen.magnitude, chosen.last])
+        self._extend_basis(server, server.vector[backbone] - state["pre"][backbone])
         cuts = [Cut(*numbers) for numbers in state["cuts"]] if options.sparsify == "on" else None
         state["unified"] = unify(state["basis"], cuts, options.elect, server.vector.device)
-        modulators = self._modulators(server)
-        state["scales"] = modulators.scales()
+        state["scales"] = self._modulators(server).scales()
+
+    def _extend_basis(self, server: Server, task_vector: torch.Tensor) -> None:
+        """Appends tau_hat_k, its coefficients, its L1 norm and its cut.
+
+        A task that left the model as it was gets tau_hat_k = 0 and the coefficients of the task before, whatever the
+        storage lost: it has no vote in the election, and its own module is that of the task before.
+        """
+        options, state = self.params, server.state
+        digest = _digest(task_vector).hex()
+        if state["basis"] and digest == state["digest"]:
+            refined, last = torch.zeros_like(task_vector), state["coefficients"][-1]
+            kept = torch.cat([last, last.new_ones(1)])
+        else:
+            limit = options.max_basis if options.temporal_surgery == "on" else 0
+            refined, kept = project_out(task_vector, state["basis"], limit)
+        state["digest"] = digest
+        size = refined if options.mask_from == "refined" else task_vector
+        state["sizes"].append(float(torch.linalg.vector_norm(size, 1, dtype=torch.float64)))
+        state["basis"].append(store(refined, options.storage, options.storage_keep))
+        state["coefficients"].append(kept)
+        if options.sparsify == "on":
+            chosen = cut(read(state["basis"][-1], slice(0, len(refined))), options.k_pct)
+            state["cuts"].append([chosen.magnitude, chosen.last])
 
     def _modulators(self, server: Server) -> Modulators:
         state = server.state
-        return Modulators(state["basis"], state["coefficients"], state["unified"], self.params.source)
+        return Modulators(state["basis"], state["coefficients"], state["sizes"], state["unified"], self.params.source)
 
     # ---------------------------------------------------------------- inference
 
@@ -153,34 +282,108 @@ class Sum(Aggregator):
         """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`."""
         modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.vector}
         for k in range(len(server.state["basis"])):
-            modules[f"task-{k}"] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
+            modules[_MODULE.format(k)] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
         if self.params.selector == "prototype":
-            modules[PROTOTYPES] = lambda: prototypes.model(server)
+            modules[PROTOTYPES] = lambda: self._nearest(server)
         return Predictors(
             modules=modules,
-            rules={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask("task-{}")},
+            rules={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask(_MODULE)},
         )
 
     def _deployed(self, server: Server, task: int) -> torch.Tensor:
         """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni on the backbone, the current head and buffers."""
         backbone, scale = server.layout.backbone, float(server.state["scales"][task])
-        theta = server.vector.clone()
-        theta[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
-        return theta
+        vector = server.vector.clone()
+        vector[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
+        return vector
+
+    @staticmethod
+    def _nearest(server: Server) -> torch.Tensor:
+        """Returns the pretrained model with the nearest-mean head, `[D]`."""
+        vector: torch.Tensor = server.state["pre"].clone()
+        sums, counts = server.state["prototype_sums"], server.state["prototype_counts"]
+        vector[server.layout.head] = nearest_mean_head(sums, counts)
+        return vector
 
     def export(self, server: Server) -> Message:
-        """Returns tau_uni, masks and scales packed, and the head and buffers; theta_pre stays with the backbone.
+        """Returns tau_uni, masks and scales packed, the head and the buffers; of theta_pre only a digest.
 
-        `fcilbench.vectors.pack.Packed.task_vector(k)` added to theta_pre gives theta_infer^(k): masks and scales are
-        the evaluated ones to the last bit, tau_uni is rounded to fp16 under one power-of-two scale (2^-11 relative for
-        entries down to 2^-29 of the largest), and where tau_uni fits fp16 so the whole vector is equal bit for bit.
+        Masks and scales are the evaluated ones to the last bit; tau_uni is rounded to fp16 under one power-of-two scale
+        (2^-11 relative for entries down to 2^-29 of the largest). Where tau_uni fits fp16 so the whole vector is equal
+        bit for bit.
         """
-        parts, theta = server.layout, server.vector
-        packed = Packed.of(self._modulators(server), server.state["scales"])
-        return {**packed.tensors(), "head": theta[parts.head], "buffers": theta[parts.buffers]}
+        parts, scales = server.layout, server.state["scales"]
+        size, rest = parts.backbone.stop, {"head": server.vector[parts.head], "buffers": server.vector[parts.buffers]}
+        return {
+            **Packed.of(self._modulators(server), scales).tensors,
+            **rest,
+            "pretrained": torch.frombuffer(bytearray(_digest(server.state["pre"][parts.backbone])), dtype=torch.uint8),
+            # tau_uni in fp16, one mask of D bits and one fp32 scale a task.
+            "dense_bytes": torch.tensor(2 * size + len(scales) * (-(-size // 8) + 4) + nbytes(rest)),
+        }
+
+    def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
+        """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni, with tau_uni rounded to fp16."""
+        packed = Packed(**{field.name: tensors[field.name] for field in fields(Packed)})
+        body = pretrained[: int(packed.shape[0])]
+        if list(_digest(body)) != tensors["pretrained"].tolist():
+            raise ValueError("this is not the pretrained backbone that the module was made with")
+        moved = body + packed.task_vector(task).to(body.device)
+        return torch.cat([moved, tensors["head"].to(body.device), tensors["buffers"].to(body.device)])
 
 
-def _tensors(server: Server) -> list[int]:
-    """Returns the sizes of the backbone's tensors, in the order of the flat vector."""
-    stop = server.layout.backbone.stop
-    return [piece.span.stop - piece.span.start for piece in server.layout.pieces if piece.span.stop <= stop]
+def _digest(vector: torch.Tensor) -> bytes:
+    return hashlib.sha256(vector.cpu().numpy().data).digest()
+
+
+@dataclass(frozen=True)
+class LargestEnergy:
+    """Picks the task whose slice, under its own module, has the largest logsumexp; then its argmax. Ties: earlier."""
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
+        """Returns the modules of all tasks."""
+        return tuple(_MODULE.format(task.index) for task in tasks)
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
+        """Returns the best class of the task with the largest energy."""
+        slices = _slices(logits, tasks)
+        return _best(slices, tasks, torch.stack([own.float().logsumexp(dim=1) for own in slices]).argmax(dim=0))
+
+
+@dataclass(frozen=True)
+class NearestPrototype:
+    """Picks the task of the nearest class mean in the frozen feature space; then the argmax of that task's module."""
+
+    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
+        """Returns the modules of all tasks, and the prototypes."""
+        return (*(_MODULE.format(task.index) for task in tasks), PROTOTYPES)
+
+    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
+        """Returns the best class of the nearest prototype's task."""
+        nearest = logits[PROTOTYPES].argmax(dim=1)
+        ends = torch.tensor([task.seen for task in tasks], device=nearest.device)
+        return _best(_slices(logits, tasks), tasks, torch.searchsorted(ends, nearest, right=True))
+
+
+def selector(name: str) -> DecisionRule:
+    """Returns the rule of a selector: `confidence`, `energy` or `prototype`.
+
+    Each looks at a sample alone, without labels and without statistics of its batch.
+    """
+    rules: dict[str, DecisionRule] = {
+        "confidence": MostConfident(_MODULE),
+        "energy": LargestEnergy(),
+        "prototype": NearestPrototype(),
+    }
+    return rules[name]
+
+
+def _slices(logits: Logits, tasks: Sequence[Task]) -> list[torch.Tensor]:
+    """Returns each task's logits of its own classes under its own module."""
+    return [logits[_MODULE.format(task.index)][:, task.classes] for task in tasks]
+
+
+def _best(slices: Sequence[torch.Tensor], tasks: Sequence[Task], winner: torch.Tensor) -> torch.Tensor:
+    """Returns for each sample the best class in the slice of its winning task, int64 `[n]`."""
+    labels = [slice_.argmax(dim=1) + task.offset for slice_, task in zip(slices, tasks, strict=True)]
+    return torch.stack(labels).gather(0, winner[None])[0]

@@ -4,15 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fcilbench.api.aggregator import No, Request
 from fcilbench.api.message import Layout, nbytes
-from fcilbench.api.schedule import Phase, Schedule
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
-from fcilbench.plugins.aggregators.ewc import Ewc
+from fcilbench.plugins.aggregators.ewc import Ewc, pool
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.spec.protocol import Partition, Protocol
+from fcilbench.spec.protocol import Partition
 
 TASKS = tuple(Task(i, i, 1) for i in range(9))
 IID = {"clients": 2, "partition": Partition(kind="iid"), "tasks": (3, 2, 3, 2)}
@@ -40,7 +39,7 @@ def gradient(method, host, theta):
 
 def test_gradient_by_hand():
     """F = (1, 2), theta - theta* = (3, -1), lambda = 1 gives (6, -4); at theta* it is 0; in the first task none."""
-    method, host = Ewc(), server([10.0, 20.0])
+    method, host = Ewc(Ewc.Params(lambda_ewc=1.0)), server([10.0, 20.0])
     assert method.task_broadcast(host) == {}
     assert gradient(method, host, [7.0, 7.0]) == [0.0, 0.0]
     end(method, host, [1.0, 2.0])
@@ -61,7 +60,7 @@ def test_online_fishers_decay():
 
 def test_separate_terms_add_up():
     """F = 1 at theta* = 0 and F = 2 at 3: at theta = 1 the penalty is 9, its gradient -6, from (A, H) = (3, 6)."""
-    method, host = Ewc(Ewc.Params(mode="separate")), server([0.0])
+    method, host = Ewc(Ewc.Params(mode="separate", lambda_ewc=1.0)), server([0.0])
     end(method, host, [1.0])
     host.vector.fill_(3.0)
     end(method, host, [2.0])
@@ -71,6 +70,27 @@ def test_separate_terms_add_up():
     penalty = (1.0 * (theta - 0.0) ** 2 + 2.0 * (theta - 3.0) ** 2).sum()
     penalty.backward()
     assert (penalty.item(), theta.grad.tolist()) == (9.0, [-6.0])
+
+
+def test_pooled_clients_are_the_fisher_of_the_pooled_data():
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 5, dtype=torch.float64), torch.randint(0, 3, (30,))
+    weight = torch.randn(3, 5, dtype=torch.float64)
+
+    def mean_fisher(rows):
+        residual = F.one_hot(y[rows], 3) - F.softmax(x[rows] @ weight.T, dim=1)
+        return ((residual**2).T @ x[rows] ** 2 / len(rows)).flatten()
+
+    parts = torch.randperm(30).split([1, 17, 12])
+    pooled = pool((mean_fisher(rows) for rows in parts), [len(rows) for rows in parts])
+    assert torch.allclose(pooled, mean_fisher(torch.arange(30)), rtol=0, atol=1e-12)
+
+
+def test_pool_by_hand_leaves_its_inputs_alone():
+    one, two = torch.tensor([1.0, 0.0]), torch.tensor([5.0, 2.0])
+    assert pool([one, two], [3, 1]).tolist() == [2.0, 0.5]
+    assert one.tolist() == [1.0, 0.0]
+    assert pool([one], [7]).tolist() == [1.0, 0.0]
 
 
 def test_fishers_are_pooled_by_samples_and_the_head_may_be_free():
@@ -87,25 +107,6 @@ def test_without_statistics_nothing_changes():
     assert (host.state["fisher"].tolist(), host.state["anchor"].tolist()) == ([1.0], [1.0])
 
 
-def test_presets_and_single_options():
-    peer = Ewc.Params(preset="fed_mammoth")
-    assert (peer.fisher_type, peer.mode, peer.skip_last_round) == ("label_prob", "online", True)
-    assert peer.strength == 1.0 / 65536
-    assert Ewc.Params(preset="fed_mammoth", fisher_type="exact", skip_last_round=False).fisher_type == "exact"
-    assert Ewc.Params(preset="original").mode == "separate"
-    assert Ewc.Params().strength == 1.0
-    assert Ewc(peer).params.model_dump(mode="json")["skip_last_round"] is True
-    assert Ewc.Params(**peer.model_dump()) == peer
-
-
-def test_the_last_round_may_be_skipped():
-    method = Ewc(Ewc.Params(preset="fed_mammoth"))
-    schedule = method.build_schedule(Schedule((Phase(TASKS[0], (), 5, 1, 16, after=0),)))
-    assert schedule.phases[0].rounds == 4
-    assert isinstance(method.prepare(None, Request("vision", 2, (1, 1), 10, Protocol(rounds=1), {})), No)
-    assert method.prepare(None, Request("vision", 2, (1, 1), 10, Protocol(rounds=2), {})) is None
-
-
 def test_bytes_of_vit_b16_are_those_of_the_table():
     fisher = torch.empty(VIT, device="meta")
     message = {"fisher": fisher, "samples": torch.tensor(1)}
@@ -114,6 +115,18 @@ def test_bytes_of_vit_b16_are_those_of_the_table():
     host.state.update(fisher=fisher, anchor=torch.empty(VIT, device="meta"))
     sent = Ewc().task_broadcast(host)
     assert round(nbytes({"fisher": sent["fisher"]}) / 1e6, 2) == 343.5  # the anchor is the model that clients hold
+
+
+@pytest.mark.parametrize(("strength", "warned"), [(1.0, True), (100.0, False)])
+def test_numbers_4_a_penalty_that_nobody_feels_is_warned_about(strength, warned):
+    """F = (3, 1), moved by (0.003, 0.004): 2 lambda F d = lambda (0.018, 0.008), beside sqrt(3 + 1) = 2."""
+    method, host = Ewc(Ewc.Params(lambda_ewc=strength)), server([0.0, 0.0])
+    end(method, host, [3.0, 1.0])
+    assert "ewc/penalty_ratio" not in host.logs
+    host.vector += torch.tensor([0.003, 0.004])
+    method.end_task(host, {})
+    assert host.logs["ewc/penalty_ratio"] == pytest.approx(strength * (0.018**2 + 0.008**2) ** 0.5 / 2, rel=1e-5)
+    assert any("raise lambda_ewc" in warning for warning in host.warnings) is warned
 
 
 def test_lambda_zero_is_fedavg_bit_for_bit(play):
@@ -184,7 +197,7 @@ def test_a_resumed_run_ends_bit_equal(play):
     assert (resumed.model_digest, resumed.cost.bytes_down) == (whole.model_digest, whole.cost.bytes_down)
 
 
-def test_batchnorm_empty_clients_and_the_peers_preset(play, norm_backbone):
+def test_batchnorm_and_empty_clients(play, norm_backbone):
     sparse = Partition(kind="dirichlet", value=0.05, min_samples=0)
-    outcome = play(Ewc(Ewc.Params(preset="fed_mammoth")), backbone=norm_backbone, partition=sparse)
+    outcome = play(Ewc(Ewc.Params(preset="original")), backbone=norm_backbone, partition=sparse)
     assert len(outcome.accuracy["none"][-1]) == 4

@@ -11,12 +11,12 @@ from fcilbench.plugins.aggregators.fedavg import FedAvg
 PARTS = Layout(slice(0, 2), slice(2, 2), slice(2, 2), 1, 0)
 
 
-def merge(theta, clients, samples, average="weighted"):
+def merge(theta, clients, samples, weighting="samples"):
     host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
     delta = torch.tensor(clients) - host.vector
     ids = tuple(range(len(samples)))
     message = tuple({} for _ in ids)
-    FedAvg(FedAvg.Params(average=average)).aggregate(Updates(delta, samples, ids, message, PARTS), host)
+    FedAvg(FedAvg.Params(weighting=weighting)).aggregate(Updates(delta, samples, ids, message, PARTS), host)
     return host.vector.tolist()
 
 

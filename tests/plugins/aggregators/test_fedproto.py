@@ -72,10 +72,10 @@ def message(counts, rows):
     return {"counts": torch.tensor(counts, dtype=torch.int32), "prototypes": torch.tensor(rows)}
 
 
-@pytest.mark.parametrize(("average", "expected"), [("weighted", [2.0, 1.0]), ("uniform", [3.0, 2.0])])
+@pytest.mark.parametrize(("average", "expected"), [("samples", [2.0, 1.0]), ("uniform", [3.0, 2.0])])
 def test_prototypes_of_two_clients(average, expected):
     """n = 3 at (1, 0) and n = 1 at (5, 4)."""
-    method, server = fedproto(proto_avg=average), host()
+    method, server = fedproto(proto_weighting=average), host()
     method.begin(server)
     assert method.broadcast(server) == {}
     aggregate(method, server, [message([0, 3, 0], [[1.0, 0.0]]), message([0, 1, 0], [[5.0, 4.0]])])
@@ -92,8 +92,8 @@ def test_prototypes_of_two_clients(average, expected):
 
 def test_model_weights_weighted_or_uniform():
     delta = torch.stack([torch.ones(19), 5 * torch.ones(19)])
-    for average, expected in (("weighted", 2.0), ("uniform", 3.0)):
-        method, server = fedproto(weight_avg=average), host()
+    for average, expected in (("samples", 2.0), ("uniform", 3.0)):
+        method, server = fedproto(weighting=average), host()
         method.begin(server)
         aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
         assert server.vector.tolist() == [expected] * 19
@@ -131,19 +131,6 @@ def test_bytes_of_vit_b16():
     assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # Kim and Do 2026, communication table: 343.83 - 343.79
 
 
-def test_presets_are_resolved_and_overridden():
-    default, original, peer = (
-        fedproto(preset=name).params.model_dump(mode="json") for name in ("default", "original", "fed_mammoth")
-    )
-    names = ("lambda_proto", "proto_term", "proto_avg", "weight_avg", "predict", "raw_inputs")
-    assert [default[n] for n in names] == [0.1, "batch_mean", "weighted", "weighted", "classifier", False]
-    assert [original[n] for n in names] == [1.0, "per_sample", "uniform", "weighted", "prototype", False]
-    assert [peer[n] for n in names] == [0.1, "batch_mean", "weighted", "uniform", "classifier", True]
-    assert fedproto(preset="original", lambda_proto=0.3).params.model_dump(mode="json")["lambda_proto"] == 0.3
-    with pytest.raises(ValueError, match="no global model"):
-        FedProto.Params(share_weights=False)
-
-
 def test_lambda_zero_is_fedavg_step_for_step(play):
     assert play(fedproto(lambda_proto=0.0)).model_digest == play(FedAvg()).model_digest
 
@@ -153,7 +140,7 @@ def test_the_first_round_of_every_task_is_fedavg(play):
     assert play(fedproto(lambda_proto=5.0)).model_digest != play(FedAvg()).model_digest
 
 
-@pytest.mark.parametrize("preset", ["default", "original", "fed_mammoth"])
+@pytest.mark.parametrize("preset", ["default", "original"])
 def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
     outcome = play(fedproto(preset=preset), partition=Partition(kind="dirichlet", value=0.05, min_samples=0))
     assert outcome.metrics["faa/oracle"].value > 0.4

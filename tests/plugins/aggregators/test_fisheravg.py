@@ -1,26 +1,26 @@
-"""FisherAvg as a method: its messages, presets and merge; its algebra is in tests/vectors/test_fisher.py."""
+"""FisherAvg: its merge by hand and its laws, the clients' Fisher, real rounds."""
 
 import pytest
 import torch
 
-from fcilbench.api.aggregator import No, Request
-from fcilbench.api.message import Layout, nbytes
+from fcilbench.api.message import Layout
 from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.federation.server import FederationServer
+from fcilbench.plugins.aggregators import fisheravg
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.plugins.aggregators.fisheravg import FisherAvg
-from fcilbench.spec.protocol import Partition, Protocol
+from fcilbench.plugins.aggregators.fisheravg import FisherAvg, unit
+from fcilbench.plugins.aggregators.fisheravg import merge as merge_rows
+from fcilbench.spec.protocol import Partition
 
 PARTS = Layout(slice(0, 1), slice(1, 3), slice(3, 4), classes=1, features=1)
 MODEL = 64 * 16 + 16 + 10 * 16 + 10
-VIT = 85_875_556
 
 
-def merge(theta, clients, fishers, samples, **params):
+def merged(theta, clients, fishers, samples, **params):
     host = FederationServer(torch.tensor(theta), torch.zeros(0, dtype=torch.int64), PARTS, (Task(0, 0, 1),))
     messages = tuple({"fisher": torch.tensor(fisher)} for fisher in fishers)
     updates = Updates(torch.tensor(clients) - host.vector, samples, tuple(range(len(samples))), messages, PARTS)
@@ -32,47 +32,23 @@ def test_by_hand_with_buffers_by_samples():
     """Parameters: equal weights, F = 3, 1. Buffer: (1 * 1 + 3 * 5) / 4 = 4."""
     clients = [[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 5.0]]
     fishers = [[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
-    host = merge([0.0] * 4, clients, fishers, (1, 3), lambda_k="uniform", epsilon=0.0)
+    host = merged([0.0] * 4, clients, fishers, (1, 3), weighting="uniform", epsilon=0.0)
     assert host.vector.tolist() == [1.5, 2.0, 3.0, 4.0]
-    assert merge([0.0] * 4, clients, fishers, (1, 3), epsilon=0.0).vector.tolist() == [2.0, 2.5, 3.0, 4.0]
+    assert merged([0.0] * 4, clients, fishers, (1, 3), epsilon=0.0).vector.tolist() == [2.0, 2.5, 3.0, 4.0]
 
 
 def test_equal_fishers_are_fedavg_and_normalisation_forgets_scale():
     clients, fisher = [[1.0, 2.0, 3.0, 4.0], [5.0, 0.0, -1.0, 0.0]], [0.5, 0.25, 2.0]
-    assert merge([0.0] * 4, clients, [fisher, fisher], (3, 1)).vector.tolist() == [2.0, 1.5, 2.0, 3.0]
+    assert merged([0.0] * 4, clients, [fisher, fisher], (3, 1)).vector.tolist() == [2.0, 1.5, 2.0, 3.0]
     louder = [8 * value for value in fisher]
-    same = merge([0.0] * 4, clients, [fisher, louder], (3, 1), normalize="l2", epsilon=0.0).vector
+    same = merged([0.0] * 4, clients, [fisher, louder], (3, 1), normalize="l2", epsilon=0.0).vector
     assert torch.allclose(same, torch.tensor([2.0, 1.5, 2.0, 3.0]))
 
 
 def test_one_client_is_returned_and_the_share_below_epsilon_is_logged():
-    host = merge([0.0] * 4, [[1.1, 2.2, 3.3, 4.4]], [[0.0, 1e-13, 1.0]], (5,))
+    host = merged([0.0] * 4, [[1.1, 2.2, 3.3, 4.4]], [[0.0, 1e-13, 1.0]], (5,))
     assert torch.equal(host.vector, torch.tensor([1.1, 2.2, 3.3, 4.4]))
     assert host.logs["fisheravg/below_epsilon"] == pytest.approx(2 / 3)
-
-
-def test_presets_and_single_options():
-    peer = FisherAvg(FisherAvg.Params(preset="fed_mammoth", lambda_k="samples"))
-    assert peer.params.model_dump(mode="json") == {
-        "preset": "fed_mammoth", "fisher_type": "label_prob", "n_fisher_samples": None, "lambda_k": "samples",
-        "normalize": "none", "epsilon": 1e-12, "fisher_sum": True, "raw_inputs": True,
-    }  # fmt: skip
-    original = FisherAvg.Params(preset="original")
-    assert (original.fisher_type, original.lambda_k, original.normalize) == ("exact", "uniform", "l2")
-    assert FisherAvg.Params(**original.model_dump()) == original
-    text = Request("text", 4, (2, 2), 10, Protocol(), {})
-    assert isinstance(peer.prepare(None, text), No)
-    assert FisherAvg().prepare(None, text) is None
-
-
-def test_the_peers_fisher_is_a_sum_over_samples_on_raw_inputs(make_experiment):
-    federation = build(make_experiment())
-    federation.model.network.eval()
-    session = ClientSession(federation, Turn(federation.schedule.phases[0], 0), 0)
-    sent = FisherAvg(FisherAvg.Params(preset="fed_mammoth")).statistics(session)["fisher"]
-    raw, normalised = (session.fisher("label_prob", raw=flag) for flag in (True, False))
-    assert torch.equal(sent, raw * session.samples)
-    assert not torch.allclose(raw, normalised, rtol=1e-2)
 
 
 def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates(make_experiment):
@@ -110,10 +86,6 @@ def test_the_clients_fisher_does_not_depend_on_the_batch_size(make_experiment, k
     assert torch.allclose(*found, rtol=1e-4, atol=1e-9)
 
 
-def test_bytes_are_two_models_up():
-    assert round(nbytes({"fisher": torch.empty(VIT, device="meta")}) / 1e6, 2) == 343.5
-
-
 def test_uneven_tasks_end_to_end(play):
     settings = {"clients": 2, "partition": Partition(kind="iid")}
     plain, merged = play(FedAvg(), **settings), play(FisherAvg(), **settings)
@@ -129,3 +101,52 @@ def test_an_empty_client_and_batchnorm_do_no_harm(play, norm_backbone):
         FisherAvg(), backbone=norm_backbone, rounds=1, partition=Partition(kind="dirichlet", value=0.05, min_samples=0)
     )
     assert len(outcome.accuracy["none"][-1]) == 4
+
+
+# ---------------------------------------------------------------- laws of the merge
+
+
+def test_equal_fishers_give_the_weights():
+    delta, fisher = torch.randn(3, 40), torch.rand(40)
+    for weights in ([0.5, 0.3, 0.2], [1.0, 1.0, 1.0]):
+        share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        merged = merge_rows(delta, [fisher] * 3, weights, 1e-12)
+        assert torch.allclose(merged.double(), share @ delta.double(), atol=1e-6)
+
+
+def test_one_client_is_returned_exactly():
+    delta, fisher = torch.randn(1, 1000), torch.rand(1000) * 1e-20
+    fisher[:10] = 0.0
+    for epsilon in (0.0, 1e-12):
+        assert torch.equal(merge_rows(delta, [fisher], [1.0], epsilon), delta[0])
+
+
+def test_a_client_without_information_has_no_vote_and_scale_does_not_matter():
+    delta = torch.randn(2, 50)
+    assert torch.equal(merge_rows(delta, [torch.ones(50), torch.zeros(50)], [1.0, 1.0], 0.0), delta[0])
+    one, two = torch.rand(50), torch.rand(50)
+    scaled = merge_rows(delta, [one * 2**-20, two * 2**-20], [0.3, 0.7], 0.0)
+    assert torch.equal(scaled, merge_rows(delta, [one, two], [0.3, 0.7], 0.0))
+
+
+def test_coordinates_without_information_take_the_weights():
+    delta, zero = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.zeros(2)
+    for epsilon in (0.0, 1e-12):
+        assert merge_rows(delta, [zero, zero], [3.0, 1.0], epsilon).tolist() == [2.0, 2.0]
+
+
+def test_a_merge_stays_between_the_clients_and_does_not_depend_on_pieces(monkeypatch):
+    torch.manual_seed(1)
+    delta, fishers = torch.randn(4, 999), [torch.rand(999) ** 8 for _ in range(4)]
+    before = delta.clone()
+    merged = merge_rows(delta, fishers, [0.4, 0.3, 0.2, 0.1], 1e-12)
+    assert bool((merged >= delta.amin(0)).all())
+    assert bool((merged <= delta.amax(0)).all())
+    assert torch.equal(delta, before)
+    monkeypatch.setattr(fisheravg, "_CHUNK", 40)
+    assert torch.equal(merge_rows(delta, fishers, [0.4, 0.3, 0.2, 0.1], 1e-12), merged)
+
+
+def test_unit_norm():
+    assert unit(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([0.6, 0.8])
+    assert unit(torch.zeros(2)).tolist() == [0.0, 0.0]

@@ -56,7 +56,8 @@ def test_identical_clients_flip_the_round_and_are_warned_about():
     method.aggregate(updates(delta), host)
     assert host.vector[:40].tolist() == [3.0 * (2 - 3)] * 40
     assert any("a client coefficient is negative" in warning for warning in host.warnings)
-    assert any("stepped against every client" in warning for warning in host.warnings)
+    assert any("against the clients' mean update" in warning for warning in host.warnings)
+    assert host.logs["sum/step_cosine"] == pytest.approx(-1.0)
     assert host.logs["sum/cosine_before"] == pytest.approx(1.0)
 
 
@@ -69,7 +70,37 @@ def test_one_client_like_two_others_is_warned_about_alone():
     method.aggregate(updates(delta), host)
     assert host.logs["sum/coefficient_min"] == pytest.approx(-0.1)
     assert any("a client coefficient is negative" in warning for warning in host.warnings)
-    assert not any("against every client" in warning for warning in host.warnings)
+    assert not any("mean update" in warning for warning in host.warnings)
+    assert host.logs["sum/step_cosine"] > 0
+
+
+@pytest.mark.parametrize(("spread", "reversed_"), [(1.0, False), (0.1, True)])
+def test_numbers_3_a_round_against_the_mean_update_is_warned_about(spread, reversed_):
+    """Five clients of one direction plus noise, and one of its own with a positive coefficient."""
+    delta = spread * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    delta[:5, :40] += 0.2
+    method, host = Sum(Sum.Params(z_thr=None)), server(torch.zeros(50))
+    method.begin(host)
+    grams = ({"gram_head": torch.tensor([1.0, 0.0, 1.0])},) * 6
+    method.aggregate(Updates(delta, (1,) * 6, tuple(range(6)), grams, PARTS), host)
+    rows = delta[:, :40].double()
+    step = refine(rows).sum(0)
+    cosine = float(torch.nn.functional.cosine_similarity(step, rows.sum(0), dim=0))
+    assert host.logs["sum/step_cosine"] == pytest.approx(cosine, abs=1e-6)
+    assert host.logs["sum/coefficient_max"] > 0
+    assert (cosine < 0) is reversed_
+    assert any("against the clients' mean update" in warning for warning in host.warnings) is reversed_
+
+
+def test_lambda_auto_is_one_over_the_number_of_clients():
+    delta = torch.diag(torch.arange(1.0, 51.0))[:4]
+    moved = []
+    for scale in ("auto", 0.25):
+        method, host = Sum(Sum.Params(z_thr=None, lambda_s=scale, head="sum")), server(torch.zeros(50))
+        method.begin(host)
+        method.aggregate(Updates(delta, (1,) * 4, (0, 1, 2, 3), ({},) * 4, PARTS), host)
+        moved.append(host.vector[:4].tolist())
+    assert moved == [[0.25, 0.5, 0.75, 1.0]] * 2  # orthogonal vectors: the step of the plain mean
 
 
 def test_head_option_sum_adds_the_head_vectors():

@@ -64,7 +64,6 @@ def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
 def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_path):
     from fcilbench.federation import final
     from fcilbench.federation.run import run_experiment
-    from fcilbench.plugins.aggregators import sum_prototypes
     from fcilbench.spec.protocol import Runtime
 
     experiment = make_experiment(
@@ -88,7 +87,7 @@ def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_
         if int(counts[label]) == len(mine):
             mean = server.state["prototype_sums"][label] / counts[label]
             assert torch.allclose(mean.float(), mine.mean(0), atol=1e-5)
-    theta = sum_prototypes.model(server)
+    theta = Sum(Sum.Params(selector="prototype")).predictors(server).modules["prototypes"]()
     assert torch.equal(theta[server.layout.backbone], federation.initial[server.layout.backbone])
 
 

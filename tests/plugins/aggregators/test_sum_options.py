@@ -127,7 +127,7 @@ def test_diagnostics_of_a_round():
 def taus(host):
     """Returns the task vectors of a played server, from scratch."""
     state = host.state
-    basis = [stored["values"].double() for stored in state["basis"]]
+    basis = [stored.double() for stored in state["basis"]]
     return [
         hat + sum((r * other for r, other in zip(kept.tolist(), basis, strict=False)), torch.zeros(D).double())
         for hat, kept in zip(basis, state["coefficients"], strict=True)
@@ -136,7 +136,7 @@ def taus(host):
 
 def test_without_temporal_surgery_the_basis_is_the_task_vectors():
     _, host = play({"temporal_surgery": "off"}, tasks=3)
-    assert torch.equal(host.state["basis"][2]["values"], host.vector[:D])
+    assert torch.equal(host.state["basis"][2], host.vector[:D])
     assert [kept.tolist() for kept in host.state["coefficients"]] == [[], [0.0], [0.0, 0.0]]
 
 
@@ -148,7 +148,7 @@ def test_max_basis_limits_the_projections():
 
 def test_module_switches():
     _, host = play({"sparsify": "off", "elect": "off"}, tasks=2)
-    hats = [stored["values"] for stored in host.state["basis"]]
+    hats = host.state["basis"]
     assert torch.allclose(host.state["unified"], hats[0] + hats[1])
     method, host = play({"mask": "off"}, tasks=2)
     for k in range(2):
@@ -157,6 +157,44 @@ def test_module_switches():
     assert int((host.state["unified"] != 0).sum()) > D // 3
     _, host = play({"k_pct": 0.05}, tasks=2)
     assert 0 < int((host.state["unified"] != 0).sum()) <= 2 * 20
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", "topk"])
+@pytest.mark.parametrize("options", [{}, {"sparsify": "off"}, {"max_basis": 1}, {"elect": "mass"}])
+def test_numbers_1_a_task_that_leaves_the_model_as_it_was_has_no_vote(kind, options):
+    """Its module is that of the task before, and those of all others stay, bit for bit; so do those of later tasks."""
+    options = {"storage": kind, "k_pct": 0.3, **options}
+    still = torch.zeros(3, D + 6)
+    plain = play_tasks(options, [draw(0), draw(1), draw(2)])
+    with_noop = play_tasks(options, [draw(0), draw(1), still, draw(2)])
+    assert torch.equal(with_noop[2], with_noop[1])
+    for task, deployed in zip((0, 1, 3), plain, strict=True):
+        assert torch.equal(with_noop[task], deployed)
+
+
+def play_tasks(options, deltas):
+    """Returns the deployed vectors of all tasks."""
+    method = Sum(Sum.Params(head="sum", lambda_s=0.1, **options))
+    host = FederationServer(torch.zeros(D + 6), torch.zeros(0), PARTS, tuple(Task(t, t, 1) for t in range(len(deltas))))
+    method.begin(host)
+    for task, delta in enumerate(deltas):
+        host.enter(Task(task, task, 1), task)
+        method.aggregate(Updates(delta, (1,) * 3, (0, 1, 2), ({},) * 3, PARTS), host)
+        method.end_task(host, {})
+    return [method.predictors(host).modules[f"task-{task}"]()[:D] for task in range(len(deltas))]
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", "topk"])
+@pytest.mark.parametrize("mask_from", ["accumulated", "refined"])
+def test_numbers_5_scales_use_the_l1_norm_of_the_vector_before_it_was_stored(kind, mask_from):
+    method, host = play({"storage": kind, "k_pct": 0.3, "mask_from": mask_from}, tasks=3)
+    exact = play({"temporal_surgery": "off"}, tasks=3)[1].state["basis"]  # the task vectors themselves
+    deployed = [method.predictors(host).modules[f"task-{k}"]()[:D] for k in range(3)]
+    if mask_from == "accumulated":
+        for tau, vector in zip(exact, deployed, strict=True):
+            # ||m s tau_uni||_1 = s ||m tau_uni||_1 = ||tau||_1.
+            assert float(vector.abs().sum()) == pytest.approx(float(tau.abs().sum()), rel=1e-5)
+    assert float(deployed[0].abs().sum()) == pytest.approx(float(exact[0].abs().sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("fp16", 1e-3), ("int8", 2e-2)])
@@ -179,7 +217,7 @@ def test_topk_storage_keeps_its_fraction():
         ({"k_pct": 0}, "greater than 0"),
         ({"k_pct": 1.5}, "less than or equal to 1"),
         ({"k_pct": 5}, "less than or equal to 1"),
-        ({"lambda_s": 0}, "greater than 0"),
+        ({"lambda_s": 0}, "greater than 0, or auto"),
         ({"gamma_head": 1.1}, "less than or equal to 1"),
         ({"max_basis": 0, "storage": "int8"}, "greater than or equal to 1"),
         ({"max_clients": 0}, "greater than or equal to 1"),

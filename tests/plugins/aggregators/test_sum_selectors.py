@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcilbench.api.task import Task
-from fcilbench.plugins.aggregators.sum_selectors import PROTOTYPES, LargestEnergy, NearestPrototype, selector
+from fcilbench.plugins.aggregators.sum import PROTOTYPES, LargestEnergy, NearestPrototype, selector
 
 TASKS = (Task(0, 0, 2), Task(1, 2, 1), Task(2, 3, 2))
 

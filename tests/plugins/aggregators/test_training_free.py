@@ -11,10 +11,10 @@ from fcilbench.api.message import unpack_symmetric
 from fcilbench.api.server import Updates
 from fcilbench.engine.images import DeviceImages
 from fcilbench.federation.build import build
-from fcilbench.plugins.aggregators.ncm import MISSING, Ncm
-from fcilbench.plugins.aggregators.ridge import Ridge
+from fcilbench.plugins.aggregators.ncm import Ncm
+from fcilbench.plugins.aggregators.ridge import Ridge, solve_ridge
 from fcilbench.spec.protocol import Partition
-from fcilbench.vectors.ridge import solve_ridge
+from fcilbench.vectors.class_means import MISSING
 
 PARTITIONS = (
     Partition(kind="iid"),

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fcilbench.vectors.class_sums import class_sums, scatter_rows
-from fcilbench.vectors.ridge import GRID, solve_ridge, solve_ridge_gcv
+from fcilbench.plugins.aggregators.ridge import GRID, solve_ridge, solve_ridge_gcv
+from fcilbench.vectors.class_means import class_sums
 
 
 def problem(samples=40, features=6, classes=3, seed=0):
@@ -62,11 +62,3 @@ def test_the_scale_of_the_features_changes_no_logit():
 
 def test_features_of_zeros_give_weights_of_zero():
     assert solve_ridge_gcv(torch.zeros(2, 2), torch.zeros(3, 2), 4).weight.abs().sum() == 0
-
-
-def test_class_sums_travel_without_the_absent_classes():
-    rows, labels = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([2, 0, 2])
-    sums, counts = class_sums([(rows[:1], labels[:1]), (rows[1:], labels[1:])], 4, 2)
-    assert sums.tolist() == [[3, 4], [0, 0], [6, 8], [0, 0]]
-    assert counts.tolist() == [1, 0, 2, 0]
-    assert torch.equal(scatter_rows(sums[counts > 0], counts), sums)

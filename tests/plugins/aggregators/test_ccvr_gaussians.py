@@ -1,13 +1,21 @@
-"""Gaussian class statistics by hand; s04: a class of one sample gave NaN covariances (LAMDA-CL/ICCV2025-TUNA#2)."""
+"""CCVR's mathematics by hand: class Gaussians (s04: a class of one sample gave NaN), virtual features, the refit."""
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
-from fcilbench.vectors.gaussian import Gaussians, covariances, measure, merge, roots, sample
-
-TOTAL = torch.Generator().manual_seed(0)
+from fcilbench.plugins.aggregators.ccvr import (
+    Ccvr,
+    Gaussians,
+    VirtualFeatures,
+    covariances,
+    measure,
+    merge,
+    refit_head,
+    roots,
+)
 
 
 def of(rows, full=True):
@@ -22,14 +30,12 @@ def covariance(found):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_one_dimension_with_a_client_of_one_sample(full):
-    """{0, 2} and {4}: n = 3, mean 2, variance 4; dropping the second client would give mean 1, variance 2."""
+    """{0, 2} and {4}: n = 3, mean 2, variance 4."""
     one, two = of([[0.0], [2.0]], full), of([[4.0]], full)
     assert (one.count.item(), one.mean.item(), covariance(one).item()) == (2, 1, 2)
     assert two.scatter.abs().sum() == 0
     pooled = merge([one, two])
     assert (pooled.count.item(), pooled.mean.item(), covariance(pooled).item()) == (3, 2, 4)
-    dropped = merge([one, two.without_singletons()])
-    assert (dropped.count.item(), dropped.mean.item(), covariance(dropped).item()) == (2, 1, 2)
 
 
 def test_two_dimensions():
@@ -83,7 +89,7 @@ def test_s04_one_sample_gets_the_variance_of_the_others(full):
 
 def test_a_single_sample_in_all_keeps_the_least_variance():
     found = of([[1.0, 2.0]], False)
-    assert covariances(found, 1e-8)[0].tolist() == [1e-8, 1e-8]
+    assert covariances(found, 1e-8, 0.1, 0.01)[0].tolist() == [1e-8, 1e-8]
 
 
 def test_full_covariances_shrink_by_the_number_of_samples():
@@ -103,14 +109,103 @@ def test_a_matrix_that_is_no_covariance_is_refused():
 
 @pytest.mark.parametrize("full", [False, True])
 def test_samples_follow_mean_and_covariance(full):
-    generator = torch.Generator().manual_seed(1)
     mean = torch.tensor([[1.0, -2.0], [10.0, 0.0]], dtype=torch.float64)
     cov = torch.tensor([[[2.0, 0.6], [0.6, 1.0]], [[1.0, -0.5], [-0.5, 4.0]]], dtype=torch.float64)
     root = roots(cov if full else cov.diagonal(dim1=1, dim2=2))
-    classes = torch.arange(2).repeat_interleave(20_000)
-    drawn = sample(mean, root, classes, torch.randn(40_000, 2, generator=generator, dtype=torch.float64))
+    classes = torch.arange(2)
+    features = VirtualFeatures(classes, classes, torch.ones(2), mean, root, 20_000)
+    drawn, classes = features.draw(np.random.default_rng(1))
     for c in range(2):
         rows = drawn[classes == c]
         expected = cov[c] if full else torch.diag(cov[c].diagonal())
-        assert torch.allclose(rows.mean(dim=0), mean[c], atol=0.05)
-        assert torch.allclose(rows.T.cov(), expected, atol=0.1)
+        assert torch.allclose(rows.double().mean(dim=0), mean[c], atol=0.05)
+        assert torch.allclose(rows.T.double().cov(), expected, atol=0.1)
+
+
+def gaussians(count, mean, scatter):
+    return Gaussians(*(torch.tensor(x, dtype=torch.float64) for x in (count, mean, scatter)))
+
+
+def collect(*groups, **params):
+    return VirtualFeatures.of(groups, Ccvr.Params(**params))
+
+
+def test_classes_without_samples_are_left_out_and_labels_are_offset():
+    found = gaussians([3, 0, 2], [[1.0], [0.0], [5.0]], [[2.0], [0.0], [1.0]])
+    features = collect((4, found), samples=7)
+    assert features.classes.tolist() == [4, 6]
+    drawn, slots = features.draw(np.random.default_rng(0))
+    assert drawn.shape == (14, 1)
+    assert drawn.dtype == torch.float32
+    assert slots.tolist() == [0] * 7 + [1] * 7
+    assert collect((0, gaussians([0.0], [[0.0]], [[0.0]]))) is None
+    assert collect() is None
+
+
+def test_a_mixture_has_another_covariance_than_the_pooled_gaussian():
+    """A mixture of two clients has [[6, 3], [3, 2.25]], their pooled Gaussian [[20/3, 8/3], [8/3, 5/3]]."""
+    clients = [
+        gaussians([2], [[1.0, 1.0]], [[[2.0, 2.0], [2.0, 2.0]]]),
+        gaussians([2], [[5.0, 2.0]], [[[2.0, 2.0], [2.0, 2.0]]]),
+    ]
+    mixture = collect(*[(0, part) for part in clients], samples=60_000, rho_few=0.0)
+    pooled = collect((0, merge(clients)), samples=60_000, rho_many=0.0)
+    for features, expected in ((mixture, [[6, 3], [3, 2.25]]), (pooled, [[20 / 3, 8 / 3], [8 / 3, 5 / 3]])):
+        drawn, _ = features.draw(np.random.default_rng(0))
+        assert torch.allclose(drawn.T.double().cov(), torch.tensor(expected, dtype=torch.float64), atol=0.12)
+        assert torch.allclose(drawn.mean(dim=0), torch.tensor([3.0, 1.5]), atol=0.05)
+
+
+def test_components_of_a_class_are_drawn_by_their_counts():
+    features = collect((0, gaussians([9], [[0.0]], [[0.0]])), (0, gaussians([1], [[100.0]], [[0.0]])), samples=1000)
+    drawn, _ = features.draw(np.random.default_rng(0))
+    assert 60 < int((drawn > 50).sum()) < 140
+
+
+def refit(epochs=2, lr=0.1, momentum=0.9):
+    return Ccvr.Params(epochs=epochs, batch_size=4, lr_head=lr, momentum=momentum)
+
+
+def test_a_refit_by_hand():
+    """One step of one feature: gradient of CE at equal logits is (p - 1) f and p f."""
+    weight, bias = torch.zeros(2, 1), torch.zeros(2)
+    before = weight.clone()
+    data = (torch.tensor([[2.0]]), torch.tensor([0]))
+    w, b, loss = refit_head(weight, bias, lambda random: data, refit(1, 0.5, 0.0), np.random.default_rng(0))
+    assert torch.allclose(w, torch.tensor([[0.5], [-0.5]]))
+    assert torch.allclose(b, torch.tensor([0.25, -0.25]))
+    assert abs(loss - np.log(2)) < 1e-6
+    assert torch.equal(weight, before)
+
+
+def test_the_learning_rate_is_a_cosine_over_the_epochs():
+    """Without momentum and with a constant gradient of a saturated loss the steps are lr (1, 3/4, 1/4) for 3 epochs."""
+    seen = []
+
+    def draw(random):
+        seen.append(None)
+        return torch.tensor([[1.0]]), torch.tensor([0])
+
+    weights = []
+    for epochs in (1, 2, 3):
+        how = refit(3, 1e-4, 0.0)
+        calls = iter(range(3))
+
+        def limited(random, calls=calls, epochs=epochs):
+            features = draw(random)[0] * (next(calls) < epochs)
+            return features, torch.tensor([0])
+
+        w, _, _ = refit_head(torch.zeros(2, 1), torch.zeros(2), limited, how, np.random.default_rng(0))
+        weights.append(float(w[0]))
+    steps = np.diff([0.0, *weights]) / weights[0]
+    assert np.allclose(steps, [1.0, 0.75, 0.25], atol=1e-3)
+
+
+def test_a_refit_is_repeatable():
+    features = collect((0, gaussians([3, 3], [[1.0, 0.0], [0.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]])), samples=16)
+    runs = [
+        refit_head(torch.zeros(2, 2), torch.zeros(2), features.draw, refit(), np.random.default_rng(seed))[0]
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
