@@ -82,7 +82,7 @@ def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_p
     module_file.write(path, FedAvg().export(server), server, ABOUT)
     found = module_file.read(path)
     assert found.dense_nbytes is None
-    assert torch.equal(FedAvg.restore(found.tensors, 0, server.vector), server.vector)
+    assert torch.equal(FedAvg().restore(found.tensors, 0, server.vector), server.vector)
 
 
 def test_other_files_are_refused(tmp_path):
