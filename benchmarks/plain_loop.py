@@ -24,10 +24,10 @@ from torchvision import transforms
 
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import Network
 from fcilbench.federation.build import build
-from fcilbench.federation.round import run_round, update_rows
 from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.round import run_round, update_rows
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.backbones.timm import Timm
 

@@ -17,8 +17,8 @@ from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.federation.build import build
 from fcilbench.federation.experiment import Federation
-from fcilbench.federation.round import run_round, update_rows
 from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.round import run_round, update_rows
 from fcilbench.registry import entrypoints
 
 

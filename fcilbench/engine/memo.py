@@ -1,39 +1,151 @@
-"""What a method's query says of each sample under the initial network: computed once, handed over with every batch."""
+"""Values of samples that are computed once: they depend on a sample's test input and on weights that nobody trains.
+
+A method that freezes the backbone would otherwise run it in each step over the same samples for the same features, and
+a method with a query network would run that network a second time in each step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from fcilbench.api.client import Net
+from fcilbench.api.client import Context, Net
+from fcilbench.api.message import Layout
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.precision import autocast
+from fcilbench.engine.model import FlatModel
+from fcilbench.engine.precision import REORDERED, Precision, autocast, relative_difference
 from fcilbench.spec.protocol import Protocol
 
+_BATCH = 128
+"""Samples per forward pass of a frozen backbone."""
+
 Query = Callable[[Net, torch.Tensor], torch.Tensor | None]
+"""`Aggregator.query`."""
 
 
 def memo_table(
-    model: FlatModel, data: DeviceData, query: Query, batch_size: int, precision: Protocol
+    model: FlatModel, data: DeviceData, query: Query, batch_size: int, precision: Precision
 ) -> torch.Tensor | None:
-    """Returns the query's answers for all samples, `[n, ...]`, or `None` if the method asks nothing.
+    """Returns the answers of a method's query for all samples, `[n, ...]`, or `None` if the method asks nothing.
 
     Args:
         model: The resident model, with the initial network loaded.
         data: The samples; their test inputs are used.
-        query: `Aggregator.query`.
+        query: Maps the network and inputs to answers `[B, ...]`, or to `None`.
         batch_size: Samples per call.
-        precision: The protocol, for its precision.
+        precision: Arithmetic of the network.
     """
     model.network.eval()
-    index = torch.arange(len(data), device=data.labels.device)
-    answers: list[torch.Tensor] = []
-    with torch.no_grad(), autocast(precision.precision, index.device):
+    index, answers = torch.arange(len(data), device=data.labels.device), []
+    with torch.no_grad(), autocast(precision, index.device):
         for rows in torch.split(index, batch_size):
             answer = query(model, data.plain(rows))
             if answer is None:
                 return None
             answers.append(answer)
     return torch.cat(answers) if answers else None
+
+
+class FrozenFeatures:
+    """Features of training samples under a frozen backbone, where every step would compute the same ones.
+
+    That is so if the backbone has no trainable parameter and no buffer that is exchanged, training inputs are test
+    inputs, the extractor gives features alone, and the backbone in training mode gives a sample the same features in
+    any batch (no dropout, no batch statistics). The last is tried out on real samples.
+
+    Args:
+        model: The resident model.
+        data: Training samples.
+        protocol: Precision and augmentation.
+    """
+
+    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
+        self._model, self._data, self._precision = model, data, protocol.precision
+        layout = model.layout
+        alone = layout.backbone.start == layout.backbone.stop and layout.buffers.start == layout.buffers.stop
+        varied = protocol.augment and data.augments
+        self._possible = alone and model.network.plain and not len(model.counters) and not varied and len(data) > 0
+        self._table: torch.Tensor | None = None
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Returns the features of the samples at `rows` `[B]`, `[B, F]`; `None` where each step has its own.
+
+        The first call computes all of them.
+        """
+        if self._possible and self._table is None:
+            self._table = self._compute()
+            self._possible = self._table is not None
+        return None if self._table is None else self._table[rows]
+
+    def _compute(self) -> torch.Tensor | None:
+        network = self._model.network
+        index = torch.arange(len(self._data), device=self._data.labels.device)
+        modes = [(module, module.training) for module in network.modules()]
+        try:
+            with torch.no_grad(), autocast(self._precision, index.device):
+                network.train()
+                some, other = index[: 2 * _BATCH : 2], index[: 2 * _BATCH].flip(0)
+                again = self._features(some), self._features(other).flip(0)[::2]
+                network.eval()
+                first = self._features(some)
+                if not all(relative_difference(found, first) < REORDERED[self._precision] for found in again):
+                    return None
+                return torch.cat([self._features(rows) for rows in torch.split(index, _BATCH)])
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def _features(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._model.features(self._data.plain(rows))
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A network that knows the features of one batch; implements `fcilbench.api.client.Net`.
+
+    Attributes:
+        net: The network.
+        inputs: The batch's inputs. Exactly this tensor is known: inputs that a loss has changed (mixed, cropped,
+            perturbed) go through the backbone.
+        known: Their features `[B, F]`.
+    """
+
+    net: Net
+    inputs: torch.Tensor
+    known: torch.Tensor
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        """Trainable parameters, flat `[P]`."""
+        return self.net.parameters
+
+    @property
+    def layout(self) -> Layout:
+        """Slices of the state vector."""
+        return self.net.layout
+
+    def piece(self, name: str) -> torch.Tensor:
+        """Returns one tensor of the state vector in its own shape."""
+        return self.net.piece(name)
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
+        """Returns the known features, or runs the backbone."""
+        return {"features": self.features(inputs)}
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns the known features, or runs the backbone."""
+        return self.known if inputs is self.inputs else self.net.features(inputs)
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to logits `[B, C]`."""
+        return self.net.head(features)
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to logits `[B, C]`."""
+        return self.head(self.features(inputs))
+
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the network with another state vector, in which a frozen backbone has no part."""
+        return Remembered(self.net.under(vector), self.inputs, self.known)

@@ -1,15 +1,25 @@
-"""Arithmetic of forward and backward passes. Parameters, updates and all server mathematics stay float32."""
+"""Arithmetic of forward and backward passes, and the checks of its results.
+
+Parameters, updates and all server mathematics stay float32; only a model's passes may run in bfloat16. On a CPU,
+attention then is two matrix products and a softmax, because torch's fused kernel has a slow backward pass there.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
-
-from fcilbench.engine.attention import plain_attention
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 Precision = Literal["fp32", "bf16"]
+
+REORDERED = {"fp32": 1e-3, "bf16": 5e-2}
+"""Relative difference that arithmetic in another order may make, by precision."""
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
@@ -29,7 +39,7 @@ def training_context(precision: Precision, device: torch.device) -> AbstractCont
     stack = ExitStack()
     stack.enter_context(autocast(precision, device))
     if precision == "bf16" and device.type == "cpu":
-        stack.enter_context(plain_attention())
+        stack.enter_context(unfused_attention())
     return stack
 
 
@@ -37,3 +47,77 @@ def forbid_tf32() -> None:
     """Makes float32 mean float32 on a GPU too; by default cuDNN would round convolutions' inputs to TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Runs attention without a fused kernel.
+
+    Without a mask, dropout or grouped heads it is `attention`, otherwise torch's reference kernel, which also checks
+    every row for masks that hide it whole.
+    """
+    with sdpa_kernel(SDPBackend.MATH), _Unfused():
+        yield
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+    """Returns softmax(scale Q K^T) V (Vaswani et al. 2017, equation 1), `[..., L, Ev]`.
+
+    Args:
+        query: `[..., L, E]`.
+        key: `[..., S, E]`.
+        value: `[..., S, Ev]`.
+        scale: Factor of the products; by default `1 / sqrt(E)`.
+    """
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return ((query * factor) @ key.transpose(-2, -1)).softmax(dim=-1) @ value
+
+
+class _Unfused(TorchFunctionMode):
+    """Replaces the calls of torch's attention that `attention` covers."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if func is F.scaled_dot_product_attention and len(args) == 3 and _bare(options):
+            return attention(*args, scale=options.get("scale"))
+        return func(*args, **options)
+
+
+def _bare(options: dict[str, Any]) -> bool:
+    """Returns whether there is no mask, no dropout and one key for each query head."""
+    hidden = options.get("attn_mask") is not None or options.get("is_causal", False)
+    return not (hidden or options.get("dropout_p", 0.0) or options.get("enable_gqa", False))
+
+
+def relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns `||found - expected|| / ||expected||` in float32, NaN if either has one; waits for the device.
+
+    Example:
+        >>> relative_difference(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+        0.20000000298023224
+    """
+    wanted = expected.float()
+    return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-12))
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Returns whether no entry is NaN or infinite; waits for the device.
+
+    One pass over the least and the largest entry, which are NaN if any entry is. `isfinite` takes fifteen times as
+    long on a CPU, because it makes and reduces tensors of the same size (`benchmarks/results/cpu-2026-11-28.md`).
+
+    Example:
+        >>> all_finite(torch.tensor([0.0, torch.inf])), all_finite(torch.empty(0))
+        (False, True)
+    """
+    if not values.numel() or not (values.is_floating_point() or values.is_complex()):
+        return True
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())

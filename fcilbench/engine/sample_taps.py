@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fcilbench.engine.layer_squares import Call, embedding_squares, linear_squares, norm_squares
-from fcilbench.engine.taps import Taps
+from fcilbench.engine.statistics import Hooks
 
 # By exact type: a subclass may compute something else.
 _RULES: Mapping[type[nn.Module], Callable[..., dict[str, torch.Tensor]]] = {
@@ -21,7 +21,7 @@ _RULES: Mapping[type[nn.Module], Callable[..., dict[str, torch.Tensor]]] = {
 }
 
 
-class SampleTaps(Taps):
+class SampleTaps(Hooks):
     """Records inputs and outputs of a network's layers during one forward pass.
 
     A linear layer or layer norm is covered if it ran exactly once, owns its parameters alone, and its first dimension
@@ -55,7 +55,7 @@ class SampleTaps(Taps):
         self._calls: dict[str, list[Call]] = {name: [] for name in self._layers}
         self.covered: set[str] = set()
 
-    def listen(self) -> list[RemovableHandle]:
+    def register(self) -> list[RemovableHandle]:
         """Registers a forward hook on every layer that may be covered."""
         layers = [(name, layer) for name, alike in self._alike.items() for layer in alike]
         return [layer.register_forward_hook(self._recorder(name)) for name, layer in layers]

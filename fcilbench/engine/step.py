@@ -1,23 +1,24 @@
-"""One local step on the flat model: augment, forward, backward, gradient hook, decay, AdamW. Nothing waits."""
+"""One local step on the flat model: augment, forward, backward, gradient hook, decay, optimiser. Nothing waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.task import Task
-from fcilbench.engine.data import DeviceData
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.frozen import FrozenFeatures, Remembered
+from fcilbench.engine.data import DeviceData, Draws
+from fcilbench.engine.memo import FrozenFeatures, Remembered
+from fcilbench.engine.model import FlatModel
+from fcilbench.engine.optimiser import LocalOptimiser
 from fcilbench.engine.precision import training_context
 from fcilbench.spec.protocol import Protocol
 
 Loss = Callable[[Net, Batch, Context], torch.Tensor]
 GradientHook = Callable[[torch.Tensor, Net, Context], None]
-Draws = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,64 +36,101 @@ class Objective:
     context: Context
 
 
+@dataclass(frozen=True)
+class Extra:
+    """Samples that a client mixes into its training (`Aggregator.replay`).
+
+    Attributes:
+        data: The samples on the device.
+        random: Draws a batch of them for each step.
+    """
+
+    data: DeviceData
+    random: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one client trains on in one round, and which pieces of the model.
+
+    Attributes:
+        index: Positions of its samples, int64 `[n]` on the device, n > 0.
+        task: The current task.
+        epochs: Number of passes E.
+        batch_size: Samples per step; the last step of a pass takes what is left.
+        train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
+        extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.
+    """
+
+    index: torch.Tensor
+    task: Task
+    epochs: int
+    batch_size: int
+    train: tuple[str, ...] = ("*",)
+    extra: Extra | None = None
+
+    @property
+    def pass_steps(self) -> int:
+        """Steps of one pass, `ceil(n / batch_size)`."""
+        return -(-len(self.index) // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole round."""
+        return self.epochs * self.pass_steps
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The samples of one step.
+
+    Attributes:
+        rows: Their positions, int64 `[n]`.
+        draws: Random numbers of their augmentation, each `[n, ...]`.
+        extra: The same for replayed samples.
+    """
+
+    rows: torch.Tensor
+    draws: Draws
+    extra: Minibatch | None = None
+
+
 class LocalStep:
     """The step, with the optimiser that it owns.
 
     Args:
         model: The resident model, trained in place.
         data: Training samples.
-        protocol: Learning rate, weight decay, precision, augmentation.
+        protocol: Optimiser, precision, augmentation.
+        rates: Factors of the learning rate by pattern of names; the first that matches counts.
 
     Attributes:
         model: The resident model.
-        optimiser: AdamW on the flat parameters.
+        optimiser: The optimiser of the pieces that the current work trains.
         frozen: Features of the samples, where the backbone is frozen.
     """
 
-    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
+    def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol, rates: Mapping[str, float]) -> None:
         self.model = model
-        self._data, self._protocol = data, protocol
+        self._data, self._protocol, self._rates = data, protocol, rates
         self.frozen = FrozenFeatures(model, data, protocol)
-        # AdamW's own decay would also shrink the head rows of other tasks, whose gradient is exactly zero.
-        self.optimiser = torch.optim.AdamW(
-            [model.parameters],
-            lr=protocol.lr,
-            weight_decay=0.0,
-            fused=True,
-            capturable=model.vector.device.type == "cuda",
-        )
+        self._train: tuple[str, ...] = ("*",)
+        self.optimiser = LocalOptimiser(model, protocol, self._train, rates)
 
-    def reset(self) -> None:
-        """Makes the optimiser new without allocating: each client and round starts without moments."""
-        for state in self.optimiser.state.values():
-            for value in state.values():
-                value.zero_()
+    def begin(self, work: Work) -> None:
+        """Prepares the optimiser for a client's round."""
+        if work.train != self._train:
+            self._train = work.train
+            self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
+        self.optimiser.reset(work.task, work.steps)
 
-    def decay(self, task: Task) -> torch.Tensor | None:
-        """Returns the factor `1 - lr * wd` per coordinate, 1 in the head rows of other tasks; `None` without decay."""
-        if self._protocol.weight_decay == 0.0:
-            return None
-        parts = self.model.layout
-        rate = 1.0 - self._protocol.lr * self._protocol.weight_decay
-        factor = torch.full_like(self.model.gradient, rate)
-        head = factor[parts.head]
-        weight = head[: parts.classes * parts.features].view(parts.classes, parts.features)
-        bias = head[parts.classes * parts.features :]
-        for rows in (weight, bias):
-            rows[: task.offset] = 1.0
-            rows[task.seen :] = 1.0
-        return factor
-
-    def gradient(
-        self, objective: Objective, task: Task, rows: torch.Tensor, draws: Draws, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Fills the flat gradient for one batch, gradient hook included.
+    def gradient(self, objective: Objective, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> torch.Tensor:
+        """Fills the flat gradient for one minibatch, gradient hook included.
 
         Args:
             objective: What is optimised.
-            task: The current task.
-            rows: Positions of the samples, int64 `[B]`.
-            draws: Random numbers of the augmentation, each `[B]`.
+            work: What the client trains on.
+            minibatch: The samples.
             mask: float32 `[B]`, 0 for padding rows.
 
         Returns:
@@ -100,19 +138,25 @@ class LocalStep:
         """
         model = self.model
         model.gradient.zero_()
-        inputs = self._data.augmented(rows, draws) if self._protocol.augment else self._data.plain(rows)
-        batch = Batch(inputs, self._data.labels[rows], mask, task)
-        known = self.frozen.of(rows)
-        net = model if known is None else Remembered(model, inputs, known)
+        extra = None
+        if work.extra is not None and minibatch.extra is not None:
+            ones = torch.ones(len(minibatch.extra.rows), device=mask.device)
+            extra = self._batch(work.extra.data, minibatch.extra, ones, work.task)
+        batch = self._batch(self._data, minibatch, mask, work.task, extra)
+        known = self.frozen.of(minibatch.rows)
+        net = model if known is None else Remembered(model, batch.inputs, known)
         with training_context(self._protocol.precision, model.vector.device):
             loss = objective.loss(net, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.clear_untrained()
         with torch.no_grad():
             objective.gradient(model.gradient, model, objective.context)
+        self.optimiser.clear_untrained()
         return loss.detach().float()
 
-    def update(self, decay: torch.Tensor | None) -> None:
-        """Moves the parameters along the flat gradient."""
-        if decay is not None:
-            self.model.vector[self.model.layout.trainable].mul_(decay)
-        self.optimiser.step()
+    def _batch(
+        self, data: DeviceData, minibatch: Minibatch, mask: torch.Tensor, task: Task, extra: Batch | None = None
+    ) -> Batch:
+        rows = minibatch.rows
+        inputs = data.augmented(rows, minibatch.draws) if self._protocol.augment else data.plain(rows)
+        return Batch(inputs, data.labels[rows], mask, task, None if data.memo is None else data.memo[rows], extra)

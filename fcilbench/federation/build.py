@@ -14,10 +14,9 @@ from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.task import Task
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.flat import FlatModel
 from fcilbench.engine.memo import memo_table
-from fcilbench.engine.network import Network
-from fcilbench.engine.training import Trainer
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.trainer import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.experiment import Experiment, Federation, Unsupported
@@ -99,7 +98,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
 def remember(experiment: Experiment, model: FlatModel, data: DeviceData) -> None:
     """Asks the method's query about all samples of a split; the initial network must be loaded."""
     size, query = experiment.runtime.eval_batch_size, experiment.aggregator.query
-    data.memo = memo_table(model, data, query, size, experiment.protocol)
+    data.memo = memo_table(model, data, query, size, experiment.protocol.precision)
 
 
 def _device(name: str) -> torch.device:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fcilbench.api.client import Batch, FisherKind, LayerGram, Net
-from fcilbench.api.message import Message, matches
+from fcilbench.api.message import Message
 from fcilbench.api.task import Task
 from fcilbench.engine.fisher import fisher_diagonal
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.grams import GramTaps
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.streams import stream
 
@@ -74,7 +70,8 @@ class ClientSession:
             own = {name: value[start : start + size] for name, value in draws.items()}
             inputs = data.plain(rows) if augment is None else data.augmented(rows, own)
             mask = torch.ones(len(rows), device=rows.device)
-            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[rows], mask, self.task)
+            memo = None if data.memo is None else data.memo[rows]
+            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[rows], mask, self.task, memo)
 
     def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
@@ -89,29 +86,16 @@ class ClientSession:
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of linear layers, one batch of the client's own samples after another."""
-        linear = {n: m for n, m in self.network.named_modules() if isinstance(m, nn.Linear) and matches(n, patterns)}
-        for batch in self.batches():
-            mask = self._federation.train.token_mask(batch.inputs)
-            found: dict[str, torch.Tensor] = {}
-            handles = [m.register_forward_pre_hook(partial(_take, found, n, mask)) for n, m in linear.items()]
-            try:
-                with torch.no_grad():
-                    self.net.logits(batch.inputs)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            yield found
+        return layer_inputs(self._federation.model, patterns, self._masked())
 
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
         """Returns the gradient `[P]` of the mean loss over the client's own samples."""
-        total = torch.zeros_like(self.net.gradient)
-        for batch in self.batches():
-            self.net.gradient.zero_()
-            with torch.enable_grad():
-                value = loss(self.net, batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            total += self.net.gradient * (len(batch.labels) / self.samples)
-        return total
+        return mean_gradient(self._federation.model, self.batches(), loss)
+
+    def _masked(self, augment: np.random.Generator | None = None) -> Iterator[Masked]:
+        """Iterates over the client's inputs with their token masks."""
+        for batch in self.batches(augment):
+            yield batch.inputs, self._federation.train.token_mask(batch.inputs)
 
     def _paired(self, rows: torch.Tensor, uniform: torch.Tensor, raw: bool) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Iterates in batches of the training's size, so that gradients fit wherever training fits."""
@@ -124,12 +108,7 @@ class ClientSession:
         self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
     ) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
-        names = {piece.name for piece in self.net.layout.pieces}
-        with torch.no_grad(), GramTaps(self.network, names, diagonal) as taps:
-            for batch in self.batches(augment):
-                taps.mask = self._federation.train.token_mask(batch.inputs)
-                self.net.logits(batch.inputs)
-        return taps.grams()
+        return layer_grams(self._federation.model, diagonal, self._masked(augment))
 
     def stress(self) -> np.random.Generator:
         """Returns the stream of what goes wrong with this client's upload."""
@@ -138,14 +117,3 @@ class ClientSession:
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, task, round, client)."""
         return stream(self._federation.experiment.seeds.of("train"), purpose, *self._context.key, self.id)
-
-
-def _take(
-    found: dict[str, torch.Tensor], name: str, mask: torch.Tensor | None, _: nn.Module, args: tuple[Any, ...]
-) -> None:
-    """Keeps a layer's inputs as rows, without padding tokens."""
-    inputs: torch.Tensor = args[0].detach()
-    if mask is not None and inputs.shape[:-1] == mask.shape:
-        inputs = inputs[mask]
-    rows = inputs.reshape(-1, inputs.shape[-1]).float()
-    found[name] = torch.cat([found[name], rows]) if name in found else rows

@@ -14,8 +14,8 @@ from fcilbench.api.message import Message
 from fcilbench.api.schedule import Phase, Schedule
 from fcilbench.api.stressor import Stressor
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.training import Trainer
+from fcilbench.engine.model import FlatModel
+from fcilbench.engine.trainer import Trainer
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.features import FeatureMemory
 from fcilbench.federation.server import FederationServer

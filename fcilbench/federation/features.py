@@ -13,7 +13,7 @@ import torch
 
 from fcilbench.api.predict import Module
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.model import FlatModel
 
 
 class FeatureMemory:

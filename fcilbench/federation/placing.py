@@ -8,9 +8,7 @@ import torch
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.message import Message
-from fcilbench.engine.data import DeviceData
-from fcilbench.engine.images import DeviceImages
-from fcilbench.engine.tokens import DeviceTokens
+from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
 
 
 def place(

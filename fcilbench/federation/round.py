@@ -13,10 +13,9 @@ import torch
 
 from fcilbench.api.message import Layout, Message, Piece, Wire
 from fcilbench.api.server import Updates
-from fcilbench.engine.finite import all_finite
-from fcilbench.engine.lots import Extra
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.engine.training import Objective, Work
+from fcilbench.engine.precision import all_finite
+from fcilbench.engine.trainer import Extra, Objective, Work
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.streams import seed_torch, stream

@@ -13,8 +13,8 @@ from fcilbench.api.client import Net
 from fcilbench.api.message import Layout
 from fcilbench.api.server import State
 from fcilbench.api.task import Task
-from fcilbench.engine.finite import all_finite
-from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.model import FlatModel
+from fcilbench.engine.precision import all_finite
 from fcilbench.federation.streams import stream
 from fcilbench.spec.protocol import Protocol
 

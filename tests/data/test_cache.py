@@ -98,7 +98,7 @@ def test_writing_to_the_corpus_changes_no_file(root: Path) -> None:
 def test_device_takes_what_is_mapped(root: Path, recwarn: pytest.WarningsRecorder) -> None:
     torch = pytest.importorskip("torch")
     from fcilbench.api.backbone import ImageInput
-    from fcilbench.engine.images import DeviceImages
+    from fcilbench.engine.data import DeviceImages
 
     dataset = Pets()
     corpus, _ = open_dataset(dataset, root)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fcilbench.engine.difference import relative_difference
+from fcilbench.engine.precision import relative_difference
 
 
 def test_by_hand():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fcilbench.engine.finite import all_finite
+from fcilbench.engine.precision import all_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])

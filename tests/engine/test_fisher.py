@@ -12,7 +12,7 @@ from fcilbench.api.client import Batch
 from fcilbench.api.task import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import Network
 from fcilbench.engine.sample_taps import SampleTaps
 from fcilbench.vectors.fisher import pool
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from fcilbench.api.backbone import ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.engine.images import DeviceImages
+from fcilbench.engine.data import DeviceImages
 
 CPU = torch.device("cpu")
 

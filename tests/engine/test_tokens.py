@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fcilbench.api.backbone import TokenIds
-from fcilbench.engine.tokens import DeviceTokens
+from fcilbench.engine.data import DeviceTokens
 
 CPU = torch.device("cpu")
 

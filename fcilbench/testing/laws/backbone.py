@@ -12,8 +12,7 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import FlatModel, Network
 from fcilbench.federation.probe import probe
 from fcilbench.testing.bench import Bench, quiet_torch
 from fcilbench.testing.law import LawBroken, Laws

@@ -11,8 +11,8 @@ import torch
 from torch.func import grad, vmap
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Batch, Context
-from fcilbench.engine.flat import FlatModel
+from fcilbench.api.client import Batch, Context, Net
+from fcilbench.engine.model import FlatModel
 from fcilbench.testing.law import LawBroken, Laws, NotApplicable
 from fcilbench.testing.subject import AggregatorSubject, gap
 
@@ -60,10 +60,11 @@ def moment(subject: AggregatorSubject) -> Iterator[Moment]:
 
 
 def _value(now: Moment, theta: torch.Tensor, batch: Batch | None = None) -> torch.Tensor:
-    state = now.model.named(torch.cat([theta, now.model.vector[now.model.layout.buffers]]))
-    parameters = {name: state[name] for name, _ in now.model.network.named_parameters() if name in state}
-    net = now.model.with_parameters(parameters, theta)
-    return now.aggregator.loss(net, batch or now.batch, now.context)
+    return now.aggregator.loss(_net(now, theta), batch or now.batch, now.context)
+
+
+def _net(now: Moment, theta: torch.Tensor) -> Net:
+    return now.model.under(torch.cat([theta, now.model.vector[now.model.layout.buffers]]))
 
 
 def _theta(now: Moment) -> torch.Tensor:
@@ -104,9 +105,8 @@ def loss_pure(subject: AggregatorSubject) -> None:
 
 def _hooked(now: Moment, theta: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     (gradient,) = torch.autograd.grad(value, theta)
-    state = now.model.named(torch.cat([theta.detach(), now.model.vector[now.model.layout.buffers]]))
     with torch.no_grad():
-        now.aggregator.gradient(gradient, now.model.with_parameters(state, theta.detach()), now.context)
+        now.aggregator.gradient(gradient, _net(now, theta.detach()), now.context)
     return gradient
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fcilbench.api.aggregator import No, Request
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import Network
 from fcilbench.spec.protocol import Protocol
 from fcilbench.testing.law import LawBroken, Laws
 from fcilbench.testing.subject import AggregatorSubject

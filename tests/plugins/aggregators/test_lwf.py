@@ -7,7 +7,7 @@ import torch
 
 from fcilbench.api.client import Batch
 from fcilbench.api.task import Task
-from fcilbench.engine.flat import FlatModel
+from fcilbench.engine.model import FlatModel
 from fcilbench.federation.build import build
 from fcilbench.federation.experiment import RoundContext as Turn
 from fcilbench.federation.round import sample_clients

@@ -7,10 +7,9 @@ from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.api.message import nbytes
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.grams import GramTaps
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.engine.network import Network
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.statistics import layer_grams
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext as Turn
@@ -122,10 +121,7 @@ class MetaClient:
         self.model = FlatModel(network, torch.device("meta"))
 
     def grams(self, diagonal, augment=None):
-        names = {piece.name for piece in self.model.layout.pieces}
-        with torch.no_grad(), GramTaps(self.model.network, names, diagonal) as taps:
-            self.model.logits(torch.empty(1, 3, 224, 224, device="meta"))
-        return taps.grams()
+        return layer_grams(self.model, diagonal, [(torch.empty(1, 3, 224, 224, device="meta"), None)])
 
 
 def test_bytes_of_vit_b16():

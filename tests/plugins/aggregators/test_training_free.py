@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fcilbench.api.client import Batch
 from fcilbench.api.message import unpack_symmetric
 from fcilbench.api.server import Updates
-from fcilbench.engine.images import DeviceImages
+from fcilbench.engine.data import DeviceImages
 from fcilbench.federation.build import build
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.ridge import Ridge, solve_ridge

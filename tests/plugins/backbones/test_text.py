@@ -138,7 +138,7 @@ def test_minilm_is_the_packaged_model_and_pads_without_effect():
 )
 def test_nearest_class_mean_on_real_clinc():
     """Nearest class mean of frozen MiniLM features reaches 91.6 % on all 4,500 texts; here on the first 30 intents."""
-    from fcilbench.engine.tokens import DeviceTokens
+    from fcilbench.engine.data import DeviceTokens
     from fcilbench.plugins.datasets.clinc150 import Clinc150
 
     corpus, _ = open_dataset(Clinc150(), Path(os.environ["FCILBENCH_DATA"]))

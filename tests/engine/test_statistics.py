@@ -7,11 +7,9 @@ from torch import nn
 
 from fcilbench.api.backbone import FeatureExtractor, ImageInput, TokenIds
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.grams import GramTaps
-from fcilbench.engine.images import DeviceImages
-from fcilbench.engine.network import Network
-from fcilbench.engine.tokens import DeviceTokens
+from fcilbench.engine.data import DeviceImages, DeviceTokens
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.statistics import layer_grams
 
 FIRST, SECOND = "extractor.body.0", "extractor.body.2"
 
@@ -26,16 +24,8 @@ def model():
     return FlatModel(Network(FeatureExtractor(body, 5), 3), torch.device("cpu"))
 
 
-def names(flat):
-    return {piece.name for piece in flat.layout.pieces}
-
-
 def run(flat, batches, diagonal=never, mask=None):
-    with torch.no_grad(), GramTaps(flat.network, names(flat), diagonal) as taps:
-        for inputs in batches:
-            taps.mask = mask
-            flat.logits(inputs)
-    return taps.grams()
+    return layer_grams(flat, diagonal, [(inputs, mask) for inputs in batches])
 
 
 def test_grams_of_every_layer_over_batches_and_tokens():
@@ -75,8 +65,8 @@ def test_hooks_are_removed_and_a_gradient_is_not_needed():
     flat = model()
     run(flat, [torch.randn(2, 4)])
     assert not any(module._forward_pre_hooks for module in flat.network.modules())
-    with pytest.raises(RuntimeError), GramTaps(flat.network, names(flat), never):
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        run(flat, [torch.randn(2, 5)])
     assert not any(module._forward_pre_hooks for module in flat.network.modules())
 
 

@@ -1,5 +1,7 @@
 """The step on static buffers: padding with weights equals the plain step; capture itself needs a GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,16 +12,16 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.task import Task
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.images import DeviceImages
-from fcilbench.engine.network import Network
-from fcilbench.engine.static import CaptureError, StaticStep
-from fcilbench.engine.step import LocalStep, Objective
-from fcilbench.engine.training import Trainer, Work
+from fcilbench.engine.capture import CapturedStep, CaptureError
+from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.step import Extra, LocalStep, Minibatch, Objective
+from fcilbench.engine.trainer import Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
 TASK = Task(1, 2, 3)
 PROTOCOL = Protocol(lr=1e-2, weight_decay=0.1)
+WORK = Work(torch.arange(37), TASK, 3, 16)
 
 
 def setting(device="cpu"):
@@ -50,23 +52,28 @@ def objective(model, shift):
 
 def batch(data, count, seed=1):
     rows = torch.randperm(37, generator=torch.Generator().manual_seed(seed))[:count].to(data.labels.device)
-    return rows, data.draw(count, np.random.default_rng(seed))
+    return Minibatch(rows, data.draw(count, np.random.default_rng(seed)))
+
+
+def local_step(model, data, work=WORK):
+    step = LocalStep(model, data, PROTOCOL, {})
+    step.begin(work)
+    return step
 
 
 @pytest.mark.parametrize("count", [16, 5, 1])
 def test_padding_changes_neither_gradient_nor_loss(count):
     model, data = setting()
     goal = objective(model, 0.1)
-    step = LocalStep(model, data, PROTOCOL)
-    rows, draws = batch(data, count)
+    step, minibatch = local_step(model, data), batch(data, count)
     start = model.vector.clone()
-    loss = step.gradient(goal, TASK, rows, draws, torch.ones(count))
-    step.update(step.decay(TASK))
+    loss = step.gradient(goal, WORK, minibatch, torch.ones(count))
+    step.optimiser.step()
     plain, gradient = model.vector.clone(), model.gradient.clone()
     model.load(start, model.counters)
-    step.reset()
-    static = StaticStep(step, goal, TASK, 16, draws)
-    static(rows, draws)
+    step.optimiser.forget()
+    static = CapturedStep(step, goal, WORK, minibatch)
+    static(minibatch)
     assert torch.allclose(model.gradient, gradient, atol=1e-6)
     assert torch.allclose(model.vector, plain, atol=1e-5)
     assert float(static.total) == pytest.approx(float(loss), rel=1e-5)
@@ -75,18 +82,17 @@ def test_padding_changes_neither_gradient_nor_loss(count):
 def test_buffers_take_every_clients_context():
     model, data = setting()
     first, second = objective(model, 0.1), objective(model, -0.3)
-    step = LocalStep(model, data, PROTOCOL)
-    rows, draws = batch(data, 16)
-    static = StaticStep(step, first, TASK, 16, draws)
-    assert static.fits(TASK, second.context, 16)
-    assert not static.fits(Task(2, 5, 1), second.context, 16)
-    assert not static.fits(TASK, {}, 16)
-    assert not static.fits(TASK, second.context, 8)
+    step, minibatch = local_step(model, data), batch(data, 16)
+    static = CapturedStep(step, first, WORK, minibatch)
+    assert static.fits(replace(WORK, index=torch.arange(3)), second.context)
+    assert not static.fits(WORK, {})
+    for other in ({"task": Task(2, 5, 1)}, {"batch_size": 8}, {"extra": Extra(data, np.random.default_rng(0))}):
+        assert not static.fits(replace(WORK, **other), second.context)
     static.bind(second.context)
-    static(rows, draws)
+    static(minibatch)
     got, start = model.gradient.clone(), first.context["anchor"] - 0.1
     model.load(torch.cat([start]), model.counters)
-    step.gradient(second, TASK, rows, draws, torch.ones(16))
+    step.gradient(second, WORK, minibatch, torch.ones(16))
     assert torch.allclose(got, model.gradient, atol=1e-6)
 
 
@@ -108,7 +114,7 @@ def test_an_objective_that_cannot_be_captured_falls_back_and_says_so(monkeypatch
     def refuse(self):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(StaticStep, "_capture", refuse)
+    monkeypatch.setattr(CapturedStep, "_captured", refuse)
     trainer.train(goal, Work(torch.arange(37), TASK, 2, 16), np.random.default_rng(0))
     assert trainer.notes == [
         "local steps are not captured in a CUDA graph: operation not permitted when stream is capturing"
@@ -121,16 +127,16 @@ def test_an_objective_that_cannot_be_captured_falls_back_and_says_so(monkeypatch
 
 def test_a_capture_with_a_wrong_gradient_is_refused_and_leaves_the_model_alone(monkeypatch):
     model, data = setting()
-    rows, draws = batch(data, 16)
-    static = StaticStep(LocalStep(model, data, PROTOCOL), objective(model, 0.1), TASK, 16, draws)
+    minibatch = batch(data, 16)
+    static = CapturedStep(local_step(model, data), objective(model, 0.1), WORK, minibatch)
     before = model.vector.clone()
 
     def wrong(self):
         self._once = lambda: self._step.model.gradient.fill_(1.0)
 
-    monkeypatch.setattr(StaticStep, "_capture", wrong)
+    monkeypatch.setattr(CapturedStep, "_captured", wrong)
     with pytest.raises(CaptureError, match="differs from the plain one"):
-        static.capture(rows, draws)
+        static.capture(minibatch)
     assert torch.equal(model.vector, before)
 
 
@@ -141,7 +147,7 @@ def test_a_trainer_on_static_buffers_equals_the_plain_one(monkeypatch):
         model, data = setting()
         trainer = Trainer(model, data, PROTOCOL)
         trainer._capture = static
-        monkeypatch.setattr(StaticStep, "_capture", lambda self: None)
+        monkeypatch.setattr(CapturedStep, "_captured", lambda self: None)
         loss = trainer.train(objective(model, 0.1), Work(torch.arange(37), TASK, 3, 16), np.random.default_rng(0))
         results.append((model.vector.clone(), float(loss)))
     assert torch.allclose(results[0][0], results[1][0], atol=1e-4)

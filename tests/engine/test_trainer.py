@@ -10,10 +10,9 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.task import Task
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.images import DeviceImages
-from fcilbench.engine.network import Network
-from fcilbench.engine.training import Objective, Trainer, Work
+from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.trainer import Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")

@@ -9,11 +9,10 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.task import Task
-from fcilbench.engine.flat import FlatModel
-from fcilbench.engine.frozen import FrozenFeatures
-from fcilbench.engine.images import DeviceImages
-from fcilbench.engine.network import Network
-from fcilbench.engine.training import Objective, Trainer, Work
+from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.memo import FrozenFeatures
+from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.trainer import Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")
@@ -100,8 +99,8 @@ def test_bf16():
 
 def test_features_are_those_of_the_test_inputs():
     model, data, _ = setting()
-    known = FrozenFeatures(model, data, PROTOCOL).of(torch.tensor([[3, 1], [40, 3]]))
-    expected = model.features(data.plain(torch.tensor([3, 1, 40, 3]))).view(2, 2, 8)
+    known = FrozenFeatures(model, data, PROTOCOL).of(torch.tensor([3, 1, 40, 3]))
+    expected = model.features(data.plain(torch.tensor([3, 1, 40, 3])))
     assert torch.allclose(known, expected, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""A network whose parameters, gradients and float buffers are views of flat vectors.
+"""The trained network, and its parameters, gradients and float buffers as views of flat vectors.
 
 Updates, aggregation and checkpoints then are vector algebra: no state-dict walks and no deep copies. Each client's
 training starts from a copy of the global vector, never from a reference to it.
@@ -9,18 +9,102 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
+from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Context, Net
 from fcilbench.api.message import Layout, Piece
-from fcilbench.engine.network import Network
+
+NOTHING: Context = {}
 
 
-class FlatModel:
+class Network(nn.Module):
+    """Backbone plus classifier head, the head allocated once with all C rows.
+
+    Args:
+        extractor: The backbone.
+        classes: Number of classes C.
+    """
+
+    def __init__(self, extractor: FeatureExtractor, classes: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.head = nn.Linear(extractor.feature_dim, classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the extractor gives features alone: it defines no `outputs` of its own."""
+        own = getattr(type(self.extractor), "outputs", None)
+        return own is None or own is FeatureExtractor.outputs
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
+        """Runs the extractor once and returns its named outputs; `features` `[B, F]` is always among them."""
+        if self.plain:
+            return {"features": self.extractor(inputs)}
+        return self.extractor.outputs(inputs, NOTHING if context is None else context)
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        part: Literal["logits", "features", "head", "outputs"] = "logits",
+        context: Context | None = None,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs, or (`head`) features to logits."""
+        if part == "head":
+            return self.head(inputs)  # type: ignore[no-any-return]
+        outputs = self.outputs(inputs, context)
+        if part == "outputs":
+            return outputs
+        return outputs["features"] if part == "features" else self.head(outputs["features"])
+
+
+class _Handle:
+    """The functions of a network that a method may call; implements `fcilbench.api.client.Net`."""
+
+    layout: Layout
+    parameters: torch.Tensor
+
+    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _state(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def piece(self, name: str) -> torch.Tensor:
+        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
+
+        Raises:
+            KeyError: If the state vector has no tensor of that name.
+        """
+        piece = self.layout.piece(name)
+        vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self._state()
+        return vector[piece.span].view(piece.shape)
+
+    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
+        """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
+        outputs: dict[str, torch.Tensor] = self._run(inputs, "outputs", context)  # type: ignore[assignment]
+        return outputs
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to penultimate features `[B, F]`."""
+        return self._run(inputs, "features")
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to logits `[B, C]`."""
+        return self._run(features, "head")
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps inputs to logits `[B, C]`."""
+        return self._run(inputs, "logits")
+
+
+class FlatModel(_Handle):
     """A network bound to one flat float32 vector `[D]`: backbone, head, float buffers, in this order.
 
     Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
@@ -83,7 +167,7 @@ class FlatModel:
     def load(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Copies a state vector `[D]` and counters `[K]` into the network."""
         self.vector.copy_(vector)
-        for value, (module, name) in zip(counters, self._integers, strict=True):
+        for (module, name), value in zip(self._integers, counters, strict=True):
             buffer = module._buffers[name]
             assert buffer is not None
             buffer.copy_(value)
@@ -94,32 +178,11 @@ class FlatModel:
         rows = [value.reshape(()).to(torch.int64) for value in values if value is not None]
         return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.int64, device=self.vector.device)
 
-    def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to penultimate features `[B, F]` (`fcilbench.api.client.Net`)."""
-        return self.network.features(inputs)
-
-    def head(self, features: torch.Tensor) -> torch.Tensor:
-        """Maps features `[B, F]` to logits `[B, C]`."""
-        logits: torch.Tensor = self.network.head(features)
-        return logits
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to logits `[B, C]`."""
-        return self.head(self.features(inputs))
-
-    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
-        """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
-        return self.network.outputs(inputs, context or {})
-
-    def piece(self, name: str) -> torch.Tensor:
-        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter."""
-        piece = self.layout.piece(name)
-        inside = piece.span.stop <= self.layout.trainable.stop
-        return (self.parameters if inside else self.vector)[piece.span].view(piece.shape)
-
-    def under(self, vector: torch.Tensor) -> Net:
-        """Returns the network in eval mode with another state vector `[D]`; gradients flow into it if it wants any."""
-        return _Borrowed(self, vector)
+    def named(self, vector: torch.Tensor, part: slice | None = None) -> dict[str, torch.Tensor]:
+        """Returns a state vector `[D]`, or one part of it, as tensors by their names in the network, as views."""
+        within = self.layout.all if part is None else part
+        pieces = [piece for piece in self.layout.pieces if within.start <= piece.start < within.stop]
+        return {piece.name: vector[piece.span].view(piece.shape) for piece in pieces}
 
     @contextmanager
     def replaced(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -145,73 +208,53 @@ class FlatModel:
             for name, own in kept.items():
                 state[name].data = own
 
-    def with_parameters(self, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> Net:
-        """Returns the network in the mode it is in, as a function of other parameters; gradients flow into them.
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the network in eval mode with another state vector.
+
+        Gradients flow into the parameters of the vector and into the inputs where these require them. The resident
+        vector, the mode of the network and its running statistics stay as they are.
 
         Args:
-            tensors: The pieces of a state vector by their names in the network.
-            theta: The same parameters, flat `[P]`.
+            vector: State vector `[D]`.
         """
-        return _Functional(self, tensors, theta)
+        return _Borrowed(self, vector)
 
-    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns a state vector `[D]` as tensors by their names in the network, as views."""
-        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.layout.pieces}
-
-
-class _Functional:
-    """The resident network run with tensors that are not its own; implements `fcilbench.api.client.Net`."""
-
-    def __init__(self, model: FlatModel, tensors: Mapping[str, torch.Tensor], theta: torch.Tensor) -> None:
-        self._model, self._network = model, model.network
-        self._tensors = dict(tensors)
-        self.parameters = theta
-
-    @property
-    def layout(self) -> Layout:
-        return self._model.layout
-
-    def piece(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self._call(inputs, "outputs", context)
-        return outputs
-
-    def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._run(inputs, "features")
-
-    def head(self, features: torch.Tensor) -> torch.Tensor:
-        return self._run(features, "head")
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._run(inputs, "logits")
-
-    def under(self, vector: torch.Tensor) -> Net:
-        return _Borrowed(self._model, vector)
-
-    def _run(self, inputs: torch.Tensor, part: str) -> torch.Tensor:
-        output: torch.Tensor = self._call(inputs, part, None)
+    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
+        output: torch.Tensor = self.network(inputs, part, context)
         return output
 
-    def _call(self, inputs: torch.Tensor, part: str, context: Context | None) -> Any:
-        return functional_call(self._network, self._tensors, (inputs, part, context))
+    def _state(self) -> torch.Tensor:
+        return self.vector
 
 
-class _Borrowed(_Functional):
-    """The same in eval mode, whatever mode the network is in."""
+class _Borrowed(_Handle):
+    """The resident network in eval mode, run with tensors that are not its own."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
-        super().__init__(model, model.named(vector), vector[model.layout.trainable])
+        self.layout = model.layout
+        self.parameters = vector[model.layout.trainable]
+        self._model, self._vector = model, vector
+        # torch does not differentiate BatchNorm with respect to its running statistics.
+        buffers = {name: tensor.detach() for name, tensor in model.named(vector, model.layout.buffers).items()}
+        self._tensors = {**model.named(vector, model.layout.trainable), **buffers}
 
-    def _call(self, inputs: torch.Tensor, part: str, context: Context | None) -> Any:
-        modes = [(module, module.training) for module in self._network.modules()]
-        self._network.eval()
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the network with yet another state vector `[D]`."""
+        return self._model.under(vector)
+
+    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
+        network = self._model.network
+        modes = [(module, module.training) for module in network.modules()]
+        network.eval()
         try:
-            return super()._call(inputs, part, context)
+            output: torch.Tensor = functional_call(network, self._tensors, (inputs, part, context))
+            return output
         finally:
             for module, training in modes:
                 module.training = training
+
+    def _state(self) -> torch.Tensor:
+        return self._vector
 
 
 def _layout(
