@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcilbench.spec.protocol import Closed, TaskIdentity
+from fcilbench.spec.metrics import Better
+from fcilbench.spec.protocol import Closed
 
-BOARD_SCHEMA_VERSION = 1
+BOARD_SCHEMA_VERSION = 2
 
 
 class Estimate(Closed):
@@ -33,13 +34,18 @@ class Column(Closed):
     metric: str
     title: str
     unit: str
-    better: Literal["higher", "lower", "neither"]
+    better: Better
 
 
 class Group(Closed):
-    """The columns of one task identity. Figures of different groups answer different questions."""
+    """Columns that belong together, e.g. those of one task identity. Groups answer different questions.
 
-    identity: TaskIdentity
+    Attributes:
+        key: What the columns share: a task identity on the accuracy board.
+        columns: The columns; the first one ranks.
+    """
+
+    key: str
     columns: tuple[Column, ...]
 
 
@@ -64,8 +70,8 @@ class Entry(Closed):
         planned: Seeds planned.
         failures: Number of seeds per status other than `ok`; `missing` is a planned cell without a row.
         reasons: One line for each distinct failure or reason for skipping.
-        estimates: By task identity and metric.
-        ranks: By task identity; no entry where the block says why there is no rank.
+        estimates: By group and metric.
+        ranks: By group; no entry where the block says why there is no rank.
         warnings: Distinct warnings of its rows.
     """
 
@@ -74,8 +80,8 @@ class Entry(Closed):
     planned: int
     failures: dict[str, int] = Field(default_factory=dict)
     reasons: tuple[str, ...] = ()
-    estimates: dict[TaskIdentity, dict[str, Estimate]] = Field(default_factory=dict)
-    ranks: dict[TaskIdentity, Rank] = Field(default_factory=dict)
+    estimates: dict[str, dict[str, Estimate]] = Field(default_factory=dict)
+    ranks: dict[str, Rank] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -86,7 +92,7 @@ class Block(Closed):
         scenario: Labels of dataset, backbone, partition and stress.
         digest: Identity of the scenario: protocol, data, plugins, tasks and seeds, without the method.
         facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
-        groups: Column groups, one a task identity.
+        groups: Column groups, never ranked together.
         entries: Methods, in alphabetical order: the order is no rank.
         notes: What a reader must know of this block.
     """
@@ -116,7 +122,7 @@ class Board(Closed):
         notes: What holds for the whole board.
     """
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[2] = Field(2, alias="schema")
     board: str
     title: str
     blocks: tuple[Block, ...]

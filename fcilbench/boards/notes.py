@@ -1,13 +1,15 @@
-"""What a reader of a board must know: few seeds, failures, undefined figures, what differs between blocks."""
+"""What a reader of a board must know: few seeds, failures, undefined figures, differing blocks, origin of the rows."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fcilbench.boards.model import Block, Entry, Group
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample
 from fcilbench.boards.stats import LEAST_SEEDS
+from fcilbench.spec.row import Row
 
 
 def block_notes(
@@ -28,11 +30,12 @@ def block_notes(
     )
 
 
-def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]]) -> tuple[str, ...]:
+def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], apart: str) -> tuple[str, ...]:
     """Returns the notes of a whole board.
 
     Args:
         blocks: Each block with its flattened scenario.
+        apart: What its column groups are, said where a block has several.
     """
     if not blocks:
         return ("no rows to show",)
@@ -49,9 +52,7 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]]) -> tuple[str,
         if len(found) > 1:
             notes.append(f"{label} stands in {len(found)} blocks, which differ in {_differences(found)}")
     if any(len(block.groups) > 1 for block, _ in blocks):
-        notes.append(
-            "column groups are task identities (what a method is told of a test sample's task); never ranked together"
-        )
+        notes.append(apart)
     notes.append("± is the half width of the 95 % confidence interval of the mean over seeds (Student t)")
     return tuple(notes)
 
@@ -74,27 +75,27 @@ def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
     notes = []
     for group in groups:
         metric = group.columns[0].metric
-        counts = {entry.aggregator: entry.estimates[group.identity][metric].n for entry in entries}
+        counts = {entry.aggregator: entry.estimates[group.key][metric].n for entry in entries}
         few = [f"{name} n={n}" for name, n in counts.items() if n < LEAST_SEEDS]
-        ranked = any(group.identity in entry.ranks for entry in entries)
+        ranked = any(group.key in entry.ranks for entry in entries)
         if few:
-            notes.append((group.identity, f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})"))
+            notes.append((group.key, f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})"))
         elif not ranked and len(entries) > 1:
-            notes.append((group.identity, f"no rank: the methods share fewer than {LEAST_SEEDS} seeds"))
+            notes.append((group.key, f"no rank: the methods share fewer than {LEAST_SEEDS} seeds"))
         if ranked:
             text = (
                 f"rank = 1 + methods significantly better in {group.columns[0].title} "
                 "(paired t over common seeds, Holm-corrected, p < 0.05); ties share a rank"
             )
-            notes.append((group.identity, text))
+            notes.append((group.key, text))
     return _merged(notes, groups)
 
 
 def _merged(notes: Sequence[tuple[str, str]], groups: Sequence[Group]) -> list[str]:
-    """Says once what holds for every task identity alike; other notes name theirs."""
+    """Merges notes that hold for every group; the others name their groups."""
     by_text: dict[str, list[str]] = defaultdict(list)
-    for identity, text in notes:
-        by_text[text].append(identity)
+    for key, text in notes:
+        by_text[text].append(key)
     return [text if len(found) == len(groups) else f"{', '.join(found)}: {text}" for text, found in by_text.items()]
 
 
@@ -114,10 +115,10 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
     notes = []
     for group in groups:
         for column in group.columns:
-            counts = [(entry, entry.ok - entry.estimates[group.identity][column.metric].n) for entry in entries]
+            counts = [(entry, entry.ok - entry.estimates[group.key][column.metric].n) for entry in entries]
             gaps = [f"{entry.aggregator} in {count} of {entry.ok} cells" for entry, count in counts if count]
             if gaps:
-                notes.append((group.identity, f"{column.title} is undefined (–), not 0: {', '.join(gaps)}"))
+                notes.append((group.key, f"{column.title} is undefined (–), not 0: {', '.join(gaps)}"))
     return _merged(notes, groups)
 
 
@@ -129,12 +130,63 @@ def _method_notes(methods: Mapping[str, Sequence[Sample]]) -> list[str]:
             notes.append(
                 f"{field} is set per method: {', '.join(f'{k} {v:g}' for k, v in values.items() if v is not None)}"
             )
-    for label, group in sorted(methods.items()):
-        sources = {sample.code_digest for sample in group if sample.code_digest is not None}
-        if len(sources) > 1:
-            notes.append(f"{label}: its rows come from {len(sources)} versions of the plugins' source")
-    commits = {sample.commit for group in methods.values() for sample in group if sample.commit is not None}
-    if len(commits) > 1:
-        # What runs the plugins is in no digest.
-        notes.append(f"rows come from {len(commits)} commits of fcilbench: {', '.join(s[:7] for s in sorted(commits))}")
+    return notes
+
+
+@dataclass(frozen=True)
+class Here:
+    """This checkout and machine, against which the origin of rows is held.
+
+    Attributes:
+        commit: Commit of the fcilbench checkout; `None` if it is an installed package.
+        engine: Its `ENGINE_VERSION`.
+        digests: Code digest of each installed plugin, by full name.
+        environments: What differs between a row's environment and this machine's, by `Row.env`; "" where nothing
+            does, absent where the record did not travel with the rows.
+    """
+
+    commit: str | None
+    engine: int
+    digests: Mapping[str, str]
+    environments: Mapping[str, str]
+
+
+def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
+    """Returns notes on rows that this checkout, on this machine, might not reproduce.
+
+    Args:
+        rows: The rows of the board; only results count.
+        here: This checkout and machine.
+    """
+    results = [row for row in rows if row.status == "ok"]
+    old: Counter[str] = Counter()
+    for row in results:
+        if row.code.engine_version != here.engine:
+            was = "not recorded" if row.code.engine_version is None else row.code.engine_version
+            old[f"engine version {was}, here {here.engine}"] += 1
+        for record in row.plugins.values():
+            if record.code_digest != here.digests.get(record.name, record.code_digest):
+                old[f"code of {record.name} changed"] += 1
+    notes = []
+    if old:
+        reasons = "; ".join(f"{reason} ({count} of {len(results)} rows)" for reason, count in sorted(old.items()))
+        notes.append(f"rows are of older code than this checkout: {reasons}")
+    commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
+    if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
+        named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()) if commit)
+        notes.append(f"rows come from commits {named} of fcilbench; this checkout is {(here.commit or 'none')[:7]}")
+    if any(row.code.dirty for row in results):
+        notes.append(f"{sum(bool(row.code.dirty) for row in results)} rows were made with uncommitted changes")
+    return (*notes, *_environment_notes(results, here))
+
+
+def _environment_notes(results: Sequence[Row], here: Here) -> list[str]:
+    notes = []
+    for env, count in sorted(Counter(row.env for row in results).items()):
+        name = env.removeprefix("sha256:")[:12]
+        difference = here.environments.get(env)
+        if difference is None:
+            notes.append(f"{count} rows of environment {name}: its record did not travel with them")
+        elif difference:
+            notes.append(f"{count} rows of environment {name}, which differs from this machine: {difference}")
     return notes

@@ -1,21 +1,18 @@
-"""Shows a board: on a terminal, as Markdown, as versioned JSON."""
+"""Shows a board: as text, as Markdown, as versioned JSON, as CSV with one line a figure."""
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING
+import textwrap
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
 from fcilbench.errors import UsageError, nearest
+from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-FORMATS = ("table", "md", "json")
+FORMS = ("table", "md", "json", "csv")
 DASH = "–"
-_CANVAS = 2000
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
+_WORDS = (0, 2)
+"""Columns of text: method and failures; the others are figures."""
 
 
 def render(board: Board, form: str = "table", *, width: int = 100) -> str:
@@ -23,46 +20,21 @@ def render(board: Board, form: str = "table", *, width: int = 100) -> str:
 
     Args:
         board: The board.
-        form: `table` (plain text as on a terminal), `md` or `json`.
+        form: One of `FORMS`.
         width: Columns of a `table`.
 
     Raises:
-        UsageError: If the format does not exist.
+        UsageError: If a board has no such form.
     """
     if form == "json":
-        return board.model_dump_json(by_alias=True, indent=2) + "\n"
+        return clean(board.model_dump_json(by_alias=True, indent=2)) + "\n"
     if form == "md":
         return _markdown(board)
+    if form == "csv":
+        return comma_separated(_CSV, _figures(board))
     if form == "table":
-        from rich.console import Console
-
-        out = io.StringIO()
-        print_board(board, Console(file=out, width=width, color_system=None, force_terminal=False))
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-    raise UsageError(f"unknown board format {form!r}{nearest(form, FORMATS)}")
-
-
-def print_board(board: Board, console: Console) -> None:
-    """Prints a board on a terminal: column groups side by side where they fit, else one table a group."""
-    from rich.measure import Measurement
-    from rich.text import Text
-
-    console.print(Text(board.title, style="bold"))
-    for block in board.blocks:
-        console.print()
-        console.print(Text(block.heading, style="bold cyan"))
-        console.print(Text(_facts(block), style="dim"))
-        whole = _table(block, block.groups)
-        # Measured on a wide canvas: within the console's own width rich would wrap the table to fit.
-        wanted = Measurement.get(console, console.options.update(width=_CANVAS), whole).maximum
-        fits = wanted <= console.width
-        for table in [whole] if fits else [_table(block, (group,)) for group in block.groups]:
-            console.print(table)
-        for note in _block_notes(block):
-            console.print(Text(f"- {note}"), soft_wrap=True)
-    console.print()
-    for note in board.notes:
-        console.print(Text(f"* {note}"), soft_wrap=True)
+        return _text(board, width)
+    raise UsageError(f"a board has no form {form!r}{nearest(form, FORMS)}")
 
 
 def format_estimate(estimate: Estimate, column: Column, ok: int) -> str:
@@ -119,62 +91,85 @@ def _block_notes(block: Block) -> list[str]:
 
 
 def _ranked(block: Block, group: Group) -> bool:
-    return any(group.identity in entry.ranks for entry in block.entries)
+    return any(group.key in entry.ranks for entry in block.entries)
 
 
 def _headers(block: Block, groups: tuple[Group, ...]) -> list[tuple[str, str]]:
     """Returns `(group, title)` of each column."""
     heads = [("", "aggregator"), ("", "ok"), ("", "not ok")]
     for group in groups:
-        heads += [(group.identity, _title(column)) for column in group.columns]
-        heads += [(group.identity, "rank")] if _ranked(block, group) else []
+        heads += [(group.key, _title(column)) for column in group.columns]
+        heads += [(group.key, "rank")] if _ranked(block, group) else []
     return heads
 
 
 def _cells(block: Block, entry: Entry, groups: tuple[Group, ...]) -> list[str]:
     cells = [entry.aggregator, f"{entry.ok}/{entry.planned}", _failures(entry)]
     for group in groups:
-        found = entry.estimates[group.identity]
+        found = entry.estimates[group.key]
         cells += [format_estimate(found[column.metric], column, entry.ok) for column in group.columns]
         if _ranked(block, group):
-            rank = entry.ranks.get(group.identity)
+            rank = entry.ranks.get(group.key)
             cells.append(DASH if rank is None else f"{rank.rank} of {rank.of}")
     return cells
 
 
-def _table(block: Block, groups: tuple[Group, ...]) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def _text(board: Board, width: int) -> str:
+    lines = [board.title]
+    for block in board.blocks:
+        lines += ["", block.heading, *textwrap.wrap(_facts(block), width)]
+        whole = _table(block, block.groups, None)
+        fits = max(map(len, whole)) <= width
+        for table in [whole] if fits else [_table(block, (group,), width) for group in block.groups]:
+            lines += ["", *table]
+        lines += ["", *(f"- {note}" for note in _block_notes(block))]
+    return clean("\n".join([*lines, "", *(f"* {note}" for note in board.notes)])) + "\n"
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    previous = ""
-    for index, (group, title) in enumerate(_headers(block, groups)):
-        name = f"task: {group}" if group != previous else ""
-        previous = group
-        head = f"{name}\n{title}"
-        words = index in (0, 2)  # method and failures may wrap, figures may not
-        table.add_column(escape(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for entry in block.entries:
-        table.add_row(*(escape(text) for text in _cells(block, entry, groups)))
-    return table
+
+def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[str]:
+    heads = _headers(block, groups)
+    named = [
+        f"task: {group}" if group and group != (heads[index - 1][0] if index else "") else ""
+        for index, (group, _) in enumerate(heads)
+    ]
+    right = [index for index in range(len(heads)) if index not in _WORDS]
+    rows = [_cells(block, entry, groups) for entry in block.entries]
+    return text_table([named, [title for _, title in heads]], rows, width=width, right=right)
 
 
 def _markdown(board: Board) -> str:
     lines = [f"# {board.title}", ""]
     for block in board.blocks:
         heads = [f"{group}: {title}" if group else title for group, title in _headers(block, block.groups)]
-        lines += [f"## {_plain(block.heading)}", "", _plain(_facts(block)), "", _md_row(heads)]
-        lines.append(_md_row(["---" if index in (0, 2) else "---:" for index in range(len(heads))]))
-        lines += [_md_row(_cells(block, entry, block.groups)) for entry in block.entries]
-        lines += ["", *(f"- {_plain(note)}" for note in _block_notes(block)), ""]
-    return "\n".join([*lines, "## Notes", "", *(f"- {_plain(note)}" for note in board.notes)]) + "\n"
+        right = [index for index in range(len(heads)) if index not in _WORDS]
+        rows = [_cells(block, entry, block.groups) for entry in block.entries]
+        lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(_facts(block)), ""]
+        lines += [
+            *markdown(heads, rows, right),
+            "",
+            *(f"- {escape_markdown(note)}" for note in _block_notes(block)),
+            "",
+        ]
+    return "\n".join([*lines, "## Notes", "", *(f"- {escape_markdown(note)}" for note in board.notes)]) + "\n"
 
 
-def _md_row(cells: list[str]) -> str:
-    return f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+_CSV = (
+    *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "ok", "planned"),
+    *("group", "metric", "unit", "better", "mean", "half_width", "n", "rank"),
+)
 
 
-def _plain(text: str) -> str:
-    """Keeps a value on its line and out of Markdown's and HTML's syntax."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_")
+def _figures(board: Board) -> list[tuple[object, ...]]:
+    return [
+        (
+            *(block.scenario.get(axis, "") for axis in _CSV[:4]),
+            *(block.digest, entry.aggregator, entry.ok, entry.planned),
+            *(group.key, column.metric, column.unit, column.better, found.mean, found.half_width, found.n),
+            entry.ranks[group.key].rank if group.key in entry.ranks and column is group.columns[0] else None,
+        )
+        for block in board.blocks
+        for entry in block.entries
+        for group in block.groups
+        for column in group.columns
+        for found in (entry.estimates[group.key][column.metric],)
+    ]

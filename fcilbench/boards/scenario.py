@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.outcome import Value
 from fcilbench.spec.row import PluginKind, PluginRecord, Row, RowParams
 
 METHOD_FIELDS = ("lr", "weight_decay")
@@ -22,21 +21,40 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Sample:
-    """A row, or a planned cell that has no row yet (status `missing`)."""
+    """A cell of a board: planned, run, or both.
 
-    cell_id: str
+    Attributes:
+        coords: Its place on the grid.
+        plugins: Its plugins.
+        params: Its parameters.
+        seed: Index of its repetition.
+        declared: Digest that its data set declares.
+        row: Its row; `None` for a planned cell that has none yet.
+    """
+
     coords: Mapping[str, str | int]
     plugins: Mapping[PluginKind, PluginRecord]
     params: RowParams
     seed: int
-    status: str
     declared: str
-    fingerprint: str | None
-    metrics: Mapping[str, Value]
-    reason: str | None
-    warnings: tuple[str, ...]
-    code_digest: str | None
-    commit: str | None
+    row: Row | None
+
+    @property
+    def status(self) -> str:
+        """Status of the row, or `missing`."""
+        return self.row.status if self.row else MISSING
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Digest of the data that was loaded."""
+        return self.row.data.fingerprint if self.row else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no result, in one line."""
+        if self.row is None or self.row.failure is None:
+            return self.row.skipped if self.row else None
+        return f"{self.row.failure.type}: {self.row.failure.message}"
 
 
 def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> list[Sample]:
@@ -49,11 +67,17 @@ def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> l
     """
     latest = {row.cell_id: row for row in rows}
     if planned is None:
-        return [_of_row(row) for row in latest.values()]
-    return [
-        replace(_of_row(latest[key]), coords=cell.coords) if key in latest else _of_cell(key, cell)
-        for key, cell in planned.items()
-    ]
+        return [_of_row(row, row.coords) for row in latest.values()]
+    return [_of_row(latest[key], cell.coords) if key in latest else _of_cell(cell) for key, cell in planned.items()]
+
+
+def _of_row(row: Row, coords: Mapping[str, str | int]) -> Sample:
+    return Sample(coords, row.plugins, row.params, row.seed, row.data.declared, row)
+
+
+def _of_cell(cell: Cell) -> Sample:
+    index = cell.seeds.index
+    return Sample(cell.coords, plugin_records(cell), row_params(cell), index, cell.data_fingerprint, None)
 
 
 def scenario_of(sample: Sample) -> dict[str, Any]:
@@ -99,17 +123,33 @@ def split(found: Iterable[Sample]) -> list[tuple[dict[str, Any], list[Sample]]]:
         for fingerprint, part in parts.items():
             data = {**scenario["data"], "loaded": fingerprint}
             blocks.append(({**scenario, "data": data}, part))
-    return sorted(blocks, key=lambda block: (labels_text(block[1][0]), json.dumps(block[0], sort_keys=True)))
+    return sorted(
+        blocks, key=lambda block: (" / ".join(labels(block[1][0]).values()), json.dumps(block[0], sort_keys=True))
+    )
+
+
+def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """Groups a block's samples by method; methods that share a label get what tells them apart added to it."""
+    by_key: dict[str, list[Sample]] = defaultdict(list)
+    for sample in members:
+        by_key[digest(method_of(sample))].append(sample)
+    by_label: dict[str, list[list[Sample]]] = defaultdict(list)
+    for group in by_key.values():
+        by_label[str(group[0].coords.get("aggregator", ""))].append(group)
+    methods = {}
+    for label, found in by_label.items():
+        facts = [flatten(method_of(group[0])) for group in found]
+        keys = sorted({key for fact in facts for key in fact})
+        differing = [key for key in keys if len({fact.get(key) for fact in facts}) > 1]
+        for group, fact in zip(found, facts, strict=True):
+            apart = ", ".join(f"{key.removeprefix('params.')}={fact.get(key, '?')}" for key in differing)
+            methods[f"{label} ({apart})" if apart else label] = group
+    return methods
 
 
 def labels(sample: Sample) -> dict[str, str]:
     """Returns the labels of a sample's scenario."""
     return {axis: str(sample.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition", "stress")}
-
-
-def labels_text(sample: Sample) -> str:
-    """Returns the labels of a sample's scenario in one line."""
-    return " / ".join(labels(sample).values())
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -129,42 +169,3 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 def _identity(sample: Sample, kind: PluginKind) -> dict[str, Any]:
     record = sample.plugins[kind]
     return {"name": record.name, "version": record.version, **{f"params.{k}": v for k, v in record.identity.items()}}
-
-
-def _of_row(row: Row) -> Sample:
-    reason = row.skipped
-    if row.failure is not None:
-        reason = f"{row.failure.type}: {row.failure.message}"
-    return Sample(
-        cell_id=row.cell_id,
-        coords=row.coords,
-        plugins=row.plugins,
-        params=row.params,
-        seed=row.seed,
-        status=row.status,
-        declared=row.data.declared,
-        fingerprint=row.data.fingerprint,
-        metrics=row.metrics if row.status == "ok" else {},
-        reason=reason,
-        warnings=tuple(row.warnings),
-        code_digest=row.code.digest if row.status == "ok" else None,
-        commit=row.code.git_sha if row.status == "ok" else None,
-    )
-
-
-def _of_cell(cell_id: str, cell: Cell) -> Sample:
-    return Sample(
-        cell_id=cell_id,
-        coords=cell.coords,
-        plugins=plugin_records(cell),
-        params=row_params(cell),
-        seed=cell.seeds.index,
-        status=MISSING,
-        declared=cell.data_fingerprint,
-        fingerprint=None,
-        metrics={},
-        reason=None,
-        warnings=(),
-        code_digest=None,
-        commit=None,
-    )

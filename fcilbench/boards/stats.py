@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from fcilbench.boards.model import Estimate, Rank
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-12
+"""Largest difference, relative to the values, that can come from the order of a sum."""
 LEAST_SEEDS = 5
 """With fewer seeds in common there is no rank: the tests below could not tell methods apart."""
 
@@ -43,6 +45,8 @@ def t_quantile(degrees: int) -> float:
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the two-sided p value of the paired t test.
 
+    Differences that are alike up to rounding have no spread: 0.1 + 0.2 - 0.3 is 5.6e-17, and no effect.
+
     Args:
         first: One method's values, at least two.
         second: The other method's values on the same seeds, in the same order.
@@ -50,14 +54,13 @@ def paired_p(first: Sequence[float], second: Sequence[float]) -> float:
     Returns:
         p; without any spread in the differences, 1 if they are 0 and 0 if they are not.
     """
-    from scipy.stats import t
+    from scipy.stats import ttest_rel
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
-    if spread == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    statistic = abs(mean) / (spread / math.sqrt(len(differences)))
-    return float(2.0 * t.sf(statistic, len(differences) - 1))
+    rounding = _ROUNDING * max(1.0, *map(abs, first), *map(abs, second))
+    if max(differences) - min(differences) <= rounding:
+        return 1.0 if abs(statistics.fmean(differences)) <= rounding else 0.0
+    return float(ttest_rel(first, second).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -74,10 +77,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def common_seeds(samples: Mapping[str, Mapping[int, float]]) -> list[int]:
-    """Returns the seeds that every method has."""
-    sets = [set(values) for values in samples.values()]
-    return sorted(set.intersection(*sets)) if sets else []
+def align(samples: Mapping[str, Mapping[int, float]]) -> tuple[list[int], dict[str, list[float]]]:
+    """Pairs values by their block: the one rule by which boards compare methods, or a method with itself.
+
+    Args:
+        samples: Per method the value of each block (a seed of one scenario).
+
+    Returns:
+        The blocks that all have, sorted, and the values of each method in that order.
+    """
+    common = sorted(set.intersection(*(set(values) for values in samples.values()))) if samples else []
+    return common, {name: [values[block] for block in common] for name, values in samples.items()}
 
 
 def ranks(samples: Mapping[str, Mapping[int, float]], *, higher: bool = True) -> dict[str, Rank]:
@@ -93,10 +103,9 @@ def ranks(samples: Mapping[str, Mapping[int, float]], *, higher: bool = True) ->
     Returns:
         Rank per method; empty with fewer than two methods or fewer than `LEAST_SEEDS` common seeds.
     """
-    seeds = common_seeds(samples)
+    seeds, aligned = align(samples)
     if len(samples) < 2 or len(seeds) < LEAST_SEEDS:
         return {}
-    aligned = {name: [values[seed] for seed in seeds] for name, values in samples.items()}
     pairs = list(itertools.combinations(aligned, 2))
     p_values = holm([paired_p(aligned[a], aligned[b]) for a, b in pairs])
     beaten = dict.fromkeys(aligned, 0)

@@ -1,8 +1,10 @@
-"""`fcilbench check`: whether a suite is right, and what exactly was checked."""
+"""`fcilbench check` and `fcilbench schema`: whether a suite is right, and what it may contain."""
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+import json
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -10,10 +12,8 @@ from typer.core import TyperCommand
 from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE, USAGE
 
-EXAMPLE = "fcilbench check suites/quickstart.yaml --deep"
 
-
-class Command(TyperCommand):
+class CheckCommand(TyperCommand):
     """Takes its list of checks from the registry of checks, so that help promises what is checked and no more."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -32,13 +32,13 @@ def check(
     deep: options.Deep = False,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Check a suite without running it, and print which checks ran.
 
     Exit codes: 0; 2 if a check found a problem; 5 if something that the suite needs is missing here.
     """
-    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.cli.plan import use_data_root
     from fcilbench.execution.probe import probe_cells
     from fcilbench.spec.cell import Cell
     from fcilbench.suite.check import run_checks
@@ -50,42 +50,50 @@ def check(
         return probe_cells([cell], root)[0]
 
     report = run_checks(suite, set_ or (), probe if deep else None)
-    if form is options.Form.JSON:
-        console.show_json(_as_json(report))
-    else:
-        _print(report, form)
+    missing = list(dict.fromkeys(report.prerequisites))
+    rows = [(each.id, _result(each), each.promise) for each in report.results]
+    records = [
+        {"id": each.id, "promise": each.promise, "ran": each.ran, "problems": [vars(found) for found in each.problems]}
+        for each in report.results
+    ]
+    headers = ("check", "result", "what it proves")
+    console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=report.cells)
+    if form in (options.Form.TABLE, options.Form.MD):
+        for problem in report.problems:
+            console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
+        for line in missing:
+            console.show(f"missing here: {line}")
+        if not report.problems:
+            console.show(f"{report.cells} cells")
     if report.problems:
         raise typer.Exit(USAGE)
-    if report.prerequisites:
+    if missing:
         raise typer.Exit(PREREQUISITE)
 
 
-def _print(report: Any, form: options.Form) -> None:
-    def found(result: Any) -> str:
-        return f"{len(result.problems)} problems" if result.problems else "ok" if result.ran else "not run"
-
-    rows = [(result.id, found(result), result.promise) for result in report.results]
-    console.show_rows(("check", "result", "what it proves"), rows, form)
-    for problem in report.problems:
-        console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
-    for line in report.prerequisites:
-        console.show(f"missing here: {line}")
-    if not report.problems:
-        console.show(f"{report.cells} cells")
+def _result(result: Any) -> str:
+    if result.problems:
+        return f"{len(result.problems)} problems"
+    return "ok" if result.ran else "not run"
 
 
-def _as_json(report: Any) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "checks": [
-            {
-                "id": result.id,
-                "promise": result.promise,
-                "ran": result.ran,
-                "problems": [vars(problem) for problem in result.problems],
-            }
-            for result in report.results
-        ],
-        "prerequisites": report.prerequisites,
-        "cells": report.cells,
-    }
+class What(enum.StrEnum):
+    """The objects whose JSON Schema can be printed."""
+
+    SUITE = "suite"
+    ROW = "row"
+
+
+def schema(
+    what: Annotated[What, typer.Argument(help="suite: the YAML of a suite; row: a line of rows.jsonl.")],
+) -> None:
+    """Print the JSON Schema of a suite (for editors) or of a result row."""
+    if what is What.SUITE:
+        from fcilbench.suite.schema import json_schema
+
+        body = json_schema()
+    else:
+        from fcilbench.spec.row import row_schema
+
+        body = row_schema()
+    console.show(json.dumps(body, indent=2, ensure_ascii=False))

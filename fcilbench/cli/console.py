@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import INTERNAL, FcilbenchError
+from fcilbench.tables import clean, comma_separated, line, markdown, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,14 +38,6 @@ WIDTH = 160
 
 
 @lru_cache(maxsize=1)
-def out() -> Console:
-    """Returns the console of standard output; a file or pipe gets plain text, not cut to a terminal's width."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-
-
-@lru_cache(maxsize=1)
 def err() -> Console:
     """Returns the console of standard error."""
     from rich.console import Console
@@ -51,54 +45,63 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def width() -> int:
+    """Returns the columns that a table on standard output may take."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+
+
 def say(text: str, style: str | None = None) -> None:
     """Prints a line for the user on standard error, unless `-q`."""
     if not state.quiet:
-        err().print(text, style=style, markup=False)
+        err().print(clean(text), style=style, markup=False)
+
+
+def warn(text: str) -> None:
+    """Prints a warning on standard error."""
+    err().print(f"warning: {clean(text)}", style="yellow", markup=False)
 
 
 def show(text: str) -> None:
-    """Prints result text on standard output as it is."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    """Prints result text on standard output, without characters that could steer the terminal."""
+    sys.stdout.write(clean(text if text.endswith("\n") else f"{text}\n"))
 
 
-def show_json(body: dict[str, Any]) -> None:
-    """Prints a JSON document on standard output; each has an integer `schema` that rises when its form changes."""
-    show(json.dumps(body, indent=2, ensure_ascii=False, default=str))
+def show_json(body: Mapping[str, Any]) -> None:
+    """Prints a JSON document on standard output; its integer `schema` rises when its form changes."""
+    show(json.dumps({"schema": 1, **body}, indent=2, ensure_ascii=False, default=str))
 
 
-def show_rows(headers: Sequence[str], rows: Iterable[Sequence[object]], form: str = "table") -> None:
-    """Prints a table on standard output.
+def show_list(
+    form: str,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    key: str,
+    records: Sequence[Mapping[str, Any]] = (),
+    right: Collection[int] = (),
+    **about: Any,
+) -> None:
+    """Prints a list of things on standard output, in any form of `options.Form`.
 
     Args:
-        headers: Titles of the columns; none prints no header line.
+        form: `table`, `md` and `csv` print `rows`; `jsonl` prints a line for each of `records`; `json` one document.
+        headers: Titles of the columns; none prints a `table` without a header.
         rows: Texts of each row.
-        form: `table`, fitted to the terminal (off a terminal without the blanks that would fill its lines), or `md`.
+        key: Name of the list in the JSON document.
+        records: The same things as JSON objects.
+        right: Numbers of the columns that are aligned to the right.
+        **about: What else the JSON document says.
     """
-    if form == "md":
-        marked = [headers, ["---"] * len(headers), *rows]
-        show("\n".join(f"| {' | '.join(_md(value) for value in line)} |" for line in marked))
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=bool(headers))
-    texts = [[Text(str(value)) for value in row] for row in rows]
-    for index in range(len(headers) or max(map(len, texts), default=0)):
-        table.add_column(headers[index] if headers else "", overflow="fold", no_wrap=index == 0)
-    for line in texts:
-        table.add_row(*line)
-    console = out()
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    show("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _md(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    if form == "json":
+        show_json({**about, key: records})
+    elif form == "jsonl":
+        show("\n".join(json.dumps(record, ensure_ascii=False, default=str) for record in records))
+    elif form == "csv":
+        show(comma_separated(headers, rows))
+    elif form == "md":
+        show("\n".join(markdown(headers, rows, right)))
+    else:
+        show("\n".join(text_table([headers] if headers else [], rows, width=width(), right=right)))
 
 
 def report(error: BaseException) -> int:
@@ -110,12 +113,11 @@ def report(error: BaseException) -> int:
     if state.verbose:
         sys.stderr.write("".join(traceback.format_exception(error)))
     if isinstance(error, FcilbenchError):
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {clean(error)}\n")
         if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
+            sys.stderr.write(f"hint: {clean(error.hint)}\n")
         return error.exit_code
-    text = " ".join(str(error).split())
-    sys.stderr.write(f"internal error: {type(error).__name__}: {text}\n")
+    sys.stderr.write(f"internal error: {type(error).__name__}: {line(error)}\n")
     if not state.verbose:
         sys.stderr.write("hint: run it again with -v for the traceback, and report it\n")
     return INTERNAL
@@ -127,7 +129,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             style = "yellow" if record.levelno >= logging.WARNING else "dim"
-            err().print(f"{record.levelname.lower()}: {record.getMessage()}", style=style, markup=False)
+            err().print(f"{record.levelname.lower()}: {clean(record.getMessage())}", style=style, markup=False)
         except Exception:
             self.handleError(record)
 
@@ -140,3 +142,36 @@ def log_to_stderr() -> None:
     logger.propagate = False
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines())
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as people read it.
+
+    Example:
+        >>> duration(3725), duration(42.4), duration(0.25)
+        ('1h02', '42 s', '0.2 s')
+    """
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested maps and lists by dotted path; an empty map or list is a leaf.
+
+    Example:
+        >>> flatten({"a": {"b": 1}, "c": [2, []]})
+        {'a.b': 1, 'c.0': 2, 'c.1': []}
+    """
+    if isinstance(value, dict) and value:
+        items = [(str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list) and value:
+        items = [(str(index), inner) for index, inner in enumerate(value)]
+    else:
+        return {path: value}
+    leaves: dict[str, Any] = {}
+    for key, inner in items:
+        leaves |= flatten(inner, f"{path}.{key}" if path else key)
+    return leaves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,32 +20,29 @@ app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True
 def list_(
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """List the data sets that plugins offer, with their sizes and terms, and whether their files are here."""
-    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.cli.plan import use_data_root
 
     root = use_data_root(data)
     found = _describe(None)
-    if form is options.Form.JSON:
-        body = [
-            {"name": each.ref.name, "problem": each.problem, "here": _here(each, root), **each.facts} for each in found
-        ]
-        console.show_json({"schema": 1, "root": str(root), "datasets": body})
-        return
+    here = [_here(each, root) for each in found]
     words = {True: "yes", False: "no", None: ""}
     keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
     rows = [
         (
-            each.ref.name,
-            words[_here(each, root)],
-            *(each.facts.get(key, "") for key in keys),
+            *(each.ref.name, words[there], *(each.facts.get(key, "") for key in keys)),
             f"broken: {each.problem}" if each.problem else "",
         )
-        for each in found
+        for each, there in zip(found, here, strict=True)
+    ]
+    records = [
+        {"name": each.ref.name, "problem": each.problem, "here": there, **each.facts}
+        for each, there in zip(found, here, strict=True)
     ]
     titles = ("data set", "here", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
-    console.show_rows(titles, rows, form)
+    console.show_list(form, titles, rows, key="datasets", records=records, root=str(root))
     console.say(f"data root {root}; `fcilbench data verify` reads the data, `fcilbench data fetch` gets it")
 
 
@@ -54,38 +51,42 @@ def verify(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Read data sets whole and compare their content with what the plugins declare; fills their caches.
 
     Exit codes: 0; 5 if one of them is missing, incomplete or something else.
     """
-    from fcilbench.cli.bar import Bar
-    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.cli.plan import use_data_root
+    from fcilbench.cli.progress import Display
     from fcilbench.execution.probe import verify_dataset
 
     root = use_data_root(data)
     # Data sets that need a path (`image-folder`, `csv`) have nothing to verify until a suite gives one.
     found = [each for each in _describe(names) if names or not each.schema.get("required")]
-    with Bar("decoding", "samples") as bar:
+    with Display("decoding", "samples") as display:
         checked = [
-            (each.problem, None) if each.problem else verify_dataset(each.ref.name, root, bar.show) for each in found
+            (each.problem, None) if each.problem else verify_dataset(each.ref.name, root, display.show)
+            for each in found
         ]
-    if form is options.Form.JSON:
-        answers: list[dict[str, Any]] = [
-            {
-                "name": each.ref.name,
-                "ok": problem is None,
-                "problem": problem,
-                "digest": digest,
-                "declared": each.facts.get("fingerprint"),
-            }
-            for each, (problem, digest) in zip(found, checked, strict=True)
-        ]
-        console.show_json({"schema": 1, "root": str(root), "datasets": answers})
+    records = [
+        {
+            "name": each.ref.name,
+            "ok": problem is None,
+            "problem": problem,
+            "digest": digest,
+            "declared": each.facts.get("fingerprint"),
+        }
+        for each, (problem, digest) in zip(found, checked, strict=True)
+    ]
+    rows = [
+        (each.ref.name, _state(each, digest) if problem is None else problem)
+        for each, (problem, digest) in zip(found, checked, strict=True)
+    ]
+    if form is options.Form.TABLE:
+        console.show("\n".join(": ".join(row) for row in rows))
     else:
-        for each, (problem, digest) in zip(found, checked, strict=True):
-            console.show(f"{each.ref.name}: {_state(each, digest) if problem is None else problem}")
+        console.show_list(form, ("data set", "state"), rows, key="datasets", records=records, root=str(root))
     if any(problem for problem, _ in checked):
         raise typer.Exit(PREREQUISITE)
 
@@ -95,16 +96,16 @@ def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets.", show_default=False)],
     data: options.Data = None,
     offline: options.Offline = False,
-    quiet: options.Quiet = False,  # noqa: ARG001 - its callback acts
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Fetch data sets from their official sources, verify the archives and unpack them under the data root.
 
     What is there already is left alone and needs no network. Verification cannot be switched off. Exit codes: 0; 5 if
     one of them cannot be had: the hint then says which file to put where by hand.
     """
-    from fcilbench.cli.bar import Bar
-    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.cli.plan import use_data_root
+    from fcilbench.cli.progress import Display
     from fcilbench.data.fetch import fetch as fetch_one
 
     root = use_data_root(data)
@@ -113,8 +114,8 @@ def fetch(
         try:
             if each.problem:
                 raise PrerequisiteError(f"{each.ref.name} is broken: {each.problem}")
-            with Bar("fetching", "bytes") as bar:
-                places = fetch_one(each.ref.short, each.facts, root, offline=offline, progress=bar.show)
+            with Display("fetching", "bytes") as display:
+                places = fetch_one(each.ref.short, each.facts, root, offline=offline, progress=display.show)
             where = " ".join(map(str, places)) or "needs no files of its own"
             console.show(f"{each.ref.name}: {where}")
         except FcilbenchError as error:
@@ -128,13 +129,13 @@ def fetch(
 def path(
     name: Annotated[str | None, typer.Argument(help="Data set; none shows the data root.")] = None,
     data: options.Data = None,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Print the data root, or where the files of a data set are.
 
     Exit codes: 0; 5 if the data set is not there.
     """
-    from fcilbench.cli.prepare import use_data_root
+    from fcilbench.cli.plan import use_data_root
     from fcilbench.data.root import describe_layouts, find_layout
 
     root = use_data_root(data)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, results, run, schema, show
+from fcilbench.cli import check, console, data, doctor, module, plan, plugins, results, run, show
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
@@ -40,14 +40,18 @@ def _root(
     console.log_to_stderr()
 
 
-def _example(text: str) -> str:
-    return f"Example: [bold]{text}[/bold]"
-
-
-for _verb in (run, plan, check, board, show, schema, doctor):
-    _name = _verb.__name__.rpartition(".")[2]
-    _class = getattr(_verb, "Command", None)
-    app.command(_name, cls=_class, epilog=_example(_verb.EXAMPLE))(getattr(_verb, _name))
+_VERBS = (
+    (run.run, "run suites/quickstart.yaml --jobs 2"),
+    (plan.plan, "plan suites/quickstart.yaml --only aggregator:sum"),
+    (check.check, "check suites/quickstart.yaml --deep"),
+    (show.board, "board accuracy --out results -o board.md"),
+    (show.show, "show 9f2c --out results"),
+    (check.schema, "schema suite"),
+    (doctor.doctor, "doctor suites/quickstart.yaml"),
+)
+for _verb, _example in _VERBS:
+    _class = check.CheckCommand if _verb is check.check else None
+    app.command(_verb.__name__, cls=_class, epilog=f"Example: [bold]fcilbench {_example}[/bold]")(_verb)
 for _group in (plugins, data, results, module):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 

@@ -23,7 +23,7 @@ def export(
     cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
     output: options.OutputFile = None,
     out: options.Out = options.RESULTS,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.
 
@@ -60,7 +60,7 @@ def export(
 def inspect(
     file: Annotated[Path, typer.Argument(help="Module file.", metavar="FILE", show_default=False)],
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Print what a module file holds and weighs, packed and dense.
 
@@ -78,12 +78,11 @@ def inspect(
         )
         for name, tensor in found.tensors.items()
     ]
-    if form is options.Form.JSON:
-        tensors = [dict(zip(("name", "dtype", "shape", "bytes"), row, strict=True)) for row in rows]
-        console.show_json({"schema": 1, **found.facts, **_bytes(found), "tensors": tensors})
-        return
-    console.show_rows(("tensor", "dtype", "shape", "bytes"), rows, form)
-    console.show(f"{found.facts['method']} of cell {found.facts['cell'][:12]}: {_summary(found)}")
+    headers = ("tensor", "dtype", "shape", "bytes")
+    records = [dict(zip(("name", *headers[1:]), row, strict=True)) for row in rows]
+    console.show_list(form, headers, rows, key="tensors", records=records, right=(3,), **found.facts, **_bytes(found))
+    if form in (options.Form.TABLE, options.Form.MD):
+        console.show(f"{found.facts['method']} of cell {found.facts['cell'][:12]}: {_summary(found)}")
 
 
 def _cell(folder: Path) -> Cell:

@@ -12,11 +12,13 @@ from fcilbench.cli import console
 
 
 class Form(enum.StrEnum):
-    """How a table is printed."""
+    """The forms in which results are printed."""
 
     TABLE = "table"
     JSON = "json"
+    JSONL = "jsonl"
     MD = "md"
+    CSV = "csv"
 
 
 def _quiet(value: bool) -> bool:
@@ -52,18 +54,25 @@ Only = Annotated[
     ),
 ]
 RESULTS = Path("results")
-"""Results folder where nobody names one."""
+"""The results folder if `--out` is not given."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
 Rerun = Annotated[
     str,
     typer.Option(
         "--rerun",
         metavar="stale|failed|never|all",
-        help="Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all; commas join. "
-        "New and broken-off cells run anyway, and those that lacked something here; never takes only new ones.",
+        help="Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all of them. "
+        "Commas join. New and interrupted cells run anyway, and so do cells that lacked data or a package; never runs "
+        "only new ones.",
     ),
 ]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor", metavar="NAME", help="What runs the cells; see `fcilbench plugins list --kind executors`."
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -84,16 +93,17 @@ Tracking = Annotated[
     str | None,
     typer.Option(
         "--tracking",
-        metavar="URI|none",
-        help="MLflow store; default: FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the environment, else mlflow.db "
-        "in the results folder.",
+        metavar="NAME[=URI]|none",
+        help="Tracker, with where it writes; default: mlflow with FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the "
+        "environment, else mlflow.db in the results folder. A URI alone is one of mlflow.",
     ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
-Format = Annotated[Form, typer.Option("--format", help="Form of what goes to standard output.")]
+Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]
 OutputFile = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file; .md or .json sets the form.")
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write to a file; .txt, .md, .csv or .json sets the form."),
 ]
 Deep = Annotated[
     bool, typer.Option("--deep", help="Also run one tiny forward and aggregate per combination of plugins.")
@@ -101,11 +111,17 @@ Deep = Annotated[
 ShowConfig = Annotated[
     bool, typer.Option("--show-config", help="Print every value of the resolved suite with its origin.")
 ]
+From = Annotated[
+    Path,
+    typer.Option("--from", metavar="DIR", help="Folder that the row comes from, e.g. leaderboards/NAME."),
+]
 Kind = Annotated[str | None, typer.Option("--kind", help="One kind of plugin, e.g. aggregators.")]
 Tolerance = Annotated[
     list[str] | None,
     typer.Option(
-        "--tolerance", metavar="METRIC=VALUE", help="Largest difference that is no conflict, e.g. faa/*=1e-6."
+        "--tolerance",
+        metavar="METRIC=VALUE",
+        help="Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01.",
     ),
 ]
 Quiet = Annotated[

@@ -1,9 +1,14 @@
-"""`fcilbench plan`: what a run would do and cost; writes nothing."""
+"""`fcilbench plan`: what a run would do and cost; and how every command gets from a suite file to a plan."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,12 +16,42 @@ from fcilbench.cli import console, options
 from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fcilbench.cli.prepare import Prepared
+    from fcilbench.results.store import Store
+    from fcilbench.spec.row import Row
+    from fcilbench.suite.load import LoadedSuite
     from fcilbench.suite.check import Missing
+    from fcilbench.suite.plan import Plan
 
-EXAMPLE = "fcilbench plan suites/quickstart.yaml --only aggregator:sum"
+_AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with what it was made from.
+
+    Attributes:
+        loaded: The suite.
+        plan: The plan.
+        store: The results folder, which need not exist.
+        rows: The last row of each cell there, light (`Store.latest_light`).
+    """
+
+    loaded: LoadedSuite
+    plan: Plan
+    store: Store
+    rows: Mapping[str, Row]
+
+    @cached_property
+    def missing_data(self) -> list[Missing]:
+        """The data sets of the suite that are not on this machine."""
+        from fcilbench.suite.check import missing_data
+
+        return missing_data(self.plan.expansion)
+
+    @property
+    def missing(self) -> list[str]:
+        """Everything that the suite needs and that is missing here, each thing once."""
+        return list(dict.fromkeys([*self.plan.expansion.prerequisites, *map(str, self.missing_data)]))
 
 
 def plan(
@@ -31,161 +66,169 @@ def plan(
     data: options.Data = None,
     show_config: options.ShowConfig = False,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Show which cells are new, done, stale (and why) or failed, and what a run would cost. Writes nothing.
 
     Exit codes: 0; 4 if no cell is selected; 5 if something that the suite needs is missing here.
     """
-    from fcilbench.cli.prepare import prepare, use_data_root
     from fcilbench.execution.devices import choose_devices
 
     use_data_root(data)
     devices = choose_devices(gpus)
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     if show_config:
-        _print_config(prepared, form)
-    elif form is options.Form.JSON:
-        console.show_json(_as_json(prepared))
+        _show_config(prepared, form)
     else:
         if form is options.Form.TABLE:
-            print_plan(prepared, slots=len(devices) * slots_per_device(prepared, devices, jobs), to=console.out())
-        _print_groups(prepared, form)
-    if prepared.plan.expansion.prerequisites or _missing(prepared):
+            slots = len(devices) * slots_per_device(prepared, devices, jobs)
+            console.show("\n".join(describe(prepared, slots)))
+        _show_cells(prepared, form)
+    if prepared.missing:
         raise typer.Exit(PREREQUISITE)
     if not prepared.plan.items:
         raise typer.Exit(NOTHING_SELECTED)
 
 
-def slots_per_device(prepared: Prepared, devices: list[str], jobs: int | None) -> int:
-    """Returns `--jobs`, or as many as the device takes where nobody says."""
+def prepare(
+    suite: Path,
+    overrides: Sequence[str] | None,
+    out: Path,
+    *,
+    only: Sequence[str] | None = None,
+    rerun: str = "stale",
+    devices: Sequence[str] = ("",),
+    metrics: Collection[str] = (),
+) -> Prepared:
+    """Loads a suite and plans it; writes nothing.
+
+    Args:
+        suite: Suite file.
+        overrides: Values of `-s`.
+        out: Results folder.
+        only: Values of `--only`.
+        rerun: Value of `--rerun`.
+        devices: Devices that would run it: costs measured on other hardware are no estimate.
+        metrics: Metrics that the light rows keep.
+    """
+    from fcilbench.execution.devices import facts_of
+    from fcilbench.execution.run import running_cells
+    from fcilbench.results.provenance import environment, hardware_digest
+    from fcilbench.results.store import Store
+    from fcilbench.suite.expand import expand
+    from fcilbench.suite.load import load_suite
+    from fcilbench.suite.plan import StoreView, make_plan
+
+    console.log_to_stderr()
+    loaded = load_suite(suite, overrides or ())
+    store = Store(out)
+    hardware = hardware_digest(environment(facts_of(devices[0])))
+    rows = store.latest_light(metrics)
+    view = StoreView(rows=rows, running=running_cells(store), hardware=hardware, gpu=bool(devices[0]))
+    return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store, rows)
+
+
+def use_data_root(option: Path | None) -> Path:
+    """Returns the data root and puts it into the environment, so that plugins in child processes see the same one."""
+    from fcilbench.data.root import ENVIRONMENT, data_root
+
+    root = data_root(option)
+    os.environ[ENVIRONMENT] = str(root)
+    return root
+
+
+def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:
+    """Returns `--jobs`, or the number that suits the device if it is not given."""
     from fcilbench.execution.devices import default_jobs
 
-    return jobs or default_jobs(devices, max((item.cell.runtime.threads for item in prepared.plan.items), default=1))
+    threads = max((item.cell.runtime.threads for item in prepared.plan.items), default=1)
+    return jobs or default_jobs(list(devices), threads)
 
 
-def print_plan(prepared: Prepared, *, slots: int, to: Console) -> None:
-    """Prints how many cells are in which state, why they run, and what that costs.
+def describe(prepared: Prepared, slots: int) -> list[str]:
+    """Returns lines on how many cells are in which state, why they run, and what that costs.
 
     Args:
         prepared: The plan.
         slots: Cells that would run at a time.
-        to: Where to.
     """
-    plan, expansion = prepared.plan, prepared.plan.expansion
+    plan_, expansion = prepared.plan, prepared.plan.expansion
     product = " x ".join(f"{size} {axis}{_plural(axis, size)}" for axis, size in expansion.axes.items())
     excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""
     lines = [f"{expansion.name}: {product}{excluded} -> {len(expansion.cells)} cells"]
-    if len(plan.items) != len(expansion.cells):
-        lines[0] += f", {len(plan.items)} of them selected"
-    counted = "   ".join(f"{state} {number}" for state, number in plan.counts.items())
+    if len(plan_.items) != len(expansion.cells):
+        lines[0] += f", {len(plan_.items)} of them selected"
+    counted = "   ".join(f"{state} {number}" for state, number in plan_.counts.items())
     lines.append(f"  {counted or 'nothing'}   (store {prepared.store.root})")
-    reasons = Counter(item.why for item in plan.items if item.why)
+    reasons = Counter(item.why for item in plan_.items if item.why)
     lines += [f"  {number} x {why}" for why, number in reasons.items()]
-    lines += [f"  missing here: {line}" for line in [*expansion.prerequisites, *_missing(prepared)]]
+    lines += [f"  missing here: {line}" for line in prepared.missing]
     if expansion.blocked:
-        lines.append(f"  {expansion.blocked} cells are left out, since what they need is missing")
-    lines.append(f"  {_cost(prepared, slots)}")
-    to.print("\n".join(lines), markup=False, soft_wrap=True)
-
-
-def _missing(prepared: Prepared) -> list[Missing]:
-    from fcilbench.suite.check import missing_data
-
-    return missing_data(prepared.plan.expansion)
+        lines.append(f"  {expansion.blocked} cells are left out because of what is missing")
+    return [*lines, f"  {_cost(plan_, slots)}"]
 
 
 def _plural(axis: str, size: int) -> str:
     return "" if size == 1 or axis == "stress" else "s"
 
 
-def _print_groups(prepared: Prepared, form: options.Form) -> None:
-    rows = [
-        (*_axes(group.coords), ", ".join(f"{state} {number}" for state, number in group.counts.items()), *group.why[:1])
-        for group in prepared.plan.groups
-    ]
-    headers = ("dataset", "backbone", "partition", "aggregator", "stress", "cells", "why")
-    console.show_rows(headers, [(*row, "")[: len(headers)] for row in rows], form)
-
-
-def _axes(coords: dict[str, str]) -> list[str]:
-    return [str(coords.get(axis, "")) for axis in ("dataset", "backbone", "partition", "aggregator", "stress")]
-
-
-def _cost(prepared: Prepared, slots: int) -> str:
-    from fcilbench.cli.prepare import duration
-
-    todo = prepared.plan.todo
+def _cost(plan_: Plan, slots: int) -> str:
+    todo = plan_.todo
     if not todo:
         return "nothing to run"
-    seconds = prepared.plan.seconds
     guessed = sum(item.basis == "guess" for item in todo)
-    basis = "measured on this hardware" if not guessed else f"guess for {guessed} of them"
-    return (
-        f"to run: {len(todo)} cells, {duration(seconds)} ({basis}), {slots} slots -> about {duration(seconds / slots)}"
+    basis = f"guess for {guessed} of them" if guessed else "measured on this hardware"
+    total, wall = console.duration(plan_.seconds), console.duration(plan_.seconds / slots)
+    return f"to run: {len(todo)} cells, {total} ({basis}), {slots} slots -> about {wall}"
+
+
+def _show_cells(prepared: Prepared, form: options.Form) -> None:
+    from fcilbench.suite.check import download_bytes
+
+    plan_, expansion = prepared.plan, prepared.plan.expansion
+    rows = [
+        (
+            *(str(group.coords.get(axis, "")) for axis in _AXES),
+            ", ".join(f"{state} {number}" for state, number in group.counts.items()),
+            next(iter(group.why), ""),
+        )
+        for group in plan_.groups
+    ]
+    cells = [
+        {"cell_id": item.cell_id, "coords": item.cell.coords}
+        | {key: getattr(item, key) for key in ("state", "why", "run", "status", "seconds", "basis")}
+        for item in plan_.items
+    ]
+    console.show_list(
+        form,
+        (*_AXES, "cells", "why"),
+        rows,
+        key="cells",
+        records=cells,
+        suite=expansion.name,
+        store=str(prepared.store.root),
+        counts=plan_.counts,
+        seconds=plan_.seconds,
+        download_bytes=download_bytes(prepared.missing_data),
+        missing_data=[{"name": each.name, "bytes": each.bytes, "how": each.how} for each in prepared.missing_data],
+        excluded=[{"coords": coords, "because": because} for coords, because in expansion.excluded],
+        prerequisites=expansion.prerequisites,
+        blocked=expansion.blocked,
     )
 
 
-def _print_config(prepared: Prepared, form: options.Form) -> None:
-    values = flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
-    origins = prepared.loaded.origins
-    rows = [(path, value, _origin(path, origins)) for path, value in values.items()]
-    if form is options.Form.JSON:
-        found = [{"path": path, "value": value, "origin": origin} for path, value, origin in rows]
-        console.show_json({"schema": 1, "values": found})
-    else:
-        console.show_rows(("path", "value", "origin"), rows, form)
+def _show_config(prepared: Prepared, form: options.Form) -> None:
+    values = console.flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
+    found = [(path, value, _origin(path, prepared.loaded.origins)) for path, value in values.items()]
+    headers = ("path", "value", "origin")
+    records = [dict(zip(headers, each, strict=True)) for each in found]
+    console.show_list(form, headers, found, key="values", records=records)
 
 
-def _origin(path: str, origins: dict[str, str]) -> str:
+def _origin(path: str, origins: Mapping[str, str]) -> str:
     """Returns where a value comes from: its own position, else that of the entry it was expanded from."""
     while path:
         if path in origins:
             return origins[path]
         path = path.rpartition(".")[0]
     return "default"
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested maps and lists by dotted path; an empty map or list is a leaf."""
-    if isinstance(value, dict) and value:
-        items = [(str(key), inner) for key, inner in value.items()]
-    elif isinstance(value, list) and value:
-        items = [(str(index), inner) for index, inner in enumerate(value)]
-    else:
-        return {path: value}
-    leaves: dict[str, Any] = {}
-    for key, inner in items:
-        leaves |= flatten(inner, f"{path}.{key}" if path else key)
-    return leaves
-
-
-def _as_json(prepared: Prepared) -> dict[str, Any]:
-    from fcilbench.suite.check import download_bytes
-
-    plan, expansion = prepared.plan, prepared.plan.expansion
-    return {
-        "schema": 1,
-        "suite": expansion.name,
-        "store": str(prepared.store.root),
-        "counts": plan.counts,
-        "seconds": plan.seconds,
-        "download_bytes": download_bytes(_missing(prepared)),
-        "missing_data": [{"name": each.name, "bytes": each.bytes, "how": each.how} for each in _missing(prepared)],
-        "cells": [
-            {
-                "cell_id": item.cell_id,
-                "coords": item.cell.coords,
-                "state": item.state,
-                "why": item.why,
-                "run": item.run,
-                "status": item.status,
-                "seconds": item.seconds,
-                "basis": item.basis,
-            }
-            for item in plan.items
-        ],
-        "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
-        "prerequisites": expansion.prerequisites,
-        "blocked": expansion.blocked,
-    }

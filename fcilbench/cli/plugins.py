@@ -1,44 +1,50 @@
-"""`fcilbench plugins`: what can be named in a suite, and what is broken."""
+"""`fcilbench plugins`: what a suite can name, what is broken, and verbs for whoever writes a plugin."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcilbench.cli import authoring, console, options
-from fcilbench.errors import UsageError, nearest
+from fcilbench.cli import console, options
+from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, nearest
 
 if TYPE_CHECKING:
     from fcilbench.registry.entrypoints import PluginRef
     from fcilbench.registry.records import Description
+    from fcilbench.testing.law import Verdict
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
-app.command("test", epilog="Example: [bold]fcilbench plugins test sum[/bold]")(authoring.examine)
-app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")(authoring.scaffold)
+TESTED = ("aggregators", "backbones", "datasets")
+_MARKS = {"holds": "holds", "declared": "declared", "skipped": "skipped", "broken": "BROKEN"}
 
 
 @app.command("list", epilog="Example: [bold]fcilbench plugins list --kind aggregators[/bold]")
 def list_(
     kind: options.Kind = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """List the installed plugins with version, origin and import time; a broken one with its reason."""
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS, find
 
     found = catalog.describe([ref for each in ([kind] if kind else KINDS) for ref in find(each)])
-    if form is options.Form.JSON:
-        console.show_json({"schema": 1, "plugins": [_as_json(each) for each in found]})
-        return
-    rows = []
-    for each in found:
-        state = f"broken: {each.problem}" if each.problem else each.summary
-        took = "" if each.problem else f"{each.import_ms:.0f} ms"
-        kind_of = each.ref.kind.removesuffix("s")
-        rows.append((each.ref.name, kind_of, each.version, took, state, each.origin or each.ref.target))
-    console.show_rows(("plugin", "kind", "version", "import", "summary or reason", "origin"), rows, form)
+    rows = [
+        (
+            *(each.ref.name, each.ref.kind.removesuffix("s"), each.version),
+            "" if each.problem else f"{each.import_ms:.0f} ms",
+            f"broken: {each.problem}" if each.problem else each.summary,
+            each.origin or each.ref.target,
+        )
+        for each in found
+    ]
+    headers = ("plugin", "kind", "version", "import", "summary or reason", "origin")
+    console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found], right=(3,))
 
 
 @app.command(epilog="Example: [bold]fcilbench plugins show sum[/bold]")
@@ -46,71 +52,160 @@ def show(
     name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
     kind: options.Kind = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Describe one plugin: what it declares, and each hyperparameter with default, range, meaning and source."""
     from fcilbench.registry import catalog
 
-    found = catalog.describe([_find(name, kind)])[0]
-    if form is options.Form.JSON:
-        console.show_json({"schema": 1, "plugins": [_as_json(found)]})
-    else:
-        _print(found, form)
+    found = catalog.describe([_one(name, kind)])[0]
+    rows = [
+        (
+            *(each.name, each.type, "(required)" if each.required else str(each.default)),
+            *(each.description, each.source or ""),
+            ", ".join(f"{key} {value}" for key, value in (each.space or {}).items()),
+        )
+        for each in found.fields
+    ]
+    if form is options.Form.TABLE:
+        console.show("\n".join(_about(found)))
+        if not rows:
+            return
+    headers = ("parameter", "type", "default", "meaning", "source", "search space")
+    console.show_list(form, headers, rows, key="plugins", records=[_as_json(found)])
 
 
-def _find(name: str, kind: str | None) -> PluginRef:
-    """Finds a plugin by name in one kind or in all of them."""
+@app.command("test", epilog="Example: [bold]fcilbench plugins test sum[/bold]")
+def run_laws(
+    name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
+    *,
+    kind: options.Kind = None,
+    set_: options.Set = None,
+    data: options.Data = None,
+    form: options.Format = options.Form.TABLE,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Check a plugin against the laws of its kind, and print each with what was seen and a way out.
+
+    A law is broken, holds, is skipped (with the reason), or is declared: the plugin breaks it by nature, says why, and
+    was shown to break it. Exit codes: 0; 3 if a law is broken; 5 if the plugin is missing or cannot be imported.
+    """
+    from fcilbench.cli.plan import use_data_root
+
+    ref = _one(name, kind, among=TESTED)
+    chosen = _parameters(set_ or ())
+    root = use_data_root(data)
+    console.say(f"importing {name} and torch")
+    with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no result
+        from fcilbench.testing.kit import case
+
+        ready = case(ref.kind, name, chosen, root=root)
+        verdicts = []
+        for law in ready.laws:
+            verdicts.append(ready.judge(law))
+            console.say(f"{law.id}: {verdicts[-1].status}", style="dim")
+    _show_verdicts(ready.ref.name, ref.kind, verdicts, form)
+    broken = [verdict for verdict in verdicts if verdict.status == "broken"]
+    if verbose:
+        for verdict in broken:
+            sys.stderr.write(verdict.trace)
+    if broken:
+        raise typer.Exit(CELLS_FAILED)
+
+
+@app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the aggregator, or DIST/NAME to name its package too.")],
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a package with a working aggregator, its test, its CI and a README into a new folder here.
+
+    The package is DIST, or fcilbench-NAME. Nothing is overwritten.
+    """
+    from fcilbench.testing.scaffold import write
+
+    folder = write(name, Path.cwd())
+    console.show(
+        f"wrote {folder.name}/\n"
+        f"next:  pip install -e {folder.name}\n"
+        f"       fcilbench plugins test {folder.name}/{name.rpartition('/')[2]}"
+    )
+
+
+def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
+    """Finds a plugin by name in one kind or in all of them.
+
+    Args:
+        name: Short name or dist/name.
+        kind: The kind, if it was given.
+        among: Kinds that have laws, for a plugin that is to be tested.
+
+    Raises:
+        PrerequisiteError: If a plugin that is to be tested is not installed.
+        UsageError: If no plugin or several have the name, or its kind has no laws.
+    """
     from fcilbench.registry.entrypoints import KINDS, find, lookup
 
-    if kind is not None:
+    if kind is not None and among and kind not in among:
+        raise UsageError(f"there are no laws for {kind!r}{nearest(kind, among)}")
+    if kind is not None and not among:
         return lookup(kind, name)
-    refs = [ref for each in KINDS for ref in find(each)]
+    refs = [ref for each in ([kind] if kind else KINDS) for ref in find(each)]
     kinds = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})
     if not kinds:
-        raise UsageError(
-            f"unknown plugin {name!r}{nearest(name, [ref.short for ref in refs])}",
-            hint="`fcilbench plugins list` shows all plugins",
-        )
-    if len(kinds) > 1:
-        raise UsageError(f"{name!r} is the name of several plugins", hint=f"add --kind {' or --kind '.join(kinds)}")
-    return lookup(kinds[0], name)
+        close = nearest(name, [ref.name if "/" in name else ref.short for ref in refs])
+        if among:
+            hint = "install its package into this environment; `fcilbench plugins list` shows all plugins"
+            raise PrerequisiteError(f"plugin {name!r} is not installed{close}", hint=hint)
+        raise UsageError(f"unknown plugin {name!r}{close}", hint="`fcilbench plugins list` shows all plugins")
+    fitting = [each for each in kinds if not among or each in among]
+    if not fitting:
+        raise UsageError(f"{name!r} is one of the {kinds[0]}, for which there are no laws")
+    if len(fitting) > 1:
+        raise UsageError(f"{name!r} is the name of several plugins", hint=f"add --kind {' or --kind '.join(fitting)}")
+    return lookup(fitting[0], name)
 
 
-def _print(found: Description, form: options.Form) -> None:
-    from fcilbench.cli.plan import flatten
-
-    console.show(f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})")
+def _about(found: Description) -> list[str]:
+    head = f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})"
     if found.problem:
-        console.show(f"broken: {found.problem}")
-        return
-    console.show(found.summary)
-    console.show(f"origin {found.origin}, imported in {found.import_ms:.0f} ms, source digest {found.code_digest[:12]}")
-    for path, value in flatten(found.facts).items():
-        if value not in (None, "", [], {}):
-            console.show(f"  {path}: {value}")
-    if not found.fields:
-        console.show("no hyperparameters")
-        return
-    rows = []
-    for each in found.fields:
-        default = "(required)" if each.required else str(each.default)
-        space = ", ".join(f"{key} {value}" for key, value in (each.space or {}).items())
-        rows.append((each.name, each.type, default, each.description, each.source or "", space))
-    console.show_rows(("parameter", "type", "default", "meaning", "source", "search space"), rows, form)
+        return [head, f"broken: {found.problem}"]
+    origin = f"origin {found.origin}, imported in {found.import_ms:.0f} ms, source digest {found.code_digest[:12]}"
+    facts = [
+        f"  {path}: {value}" for path, value in console.flatten(found.facts).items() if value not in (None, "", [], {})
+    ]
+    return [head, found.summary, origin, *facts, *([] if found.fields else ["no hyperparameters"])]
 
 
 def _as_json(found: Description) -> dict[str, Any]:
-    return {
-        "kind": found.ref.kind,
-        "name": found.ref.name,
-        "dist_version": found.ref.dist_version,
-        "target": found.ref.target,
-        "version": found.version,
-        "summary": found.summary,
-        "origin": found.origin,
-        "import_ms": found.import_ms,
-        "code_digest": found.code_digest,
-        "problem": found.problem,
-        "facts": found.facts,
-        "params": found.schema,
-    }
+    names = ("version", "summary", "origin", "import_ms", "code_digest", "problem", "facts")
+    ref = {key: getattr(found.ref, key) for key in ("kind", "name", "dist_version", "target")}
+    return {**ref, **{key: getattr(found, key) for key in names}, "params": found.schema}
+
+
+def _parameters(given: Sequence[str]) -> dict[str, Any]:
+    from fcilbench.suite.yaml import parse_value
+
+    chosen: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--set {text!r} is not NAME=VALUE", hint="e.g. --set lambda_s=0.5")
+        chosen[name.strip()] = parse_value(value)
+    return chosen
+
+
+def _show_verdicts(plugin: str, kind: str, verdicts: Sequence[Verdict], form: options.Form) -> None:
+    rows = [
+        (each.law, _MARKS[each.status], each.statement if each.status == "holds" else each.found) for each in verdicts
+    ]
+    headers = ("law", plugin, "what it says, or what was seen")
+    records = [vars(each) for each in verdicts]
+    console.show_list(form, headers, rows, key="laws", records=records, plugin=plugin, kind=kind)
+    if form in (options.Form.TABLE, options.Form.MD):
+        for verdict in verdicts:
+            if verdict.status == "broken":
+                console.show(f"\n{verdict}")
+        counts = {status: sum(each.status == status for each in verdicts) for status in _MARKS}
+        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        console.show(f"\n{plugin}: {told}")

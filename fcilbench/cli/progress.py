@@ -1,112 +1,210 @@
-"""Progress on a terminal: a bar for the suite, and for each slot its cell, task, round, loss and time."""
+"""Progress on standard error: bars on a terminal, single lines elsewhere, nothing with `-q`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-from rich.table import Column
-
-from fcilbench.cli.lines import cell_name, verdict, where
-from fcilbench.execution.devices import Slot
-from fcilbench.execution.messages import Event
+from fcilbench.cli import console
 from fcilbench.execution.observers import Progress
-from fcilbench.spec.cell import Cell
-from fcilbench.spec.row import Row
+from fcilbench.tables import line
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from fcilbench.execution.devices import Slot
+    from fcilbench.execution.messages import Event
+    from fcilbench.spec.cell import Cell
+    from fcilbench.spec.row import Row
+
+_EVERY = 30.0  # seconds between two lines about rounds of one slot
 _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
-class LiveProgress(Progress):
-    """Live bars on standard error; finished cells scroll up as lines.
+class Display:
+    """Named bars on a terminal, or one line when each thing starts; a context manager.
 
     Args:
-        console: The terminal.
+        verb: What is done, e.g. `fetching`; put before each name.
+        unit: `bytes`, or what else is counted.
+        bars: Whether to draw bars; by default if standard error is a terminal.
     """
 
-    def __init__(self, console: Console) -> None:
-        columns: list[ProgressColumn] = [
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=12),
-            TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
-            TimeElapsedColumn(table_column=Column(min_width=7)),
-            TimeRemainingColumn(table_column=Column(min_width=7)),
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-        ]
-        self._bars = Bars(*columns, console=console, transient=True, refresh_per_second=4, speed_estimate_period=3600)
-        self._suite: TaskID | None = None
-        self._slots: dict[Slot, TaskID] = {}
+    def __init__(self, verb: str = "", unit: str = "", bars: bool | None = None) -> None:
+        self._verb, self._unit = verb, unit
+        self.live = console.err().is_terminal if bars is None else bars
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def show(self, name: str, done: float, total: float | None, note: str = "") -> None:
+        """Shows how much of `name` is done."""
+        if console.state.quiet:
+            return
+        if not self.live:
+            if name not in self._said:
+                self._said.add(name)
+                console.say(f"{self._verb} {name}" + (f" ({total:,} {self._unit})" if total else ""))
+            return
+        self._bars = self._bars or self._start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(line(f"{self._verb} {name}".strip()), total=total, note="")
+        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+
+    def drop(self, name: str) -> None:
+        """Removes a bar."""
+        if self._bars is not None and name in self._tasks:
+            self._bars.remove_task(self._tasks.pop(name))
+
+    def close(self) -> None:
+        """Removes all bars."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _start(self) -> Bars:
+        from rich import progress
+        from rich.table import Column
+
+        text = Column(no_wrap=True, overflow="ellipsis")
+        weighed = (progress.DownloadColumn(), progress.TransferSpeedColumn()) if self._unit == "bytes" else ()
+        bars = progress.Progress(
+            progress.TextColumn("{task.description}", table_column=text, markup=False),
+            progress.BarColumn(bar_width=12),
+            progress.TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
+            *weighed,
+            progress.TimeElapsedColumn(table_column=Column(min_width=7)),
+            progress.TimeRemainingColumn(table_column=Column(min_width=7)),
+            progress.TextColumn("{task.fields[note]}", table_column=text, markup=False),
+            console=console.err(),
+            transient=True,
+            refresh_per_second=4,
+            speed_estimate_period=3600,
+        )
+        bars.start()
+        return bars
+
+
+class RunProgress(Progress):
+    """Progress of a run: on a terminal a bar for the suite and one for each slot; elsewhere lines, seldom ones.
+
+    Args:
+        display: Where bars are drawn; without bars all is said in lines.
+        clock: Seconds; for tests.
+    """
+
+    def __init__(self, display: Display | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display = display or Display()
+        self._clock = clock
+        self._done = self._total = 0
+        self._names: dict[Slot, str] = {}
         self._shares: dict[Slot, float] = {}
-        self._done = 0
-        self._total = 0
+        self._last: dict[Slot, float] = {}
 
     def run_started(self, cells: int, slots: Sequence[Slot]) -> None:
-        """Puts up the bars."""
+        """Shows how much there is to do, and where."""
         self._total = cells
-        self._suite = self._bars.add_task("suite", total=cells, note=f"0/{cells} cells")
-        self._bars.start()
+        if self._display.live:
+            self._show_suite()
+        else:
+            places = ", ".join(sorted({slot.label for slot in slots}))
+            console.say(f"running {cells} cells in {len(slots)} slot{'s' * (len(slots) > 1)} on {places}")
 
     def cell_started(self, slot: Slot, cell: Cell, cell_id: str, attempt: int) -> None:
-        """Gives the slot a bar for its cell."""
+        """Shows which cell starts."""
         self._clear(slot)
-        name = f"{slot.label} {cell_name(cell.coords)}" + (f" (attempt {attempt})" if attempt > 1 else "")
-        self._slots[slot] = self._bars.add_task(escape(name), total=1.0, note="starting")
+        again = f" (attempt {attempt})" if attempt > 1 else ""
+        self._names[slot] = f"{slot.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
+        self._last[slot] = self._clock()
+        if self._display.live:
+            self._display.show(self._names[slot], 0.0, 1.0, "starting")
+        else:
+            console.say(f"start {self._names[slot]}")
 
     def cell_event(self, slot: Slot, cell_id: str, event: Event) -> None:
-        """Moves the cell's bar, and by its share the suite's."""
-        if slot not in self._slots:
-            return
-        if event["event"] == "decoding":
-            self._bars.update(
-                self._slots[slot], note=f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
-            )
-            return
-        share = fraction(event)
-        if share is None:
-            return
-        self._shares[slot] = max(share, self._shares.get(slot, 0.0))
-        note = where(event) if event["event"] == "round" else f"task {event.get('task', 0) + 1}/{event.get('tasks', 1)}"
-        self._bars.update(self._slots[slot], completed=self._shares[slot], note=note)
-        self._move_suite()
+        """Shows how far a cell is."""
+        name = self._names.get(slot, f"{slot.label} {cell_id[:12]}")
+        if self._display.live:
+            share = fraction(event)
+            self._shares[slot] = max(share or 0.0, self._shares.get(slot, 0.0))
+            if event["event"] == "decoding" or share is not None:
+                self._display.show(name, self._shares[slot], 1.0, where(event))
+                self._show_suite()
+        elif event["event"] == "round" and self._clock() - self._last.get(slot, 0.0) >= _EVERY:
+            self._last[slot] = self._clock()
+            console.say(f"{name}: {where(event)}")
 
     def cell_retried(self, slot: Slot, cell: Cell, cell_id: str, reason: str) -> None:
-        """Lets the slot's bar go."""
+        """Says why a cell is tried again."""
         self._clear(slot)
-        self._bars.console.print(
-            f"retry {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow", markup=False
-        )
+        console.say(f"retry {slot.label} {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
     def cell_finished(self, slot: Slot | None, row: Row) -> None:
-        """Prints how the cell ended."""
+        """Says how a cell ended."""
         if slot is not None:
             self._clear(slot)
         self._done += 1
-        self._bars.console.print(verdict(row), style=_COLOURS.get(row.status, "red"), markup=False)
-        self._move_suite()
+        console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
+        if self._display.live:
+            self._show_suite()
 
     def note(self, text: str) -> None:
-        """Prints it."""
-        self._bars.console.print(text, style="yellow", markup=False)
+        """Prints something that the user should know."""
+        console.say(text, style="yellow")
 
     def run_finished(self) -> None:
-        """Takes the bars down."""
-        self._bars.stop()
+        """Removes the bars."""
+        self._display.close()
 
     def _clear(self, slot: Slot) -> None:
         self._shares.pop(slot, None)
-        if slot in self._slots:
-            self._bars.remove_task(self._slots.pop(slot))
+        if slot in self._names:
+            self._display.drop(self._names.pop(slot))
 
-    def _move_suite(self) -> None:
-        if self._suite is not None:
-            completed = self._done + sum(self._shares.values())
-            self._bars.update(self._suite, completed=completed, note=f"{self._done}/{self._total} cells")
+    def _show_suite(self) -> None:
+        completed = self._done + sum(self._shares.values())
+        self._display.show("suite", completed, float(self._total), f"{self._done}/{self._total} cells")
 
 
-def fraction(event: Event) -> float | None:
+def cell_name(coords: Mapping[str, str | int]) -> str:
+    """Returns a cell's place on the grid in short, e.g. `digits/timm/iid/sum/none#0`."""
+    return "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
+
+
+def where(event: Mapping[str, Any]) -> str:
+    """Returns what an event reports of a cell, counted from one, e.g. `task 2/4 round 1/2 loss 0.412`."""
+    if event["event"] == "decoding":
+        return f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
+    text = f"task {event.get('task', 0) + 1}/{event.get('tasks', 1)}"
+    if event["event"] != "round":
+        return text
+    loss = event.get("loss")
+    text += f" round {event.get('round', 0) + 1}/{event.get('rounds', 1)}"
+    return f"{text} loss {loss:.3f}" if isinstance(loss, float) else text
+
+
+def ending(row: Row) -> str:
+    """Returns a line on how a cell ended."""
+    text = f"{row.status} {row.cell_id[:12]} {cell_name(row.coords)}"
+    if row.status == "ok":
+        metrics = [(name, metric.value) for name, metric in row.metrics.items() if name.startswith("faa/")]
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics if value is not None)
+        return f"{text}  {console.duration(row.cost.wall_s)}  {figures}"
+    return f"{text}  {row.skipped or (row.failure.message if row.failure else '')}"
+
+
+def fraction(event: Mapping[str, Any]) -> float | None:
     """Returns how far its cell is at the end of what an event reports, in [0, 1]; `None` if it does not say.
 
     Example:

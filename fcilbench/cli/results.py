@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import CELLS_FAILED, UsageError
+from fcilbench.errors import CELLS_FAILED, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.results.conflicts import Conflict
+    from fcilbench.results.merge import Conflict
 
-app = typer.Typer(help="Merge results folders and back-fill trackers.", no_args_is_help=True)
+app = typer.Typer(help="Merge, export and track results folders.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: [bold]fcilbench results merge machine-a machine-b --out all[/bold]")
@@ -23,35 +23,68 @@ def merge(
     out: options.Out = options.RESULTS,
     tolerance: options.Tolerance = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
     """Merge results folders into one: a union by cell that loses nothing and reports what disagrees.
 
+    Metrics and accuracy matrices are compared, and the digests of models and data. Equal metrics of different models
+    are a conflict in one environment; from different environments they are only reported.
     Exit codes: 0; 3 if two folders disagree on the result of a cell.
     """
     from fcilbench.results.merge import merge as merge_stores
     from fcilbench.results.store import Store
 
-    report = merge_stores([Store(folder) for folder in folders], Store(out), _tolerances(tolerance))
-    if form is options.Form.JSON:
-        conflicts = [asdict(each) for each in report.conflicts]
-        console.show_json({"schema": 1, "cells": report.cells, "added": report.added, "conflicts": conflicts})
+    report = merge_stores([Store(folder) for folder in folders], Store(out), parse_tolerances(tolerance))
+    if form in (options.Form.JSON, options.Form.JSONL):
+        console.show_json(
+            {
+                "cells": report.cells,
+                "added": report.added,
+                "conflicts": [_as_json(each) for each in report.conflicts],
+                "remarks": [_as_json(each) for each in report.remarks],
+            }
+        )
     else:
-        console.show(f"{out}: {report.cells} cells, {report.added} rows added, {len(report.conflicts)} conflicts")
-        for each in report.conflicts:
-            _print_conflict(each)
+        remarks = f", {len(report.remarks)} with another model but equal metrics" if report.remarks else ""
+        console.show(
+            f"{out}: {report.cells} cells, {report.added} rows added, {len(report.conflicts)} conflicts{remarks}"
+        )
+        for each in (*report.conflicts, *report.remarks):
+            console.show("\n".join(_lines(each)))
     if report.conflicts:
         raise typer.Exit(CELLS_FAILED)
 
 
-@app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking http://tracking:5000[/bold]")
+@app.command(epilog="Example: [bold]fcilbench results export leaderboards/mine --out results[/bold]")
+def export(
+    folder: Annotated[Path, typer.Argument(help="New folder to write.", show_default=False)],
+    out: options.Out = options.RESULTS,
+    only: options.Only = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write the last row of each cell to a new folder, with its environment, resolved suite and curve.
+
+    Such a folder is what leaderboards/ holds: `fcilbench reproduce` can train any of its cells again.
+    """
+    from fcilbench.results.merge import export as export_rows
+    from fcilbench.results.store import Store
+    from fcilbench.suite.select import parse_selectors
+
+    store, chosen = Store(out), parse_selectors(only or ())
+    rows = [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
+    if not rows:
+        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+    console.show(f"{folder}: {export_rows(store, Store(folder), rows)} rows")
+
+
+@app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking mlflow=http://tracking:5000[/bold]")
 def sync(
     tracker: Annotated[str, typer.Argument(help="Tracker; see `fcilbench plugins list --kind trackers`.")] = "mlflow",
     out: options.Out = options.RESULTS,
     tracking: options.Tracking = None,
-    verbose: options.Verbose = False,  # noqa: ARG001 - its callback acts
+    verbose: options.Verbose = False,
 ) -> None:
-    """Show every row of a results folder to a tracker; what it has already stays as it is.
+    """Show every row of a results folder to a tracker; rows that it has already stay as they are.
 
     Exit codes: 0; 3 if the tracker lost rows.
     """
@@ -60,32 +93,67 @@ def sync(
     from fcilbench.tracking.sync import sync as sync_store
 
     store = Store(out)
-    report = sync_store(store, open_tracker(tracker, store, uri=tracking))
+    _, uri = parse_tracking(tracking)
+    report = sync_store(store, open_tracker(tracker, store, uri=uri))
     console.show(f"{tracker}: {report.logged} rows logged, {report.present} there already, {report.lost} lost")
     if report.lost:
         raise typer.Exit(CELLS_FAILED)
 
 
-def _print_conflict(conflict: Conflict) -> None:
-    from fcilbench.cli.lines import cell_name
+def parse_tracking(option: str | None) -> tuple[str, str | None]:
+    """Returns the tracker's name and URI of a `--tracking` value.
 
-    console.show(f"conflict {conflict.cell_id[:12]} {cell_name(dict(conflict.coords))}")
-    console.show(f"  kept  {conflict.kept_from} ({conflict.kept_env})")
-    console.show(f"  other {conflict.other_from} ({conflict.other_env})")
-    for each in conflict.metrics:
-        console.show(f"  {each.metric}: kept {each.kept}, other {each.other}, tolerance {each.tolerance:g}")
-    for key, (kept, other) in conflict.environment.items():
-        console.show(f"  {key}: kept {kept}, other {other}")
+    Example:
+        >>> parse_tracking("mlflow=http://x:1"), parse_tracking("http://x:1"), parse_tracking("acme/board")
+        (('mlflow', 'http://x:1'), ('mlflow', 'http://x:1'), ('acme/board', None))
+    """
+    if option is None:
+        return "mlflow", None
+    name, equals, uri = option.partition("=")
+    if ":" in name:  # the `=` of a query is no name's
+        return "mlflow", option
+    if equals and not uri:
+        raise UsageError(f"--tracking {option}: no URI after =", hint="e.g. --tracking mlflow=sqlite:///runs.db")
+    return name, uri or None
 
 
-def _tolerances(options_: list[str] | None) -> dict[str, float]:
+def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
+    """Returns the values of `--tolerance` by pattern."""
     found: dict[str, float] = {}
-    for text in options_ or ():
-        metric, equals, value = text.partition("=")
+    for text in given or ():
+        metric, _, value = text.partition("=")
         try:
             found[metric] = float(value)
         except ValueError:
-            equals = ""
-        if not equals or not metric:
+            metric = ""
+        if not metric or not found[metric] >= 0:
             raise UsageError(f"--tolerance {text}: not METRIC=VALUE", hint="e.g. --tolerance 'faa/*=1e-6'")
     return found
+
+
+def _lines(conflict: Conflict) -> list[str]:
+    from fcilbench.cli.progress import cell_name
+
+    word = "conflict" if conflict.found.conflicting else "another model"
+    lines = [
+        f"{word} {conflict.cell_id[:12]} {cell_name(dict(conflict.coords))}",
+        f"  kept  {conflict.kept_from} ({conflict.kept_env})",
+        f"  other {conflict.other_from} ({conflict.other_env})",
+    ]
+    for each in conflict.found.differences:
+        lines.append(f"  {each.metric}: kept {each.kept}, other {each.other}, tolerance {each.tolerance:g}")
+    for name, (kept, other) in conflict.found.digests.items():
+        lines.append(f"  {name} digest: kept {kept}, other {other}")
+    return lines + [f"  {key}: kept {kept}, other {other}" for key, (kept, other) in conflict.environment.items()]
+
+
+def _as_json(conflict: Conflict) -> dict[str, Any]:
+    return {
+        "cell_id": conflict.cell_id,
+        "coords": dict(conflict.coords),
+        "kept": {"from": str(conflict.kept_from), "env": conflict.kept_env},
+        "other": {"from": str(conflict.other_from), "env": conflict.other_env},
+        "differences": [vars(each) for each in conflict.found.differences],
+        "digests": dict(conflict.found.digests),
+        "environment": dict(conflict.environment),
+    }

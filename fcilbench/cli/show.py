@@ -1,8 +1,9 @@
-"""`fcilbench show`: the rows of a results folder, or one of them in full."""
+"""`fcilbench show` and `fcilbench board`: what a results folder holds, row by row and as a leaderboard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,14 @@ from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
+    from fcilbench.boards.notes import Here
     from fcilbench.results.store import Store
+    from fcilbench.spec.cell import Cell
     from fcilbench.spec.row import Row
 
-EXAMPLE = "fcilbench show 9f2c --out results"
+_RANKING = ("faa",)
+"""Metrics in the list of rows."""
+_SUFFIXES = {".md": "md", ".json": "json", ".csv": "csv", ".txt": "table", "": None}
 
 
 def show(
@@ -28,28 +33,102 @@ def show(
     from fcilbench.results.store import Store
 
     store = Store(out)
-    if cell is None:
-        rows = select_rows(store, only)
-        if not rows:
-            raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
-        if form is options.Form.JSON:
-            console.show_json({"schema": 1, "rows": [_plain(row) for row in rows]})
-        else:
-            _print_rows(rows, form)
+    if cell is not None:
+        _show_cell(store, find_row(store, cell), form, verbose)
         return
-    row = find_row(store, cell)
-    if form is options.Form.JSON:
-        console.show_json({"schema": 1, "rows": [_plain(row)]})
+    rows = select_rows(store, only, metrics=None if form in ("json", "jsonl") else _RANKING)
+    if not rows:
+        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.partition("/")[0] in _RANKING))
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
+    table = [
+        (
+            *(row.cell_id[:12], row.suite, *(row.coords.get(axis, "") for axis in axes), row.status),
+            *(_figure(row, name) for name in metrics),
+            console.duration(row.cost.wall_s),
+        )
+        for row in rows
+    ]
+    headers = ("cell", "suite", *axes, "status", *metrics, "wall")
+    records = [_plain(row) for row in rows] if form in ("json", "jsonl") else ()
+    first = len(headers) - len(metrics) - 1
+    console.show_list(form, headers, table, key="rows", records=records, right=range(first, len(headers)))
+
+
+def board(
+    name: Annotated[str, typer.Argument(help="Board, e.g. accuracy; see `fcilbench plugins list --kind boards`.")],
+    *,
+    out: options.Out = options.RESULTS,
+    suite: options.OfSuite = None,
+    set_: options.Set = None,
+    only: options.Only = None,
+    data: options.Data = None,
+    form: options.Format = options.Form.TABLE,
+    output: options.OutputFile = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Print a board of the rows in a results folder, or write it to a file.
+
+    With --suite the board holds the cells that the suite plans, and counts those without a row as missing; without
+    it, all rows of the folder. Notes name rows of other code, commits and environments than those of this checkout.
+    """
+    from fcilbench.boards.render import render
+    from fcilbench.cli.plan import prepare, use_data_root
+    from fcilbench.files import write_atomic
+    from fcilbench.registry.entrypoints import lookup
+    from fcilbench.results.store import Store
+
+    lookup("boards", name)  # before anything else: a typo is not "no rows"
+    use_data_root(data)
+    chosen = _form(form, output)
+    if suite is None:
+        store, planned = Store(out), None
+        rows = select_rows(store, only, metrics=_board_metrics(name))
     else:
-        _print_cell(store, row, form, verbose)
+        prepared = prepare(suite, set_, out, only=only, metrics=_board_metrics(name))
+        store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
+        rows = [row for cell_id, row in prepared.rows.items() if cell_id in planned]
+    if not rows:
+        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+    text = render(
+        build_board(name, rows, store, planned), chosen, width=console.width() if not output else console.WIDTH
+    )
+    if output is None:
+        console.show(text)
+    else:
+        write_atomic(output, text)
+        console.say(f"wrote {output}")
 
 
-def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
-    """Returns the last row of each cell that `--only` selects, in the order of the file."""
+def build_board(name: str, rows: Sequence[Row], store: Store, planned: Mapping[str, Cell] | None = None) -> Any:
+    """Builds a board by its plugin name, with notes on the origin of its rows.
+
+    Args:
+        name: Name in the group `fcilbench.boards`.
+        rows: Rows to show.
+        store: Their folder.
+        planned: Planned cells by id, or `None` if the rows are the plan.
+    """
+    from fcilbench.boards.notes import origin_notes
+
+    built = _board(name).build(rows, planned)
+    notes = origin_notes(rows, _here(rows, store))
+    return built.model_copy(update={"notes": (*built.notes, *notes)})
+
+
+def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str] | None = None) -> list[Row]:
+    """Returns the last row of each cell that `--only` selects, in the order of the file.
+
+    Args:
+        store: The folder.
+        only: Values of `--only`.
+        metrics: Returns light rows with these metrics; `None` returns whole rows.
+    """
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
-    return [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
+    rows = store.latest() if metrics is None else store.latest_light(metrics)
+    return [row for row in rows.values() if chosen.matches(row.coords, row.status)]
 
 
 def find_row(store: Store, prefix: str) -> Row:
@@ -58,44 +137,92 @@ def find_row(store: Store, prefix: str) -> Row:
     Raises:
         UsageError: If there is none, or more than one.
     """
-    rows = store.latest()
-    found = [row for cell_id, row in rows.items() if cell_id.startswith(prefix.lower())]
+    found = {row.cell_id: row for row in store.scan() if row.cell_id.startswith(prefix.lower())}
     if len(found) == 1:
-        return found[0]
+        return next(iter(found.values()))
     if not found:
         raise UsageError(f"no cell {prefix} in {store.root}", hint="`fcilbench show` lists the cells")
     raise UsageError(f"{len(found)} cells begin with {prefix}", hint="give more digits of the id")
 
 
+def _board(name: str) -> Any:
+    from fcilbench.registry import entrypoints
+
+    cls: Any = entrypoints.load(entrypoints.lookup("boards", name))
+    return cls()
+
+
+def _board_metrics(name: str) -> tuple[str, ...]:
+    """Returns the metrics that a board asks for; one that does not say may look at all of them."""
+    from fcilbench.spec.metrics import METRICS
+
+    return tuple(getattr(_board(name), "metrics", METRICS))
+
+
+def _form(form: options.Form, output: Path | None) -> str:
+    """Returns the form to write: a file's name says it, and must not contradict --format."""
+    suffix = output.suffix.lower() if output else ""
+    if suffix not in _SUFFIXES:
+        raise UsageError(f"-o {output}: no form for {suffix!r} files", hint="end the name in .txt, .md, .csv or .json")
+    named = _SUFFIXES[suffix]
+    if named is not None and form not in (options.Form.TABLE, named):
+        raise UsageError(f"-o {output} contradicts --format {form}", hint="leave one of them out")
+    return named or form
+
+
+def _here(rows: Sequence[Row], store: Store) -> Here:
+    from fcilbench.boards.notes import Here
+    from fcilbench.registry import catalog
+    from fcilbench.registry.entrypoints import find
+    from fcilbench.results.compare import environment_difference
+    from fcilbench.results.provenance import environment, source_state
+    from fcilbench.spec.identity import ENGINE_VERSION
+
+    kinds = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
+    used = {(kinds[kind], record.name) for row in rows for kind, record in row.plugins.items()}
+    refs = [ref for kind in kinds.values() for ref in find(kind) if (kind, ref.name) in used]
+    digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}
+    own, environments = environment(), {}
+    for env in {row.env for row in rows}:
+        record = store.environment(env)
+        if record is not None:
+            found = environment_difference({**record, "worker": {}}, {**own, "worker": {}})
+            environments[env] = _some(
+                [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
+            )
+    return Here(source_state()[0], ENGINE_VERSION, digests, environments)
+
+
+def _some(parts: Sequence[str], shown: int = 4) -> str:
+    rest = f" and {len(parts) - shown} more" if len(parts) > shown else ""
+    return ", ".join(parts[:shown]) + rest
+
+
+def _figure(row: Row, name: str) -> str:
+    value = row.metrics[name].value if name in row.metrics else None
+    return "" if value is None else f"{value:.4f}"
+
+
 def _plain(row: Row) -> dict[str, Any]:
-    return row.model_dump(mode="json", by_alias=True)
+    """Returns a row as JSON values, with every metric that its matrices give, those of later versions too."""
+    from fcilbench.results.light import metric_values
+    from fcilbench.spec.metrics import METRICS
+
+    metrics = {**row.metrics, **metric_values(row, METRICS)}
+    return row.model_copy(update={"metrics": metrics}).model_dump(mode="json", by_alias=True)
 
 
-def _print_rows(rows: Sequence[Row], form: options.Form) -> None:
-    from fcilbench.cli.prepare import duration
-
-    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.startswith("faa/")))
-    axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
-    table = []
-    for row in rows:
-        values = [row.metrics[name].value if name in row.metrics else None for name in metrics]
-        figures = ["" if value is None else f"{value:.4f}" for value in values]
-        coords = [row.coords.get(axis, "") for axis in axes]
-        table.append((row.cell_id[:12], row.suite, *coords, row.status, *figures, duration(row.cost.wall_s)))
-    console.show_rows(("cell", "suite", *axes, "status", *metrics, "wall"), table, form)
-
-
-def _print_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
-    from fcilbench.cli.plan import flatten
-
+def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
+    plain = _plain(row)
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
     table: list[tuple[str, object]] = [
         (path, value)
-        for path, value in flatten(_plain(row)).items()
+        for path, value in console.flatten(plain).items()
         if path.partition(".")[0] not in hidden and value not in (None, "", [], {})
     ]
-    for name, metric in row.metrics.items():
-        table.append((name, "undefined" if metric.value is None else f"{metric.value:.6g} {metric.unit}"))
+    for name, metric in plain["metrics"].items():
+        value = metric["value"]
+        table.append((name, "undefined" if value is None else f"{value:.6g} {metric['unit']}"))
     for identity, matrix in row.accuracy.items():
         for number, line in enumerate(matrix, start=1):
             figures = " ".join("  -  " if value is None else f"{value:.3f}" for value in line)
@@ -103,7 +230,8 @@ def _print_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> No
     folder = store.cell_dir(row.cell_id)
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     table += [("file", folder / name) for name in names if not name.startswith((".", "lease"))]
-    console.show_rows(("what", "value") if form is options.Form.MD else (), table, form)
+    headers = () if form == "table" else ("what", "value")
+    console.show_list(form, headers, table, key="rows", records=[plain])
     trace = folder / "traceback.txt"
     if verbose and trace.is_file():
         console.show(trace.read_text(encoding="utf-8", errors="replace"))

@@ -16,6 +16,7 @@ class RunOptions:
     """How a plan is run; nothing here changes what a cell computes.
 
     Attributes:
+        executor: Name in the entry-point group `fcilbench.executors`.
         devices: `CUDA_VISIBLE_DEVICES` value of each device; one empty value is the CPU (`choose_devices`).
         jobs: Slots on each device.
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
@@ -27,6 +28,7 @@ class RunOptions:
         start_seconds: Time that a worker may take until it is ready.
     """
 
+    executor: str = "local"
     devices: tuple[str, ...] = ("",)
     jobs: int = 1
     fail_fast: bool = False

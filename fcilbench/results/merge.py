@@ -1,18 +1,50 @@
-"""Merges results folders: a union by `cell_id` that loses nothing and reports what disagrees."""
+"""Results folders that travel: merging several into one, and exporting what a leaderboard needs."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fcilbench.errors import UsageError
-from fcilbench.results.conflicts import Candidate, Conflict, conflicts_of
+from fcilbench.files import replacing, write_atomic
+from fcilbench.results.compare import Comparison, compare, environment_difference
+from fcilbench.results.provenance import digest
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
-_LEFT_BEHIND = {"checkpoint.pt", "lease.json"}
+_LEFT_BEHIND = frozenset({"checkpoint.pt", "lease.json", "final.pt", "row.json"})
+_EXPORTED = frozenset({"rounds.jsonl"})
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two results of one cell that differ.
+
+    Attributes:
+        cell_id: The cell.
+        coords: Its place on the grid.
+        kept_from: Folder of the row that counts.
+        other_from: Folder of the other row.
+        found: What differs; `found.conflicting` is `False` if only the model's digest does, and the origins differ.
+        kept_env: Environment digest of the row that counts.
+        other_env: Environment digest of the other row.
+        environment: Dotted environment keys that differ, with both values (`None`: absent).
+    """
+
+    cell_id: str
+    coords: Mapping[str, str | int]
+    kept_from: Path
+    other_from: Path
+    found: Comparison
+    kept_env: str
+    other_env: str
+    environment: Mapping[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -22,12 +54,32 @@ class MergeReport:
     Attributes:
         cells: Cells in the target afterwards.
         added: Rows appended to the target (earlier attempts and losing rows included).
-        conflicts: Cells on which results disagree.
+        conflicts: Pairs of results of which one must be wrong.
+        remarks: Pairs of results that agree but for the model's digest, from different environments or code.
     """
 
     cells: int
     added: int
     conflicts: tuple[Conflict, ...]
+    remarks: tuple[Conflict, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One row of one folder, kept as its line of JSON: rows of thousands of cells must fit into memory."""
+
+    store: Store
+    status: str
+    ended: datetime
+    line: bytes = field(repr=False)
+
+    @property
+    def row(self) -> Row:
+        return Row.model_validate_json(self.line)
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.line).digest()
 
 
 def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float] | None = None) -> MergeReport:
@@ -35,14 +87,14 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
 
     Every row of every folder ends in the target's `rows.jsonl`, the one that counts last. A result (`ok`) counts
     before any other status, then what the target holds, then the order of the sources; of rows without a result the
-    latest counts. Files of a cell come from the folder of the row that counts; those of a row that disagrees go to
-    `conflicts/<cell_id>/<row digest>/`. Checkpoints and leases stay where they are. Sources are only read.
+    latest counts. Environments, resolved suites and the files of the row that counts come along; the files of a row
+    that differs go to `conflicts/<cell_id>/<row digest>/`. Checkpoints, models and leases stay where they are.
+    Sources are only read, and their symbolic links are not followed.
 
     Args:
         sources: Folders to read.
         target: Folder to write; it may hold rows already.
-        tolerance: Largest absolute difference by metric name or pattern (`faa/*`); the first pattern that fits
-            counts, else `DEFAULT_TOLERANCE`.
+        tolerance: Largest absolute difference by pattern, see `fcilbench.results.compare.compare`.
 
     Returns:
         What was added and what disagrees. Merging the same folders again adds nothing and disagrees on the same.
@@ -54,74 +106,152 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
         if not source.exists():
             raise UsageError(f"{source.root} holds no rows.jsonl", hint="name folders written by `fcilbench run --out`")
     stores = [target, *(source for source in sources if source.root.resolve() != target.root.resolve())]
-    candidates: dict[str, list[Candidate]] = {}
-    history: dict[str, list[Row]] = {}
+    history: dict[str, list[_Entry]] = {}
     for store in stores:
-        for row in store.rows():
-            history.setdefault(row.cell_id, []).append(row)
-        for cell_id, row in store.latest().items():
-            candidates.setdefault(cell_id, []).append(Candidate(row, store))
-    order = {cell_id: _by_weight(found) for cell_id, found in candidates.items()}
-    _copy_environments(stores, target)
-    conflicts = [item for ranked in order.values() for item in conflicts_of(ranked, tolerance or {})]
-    for ranked in order.values():
-        _copy_files(ranked, target, {item.other_from for item in conflicts if item.cell_id == ranked[0].row.cell_id})
-    added = _append_rows(order, history, target)
-    return MergeReport(len(order), added, tuple(conflicts))
+        needed: set[tuple[str, str | None]] = set()
+        for row in store.scan():
+            entry = _Entry(store, row.status, row.ended, row.to_json().encode())
+            history.setdefault(row.cell_id, []).append(entry)
+            needed.add((row.env, row.suite_digest))
+        if store is not target:
+            _copy_records(store, target, needed)
+    records = _Environments()
+    differing: list[Conflict] = []
+    added: list[_Entry] = []
+    new = 0
+    for cell_id, entries in history.items():
+        ranked = _by_weight(entries)
+        found = _differences(cell_id, ranked, tolerance or {}, records)
+        _copy_cell(cell_id, ranked, target, {item.other_from for item in found})
+        missing, fresh = _missing(entries, ranked[0], target)
+        added += missing
+        new += fresh
+        differing += found
+    os.sync()  # the files of all cells before the rows that name them
+    target.extend(entry.row for entry in added)
+    return MergeReport(
+        len(history),
+        new,
+        tuple(item for item in differing if item.found.conflicting),
+        tuple(item for item in differing if not item.found.conflicting),
+    )
 
 
-def _by_weight(found: Iterable[Candidate]) -> list[Candidate]:
-    """Orders a cell's rows so that the first one counts; equal ones keep the order of the folders."""
-    ok = [item for item in found if item.row.status == "ok"]
-    rest = [item for item in found if item.row.status != "ok"]
-    return ok + sorted(rest, key=lambda item: item.row.ended, reverse=True)
+def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
+    """Writes rows with their environments, resolved suites and curves into a new folder, e.g. `leaderboards/NAME`.
+
+    Args:
+        source: Folder that holds the rows.
+        target: Folder to write, without rows so far.
+        rows: Rows to export; logs, models and earlier attempts stay behind.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        UsageError: If the target holds rows already.
+    """
+    if target.exists():
+        raise UsageError(f"{target.root} holds rows already", hint="export into a new folder, or use `results merge`")
+    chosen = list(rows)
+    _copy_records(source, target, {(row.env, row.suite_digest) for row in chosen})
+    for row in chosen:
+        _copy_folder(source, row.cell_id, target.cell_dir(row.cell_id), only=_EXPORTED)
+    os.sync()
+    target.extend(chosen)
+    return len(chosen)
 
 
-def _copy_environments(stores: Iterable[Store], target: Store) -> None:
-    for store in stores:
-        for row in store.rows():
-            record = store.environment(row.env)
-            if record is not None and target.environment(row.env) is None:
-                target.save_environment(record)
+class _Environments:
+    """Reads each environment record once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, str], Mapping[str, Any]] = {}
+
+    def of(self, entry: _Entry, row: Row) -> Mapping[str, Any]:
+        key = (entry.store.root, row.env)
+        if key not in self._known:
+            self._known[key] = entry.store.environment(row.env) or {}
+        return self._known[key]
 
 
-def _copy_files(ranked: Sequence[Candidate], target: Store, conflicting: set[Path]) -> None:
+def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Returns the last row of each folder so that the first one counts; equal ones keep the order of the folders."""
+    last = list({entry.store.root: entry for entry in entries}.values())
+    ok = [entry for entry in last if entry.status == "ok"]
+    rest = [entry for entry in last if entry.status != "ok"]
+    return ok + sorted(rest, key=lambda entry: entry.ended, reverse=True)
+
+
+def _differences(
+    cell_id: str, ranked: Sequence[_Entry], tolerance: Mapping[str, float], records: _Environments
+) -> list[Conflict]:
+    """Returns what disagrees with the result that counts; a missing result contradicts none."""
+    kept, *others = ranked
+    results = [entry for entry in others if entry.status == "ok" and entry.line != kept.line]
+    if kept.status != "ok" or not results:
+        return []
+    row, conflicts = kept.row, []
+    for entry in results:
+        other = entry.row
+        found = compare(row, other, tolerance)
+        if not found.equal:
+            same = row.env == other.env
+            difference = {} if same else environment_difference(records.of(kept, row), records.of(entry, other))
+            conflicts.append(
+                Conflict(cell_id, row.coords, kept.store.root, entry.store.root, found, row.env, other.env, difference)
+            )
+    return conflicts
+
+
+def _missing(entries: Sequence[_Entry], winner: _Entry, target: Store) -> tuple[list[_Entry], int]:
+    """Returns the rows that the target lacks, the one that counts last, and how many of them are new there."""
+    have = [entry.digest for entry in entries if entry.store is target]
+    lacking = {entry.digest: entry for entry in entries if entry.digest not in have}
+    last = winner.digest
+    lacking.pop(last, None)
+    rows = list(lacking.values())
+    if rows or not have or have[-1] != last:
+        rows.append(winner)
+    return rows, len(lacking) + (last not in have)
+
+
+def _copy_records(source: Store, target: Store, needed: Iterable[tuple[str, str | None]]) -> None:
+    """Copies environments and suites whose content has the digest that names them."""
+    for env in {env for env, _ in needed}:
+        record = source.environment(env)
+        if record is not None and digest(record) == env:
+            target.save_environment(record)
+    for suite in {suite for _, suite in needed if suite is not None}:
+        record = source.suite(suite)
+        if record is not None and digest(record) == suite:
+            target.save_suite(record)
+
+
+def _copy_cell(cell_id: str, ranked: Sequence[_Entry], target: Store, conflicting: set[Path]) -> None:
     winner = ranked[0]
     if winner.store is not target:
-        _copy_folder(winner.store.cell_dir(winner.row.cell_id), target.cell_dir(winner.row.cell_id))
+        _copy_folder(winner.store, cell_id, target.cell_dir(cell_id))
     for other in ranked[1:]:
         if other.store is not target and other.store.root in conflicting:
-            place = target.root / "conflicts" / other.row.cell_id / other.row.digest[:16]
-            _copy_folder(other.store.cell_dir(other.row.cell_id), place)
+            place = target.root / "conflicts" / cell_id / other.digest.hex()[:16]
+            _copy_folder(other.store, cell_id, place)
+            write_atomic(place / "row.json", other.line + b"\n", durable=False)
 
 
-def _copy_folder(source: Path, place: Path) -> None:
-    """Copies a cell's files, each under a temporary name that is then renamed."""
-    if not source.is_dir():
-        return
-    place.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.iterdir()):
-        if not file.is_file() or file.name in _LEFT_BEHIND or file.name.startswith("."):
+def _copy_folder(source: Store, cell_id: str, place: Path, only: frozenset[str] | None = None) -> None:
+    """Copies the regular files of a cell's folder; links are left out, whatever they point to."""
+    for name in _regular_files(source.cell_dir(cell_id)):
+        if name in _LEFT_BEHIND or name.startswith(".") or (only is not None and name not in only):
             continue
-        temporary = place / f".{file.name}.merge.tmp"
-        shutil.copy2(file, temporary)
-        temporary.replace(place / file.name)
+        handle = os.open(source.cell_dir(cell_id) / name, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as file, replacing(place / name, durable=False) as copy:
+            shutil.copyfileobj(file, copy)
 
 
-def _append_rows(order: Mapping[str, Sequence[Candidate]], history: Mapping[str, Sequence[Row]], target: Store) -> int:
-    """Appends the rows the target lacks, and the one that counts again if it is not the last of its cell."""
-    present: dict[str, list[str]] = {}
-    for row in target.rows():
-        present.setdefault(row.cell_id, []).append(row.digest)
-    added = 0
-    for cell_id, ranked in order.items():
-        have, winner = present.get(cell_id, []), ranked[0].row
-        missing = {row.digest: row for row in history[cell_id] if row.digest not in have}
-        missing.pop(winner.digest, None)
-        for row in missing.values():
-            target.extend([row])
-        added += len(missing)
-        if missing or not have or have[-1] != winner.digest:
-            target.extend([winner])
-            added += winner.digest not in have
-    return added
+def _regular_files(folder: Path) -> Iterator[str]:
+    if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
+        return
+    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+        if entry.is_file(follow_symlinks=False):
+            yield entry.name

@@ -94,17 +94,16 @@ class Store:
 
         A batch of several rows waits for the disk once: the copies can be made again from `rows.jsonl`.
         """
-        batch = list(rows)
-        if not batch:
+        lines = [(row.cell_id, row.to_json().encode() + b"\n") for row in rows]
+        if not lines:
             return
-        lines = {id(row): row.to_json().encode() + b"\n" for row in batch}
         self.identifier()
         with self._locked() as handle:
             self._set_torn_tail_aside(handle)
-            _write_all(handle, b"".join(lines[id(row)] for row in batch))
+            _write_all(handle, b"".join(line for _, line in lines))
             os.fsync(handle)
-        for row in {row.cell_id: row for row in batch}.values():
-            write_atomic(self.cell_dir(row.cell_id) / "row.json", lines[id(row)], durable=len(batch) == 1)
+        for cell_id, line in dict(lines).items():
+            write_atomic(self.cell_dir(cell_id) / "row.json", line, durable=len(lines) == 1)
 
     def scan(self) -> Iterator[Row]:
         """Yields all rows in the order they were written, earlier attempts included, one at a time.
@@ -181,6 +180,17 @@ class Store:
         if not self.suite_path(name).is_file():
             write_atomic(self.suite_path(name), _yaml(suite))
         return name
+
+    def suite(self, suite_digest: str) -> dict[str, Any] | None:
+        """Returns the resolved suite of a row's `suite_digest`, or `None` if the store has none."""
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import YAMLError
+
+        try:
+            raw = YAML(typ="safe", pure=True).load(self.suite_path(suite_digest).read_text(encoding="utf-8"))
+        except (OSError, ValueError, YAMLError, RecursionError):
+            return None
+        return raw if isinstance(raw, dict) else None
 
     def suite_path(self, suite_digest: str) -> Path:
         """Returns the file of the resolved suite with a row's `suite_digest`; it may not exist."""

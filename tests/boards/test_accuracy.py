@@ -6,6 +6,10 @@ import pytest
 
 from fcilbench.boards.accuracy import AccuracyBoard
 from fcilbench.boards.model import Rank
+from fcilbench.boards.notes import Here, origin_notes
+from fcilbench.spec import metrics
+
+SHOWN = ("faa", "aia", "forgetting")
 
 
 def _entries(block):
@@ -13,7 +17,7 @@ def _entries(block):
 
 
 def test_means_intervals_and_failures_in_view(golden_rows):
-    two, five = AccuracyBoard().build(golden_rows).blocks
+    two, five = AccuracyBoard(SHOWN).build(golden_rows).blocks
     assert [two.facts["protocol.rounds"], five.facts["protocol.rounds"]] == ["2", "5"]
     assert list(_entries(two)) == ["fedavg", "sum"]
     assert list(_entries(five)) == ["joint"]
@@ -33,7 +37,7 @@ def test_means_intervals_and_failures_in_view(golden_rows):
 
 
 def test_the_board_says_what_a_reader_must_know(golden_rows):
-    board = AccuracyBoard().build(golden_rows)
+    board = AccuracyBoard(SHOWN).build(golden_rows)
     assert board.blocks[0].notes == (
         "n < 5: no rank (fedavg n=3, sum n=1)",
         "sum: figures cover 1 of 3 planned seeds",
@@ -50,8 +54,8 @@ def test_the_board_says_what_a_reader_must_know(golden_rows):
 
 
 def test_task_identities_are_column_groups(golden_rows):
-    for block in AccuracyBoard().build(golden_rows).blocks:
-        assert [group.identity for group in block.groups] == ["none", "oracle"]
+    for block in AccuracyBoard(SHOWN).build(golden_rows).blocks:
+        assert [group.key for group in block.groups] == ["none", "oracle"]
         assert [[column.metric for column in group.columns] for group in block.groups] == [
             ["faa", "aia", "forgetting"]
         ] * 2
@@ -123,20 +127,45 @@ def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, 
     assert block.entries[0].ok == 1
 
 
-def test_rows_of_different_commits_are_named(make_cell, make_row):
-    """The engine and the federation are in no plugin's digest."""
-    one, two = (make_row(make_cell(name), {"faa/none": 0.5}) for name in ("one", "two"))
-    (block,) = AccuracyBoard().build([one, two]).blocks
-    assert not any("commits" in note for note in block.notes)
-    other = two.model_copy(update={"code": two.code.model_copy(update={"git_sha": "b" * 40})})
-    (block,) = AccuracyBoard().build([one, other]).blocks
-    assert "rows come from 2 commits of fcilbench: bbbbbbb, ccccccc" in block.notes
+ENV = "sha256:" + "e" * 64
+HERE = Here(commit="c" * 40, engine=1, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
 
 
-def test_rows_of_different_source_are_named(make_cell, make_row):
-    rows = [make_row(make_cell("a", 0), {"faa/none": 0.5}), make_row(make_cell("a", 1, code="k2"), {"faa/none": 0.6})]
-    (block,) = AccuracyBoard().build(rows).blocks
-    assert "a: its rows come from 2 versions of the plugins' source" in block.notes
+def test_rows_of_this_checkout_and_machine_need_no_note(make_cell, make_row):
+    assert origin_notes([make_row(make_cell("a"), {}), make_row(make_cell("b", code="old"), "failed")], HERE) == ()
+
+
+def test_rows_of_older_code_are_named(make_cell, make_row):
+    rows = [make_row(make_cell("a", seed, code=code), {}) for seed, code in enumerate(("k1", "k2", "k2"))]
+    old = rows[0].code.model_copy(update={"engine_version": None})
+    notes = origin_notes([*rows, rows[0].model_copy(update={"code": old})], HERE)
+    assert notes == (
+        "rows are of older code than this checkout: code of fcilbench/a changed (2 of 4 rows); "
+        "engine version not recorded, here 1 (1 of 4 rows)",
+    )
+
+
+def test_rows_of_other_commits_and_environments_are_named(make_cell, make_row):
+    row = make_row(make_cell("a"), {})
+    other = row.code.model_copy(update={"git_sha": "b" * 40, "dirty": True})
+    rows = [row, row.model_copy(update={"code": other, "env": "sha256:" + "f" * 64})]
+    assert origin_notes(rows, HERE) == (
+        "rows come from commits bbbbbbb (1), ccccccc (1) of fcilbench; this checkout is ccccccc",
+        "1 rows were made with uncommitted changes",
+        "1 rows of environment ffffffffffff: its record did not travel with them",
+    )
+    (note,) = origin_notes([row], Here("c" * 40, 1, {}, {ENV: "packages.torch 2.9 | 2.10"}))
+    assert note.endswith("which differs from this machine: packages.torch 2.9 | 2.10")
+
+
+def test_a_new_metric_is_one_entry_and_fills_old_rows(make_cell, make_row, monkeypatch):
+    """The last accuracy on the first task, which no row has recorded."""
+    first = metrics.Metric("first", "First task", "ratio", "higher", lambda matrix, _: matrix[-1][0], shown=True)
+    monkeypatch.setitem(metrics.METRICS, "first", first)
+    row = make_row(make_cell(), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.6, 0.8]]})
+    (block,) = AccuracyBoard().build([row]).blocks
+    assert block.groups[0].columns[-1].title == "First task"
+    assert block.entries[0].estimates["none"]["first"].mean == 0.6
 
 
 def test_an_undefined_value_in_one_seed_is_not_a_zero(make_cell, make_row):
@@ -151,9 +180,9 @@ def test_out_of_scope_detection_is_a_column_where_it_was_measured(make_cell, mak
     measured = {"faa/none": 0.5, "faa/oracle": 0.6, "oos_auroc/none": 0.9}
     rows = [make_row(make_cell("fedavg", 0), measured), make_row(make_cell("sum", 0), {"faa/none": 0.4})]
     (block,) = AccuracyBoard().build(rows).blocks
-    columns = {group.identity: [column.metric for column in group.columns] for group in block.groups}
+    columns = {group.key: [column.metric for column in group.columns] for group in block.groups}
     assert columns["none"][-1] == "oos_auroc"
-    assert all("oos_auroc" not in found for identity, found in columns.items() if identity != "none")
+    assert all("oos_auroc" not in found for key, found in columns.items() if key != "none")
     entries = {entry.aggregator: entry.estimates["none"]["oos_auroc"] for entry in block.entries}
     assert (entries["fedavg"].mean, entries["fedavg"].n) == (0.9, 1)
     assert entries["sum"].n == 0

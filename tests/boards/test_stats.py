@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fcilbench.boards.model import Rank
-from fcilbench.boards.stats import common_seeds, estimate, holm, paired_p, ranks, t_quantile
+from fcilbench.boards.stats import align, estimate, holm, paired_p, ranks, t_quantile
 
 
 def test_mean_and_interval_of_three_values():
@@ -56,6 +56,13 @@ def test_paired_test_without_spread():
     assert paired_p([2.0, 3.0], [1.0, 2.0]) == 0.0
 
 
+def test_rounding_is_no_difference():
+    """0.1 + 0.2 is 5.6e-17 more than 0.3; so alike in five seeds it must not make one method better."""
+    assert paired_p([0.1 + 0.2] * 5, [0.3] * 5) == 1.0
+    assert paired_p([0.1 + 0.2, 0.3], [0.3, 0.1 + 0.2]) == 1.0
+    assert paired_p([0.3 + 1e-9] * 5, [0.3] * 5) == 0.0
+
+
 def test_holm_steps_down_and_never_decreases():
     # sorted 0.01, 0.03, 0.04 -> 3 * 0.01, 2 * 0.03, max(0.06, 0.04)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
@@ -81,4 +88,5 @@ def test_fewer_than_five_common_seeds_or_one_method_have_no_rank():
     assert ranks({"a": A, "b": four}) == {}
     assert ranks({"a": A}) == {}
     assert ranks({}) == {}
-    assert common_seeds({"a": A, "b": four}) == [0, 1, 2, 3]
+    assert align({"a": A, "b": four})[0] == [0, 1, 2, 3]
+    assert align({}) == ([], {})

@@ -33,7 +33,8 @@ def test_all_verbs_are_there() -> None:
     assert {" ".join(path) for path in ALL} == {
         *("run", "plan", "check", "board", "show", "schema", "doctor"),
         *("plugins test", "plugins new"),
-        *("plugins list", "plugins show", "data list", "data verify", "results merge", "results sync"),
+        *("plugins list", "plugins show", "data list", "data verify"),
+        *("results merge", "results export", "results sync"),
         *("data fetch", "data path"),
         *("module export", "module inspect"),
     }
@@ -122,7 +123,7 @@ def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> 
     script = (
         "import sys, fcilbench.results.store as store\n"
         "def broken(self): raise RuntimeError('two\\nlines')\n"
-        "store.Store.latest = broken\nfrom fcilbench.cli.main import main; main()"
+        "store.Store.scan = broken\nfrom fcilbench.cli.main import main; main()"
     )
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

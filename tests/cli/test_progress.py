@@ -1,14 +1,14 @@
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fcilbench.cli.lines import LineProgress, cell_name, where
-from fcilbench.cli.prepare import duration
-from fcilbench.cli.progress import LiveProgress, fraction
+from fcilbench.cli import console
+from fcilbench.cli.console import duration
+from fcilbench.cli.progress import Display, RunProgress, cell_name, fraction, where
 from fcilbench.execution.devices import Slot
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
@@ -52,36 +52,46 @@ def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., A
     progress.run_finished()
 
 
-def test_plain_lines(make_cell: Callable[..., Any], make_row: Callable[..., Any]) -> None:
-    lines: list[str] = []
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    console.err.cache_clear()
+    yield
+    console.err.cache_clear()
+
+
+def test_plain_lines(make_cell: Callable[..., Any], make_row: Callable[..., Any], capsys: Any) -> None:
     clock = iter(range(0, 1000, 40))
-    play(LineProgress(lines.append, lambda: float(next(clock))), make_cell, make_row)
+    play(RunProgress(Display(bars=False), lambda: float(next(clock))), make_cell, make_row)
+    lines = lines_of(capsys)
     assert lines[0] == "running 2 cells in 1 slot on cpu"
-    assert lines[1].startswith("cpu: start aaaaaaaaaaaa ")
+    assert lines[1].startswith("start cpu aaaaaaaaaaaa ")
     assert lines[2].endswith("task 2/4 round 1/2 loss 0.412")
-    assert lines[3].startswith("cpu: retry aaaaaaaaaaaa")
+    assert lines[3].startswith("retry cpu aaaaaaaaaaaa")
     assert lines[4].endswith("(attempt 2)")
     assert lines[6] == "cell [bold]x is left to process 1"
     assert lines[7].startswith("[1/2] ok ")
     assert lines[8].startswith("[2/2] failed ")
 
 
-def test_rounds_are_not_told_too_often(make_cell: Callable[..., Any]) -> None:
-    lines: list[str] = []
+def test_rounds_are_not_told_too_often(make_cell: Callable[..., Any], capsys: Any) -> None:
     times = iter([0.0, 10.0, 31.0, 31.0, 40.0])
-    progress = LineProgress(lines.append, lambda: next(times))
+    progress = RunProgress(Display(bars=False), lambda: next(times))
     progress.cell_started(Slot(0), make_cell("sum"), "a" * 64, 1)
     for _ in range(3):
         progress.cell_event(Slot(0), "a" * 64, ROUND)
-    assert len(lines) == 2
+    assert len(lines_of(capsys)) == 2
 
 
-def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any]) -> None:
+def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any], monkeypatch: Any) -> None:
     out = io.StringIO()
-    play(
-        LiveProgress(Console(file=out, force_terminal=True, width=160, highlight=False)), make_cell, make_row, pause=0.6
-    )
-    progress = LiveProgress(Console(file=out, force_terminal=True, width=160, highlight=False))
+    terminal = Console(file=out, force_terminal=True, width=160, highlight=False)
+    monkeypatch.setattr(console, "err", lambda: terminal)
+    play(RunProgress(), make_cell, make_row, pause=0.6)
+    progress = RunProgress()
     progress.run_started(1, [Slot(0)])
     progress.cell_started(Slot(0), make_cell("sum"), "a" * 64, 1)
     progress.cell_event(Slot(0), "a" * 64, {"event": "decoding", "done": 10, "total": 30000})

@@ -182,7 +182,7 @@ class TestAfterARun:
         cli = finished()
         assert cli("board", "accuracy", "-o", "board.json").returncode == 0
         body = json.loads((cli.folder / "board.json").read_text())
-        assert body["schema"] == 1
+        assert body["schema"] == 2
         assert {entry["aggregator"]: entry["ok"] for entry in body["blocks"][0]["entries"]} == {"fedavg": 1, "acme": 0}
         assert cli("board", "accuracy", "--format", "md").stdout.startswith("# Accuracy board")
         assert cli("board", "accuracy", "-o", "board.pdf").returncode == 2

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fcilbench.errors import UsageError
-from fcilbench.results.conflicts import Difference, compare
-from fcilbench.results.merge import merge
+from fcilbench.results.compare import Difference, compare
+from fcilbench.results.merge import export, merge
 from fcilbench.results.store import Store
-from fcilbench.spec.outcome import Value
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_conflict_names_metric_folders_and_environments_and_loses_nothing(stor
     report = merge([a, b], target)
     (conflict,) = report.conflicts
     assert (conflict.cell_id, conflict.kept_from, conflict.other_from) == (here.cell_id, a.root, b.root)
-    assert conflict.metrics == (Difference("faa/none", 0.5, 0.52, 1e-9),)
+    assert conflict.found.differences == (Difference("faa/none", 0.5, 0.52, 1e-9),)
     assert (conflict.kept_env, conflict.other_env) == (env_a, env_b)
     assert conflict.environment == {"packages.numpy": ("2.0", None), "packages.torch": ("2.9", "2.10")}
     assert target.rows() == [there, here]
@@ -73,7 +72,7 @@ def test_tolerance_is_per_metric(stores, make_cell, make_row):
     a.append(make_row(make_cell(), {"faa/none": 0.5, "aia/none": 0.7}))
     b.append(make_row(make_cell(), {"faa/none": 0.52, "aia/none": 0.72}))
     report = merge([a, b], target, {"faa/*": 0.03, "aia/none": 0.01})
-    assert [d.metric for d in report.conflicts[0].metrics] == ["aia/none"]
+    assert [d.metric for d in report.conflicts[0].found.differences] == ["aia/none"]
 
 
 def test_merging_again_adds_nothing_and_finds_the_same_conflict(stores, make_cell, make_row):
@@ -87,7 +86,7 @@ def test_merging_again_adds_nothing_and_finds_the_same_conflict(stores, make_cel
     again = merge([a, b], target)
     assert (first.added, again.added) == (3, 0)
     assert target.rows_path.read_bytes() == content
-    assert [c.metrics for c in again.conflicts] == [c.metrics for c in first.conflicts] != []
+    assert [c.found for c in again.conflicts] == [c.found for c in first.conflicts] != []
 
 
 def test_a_result_counts_before_a_failure_whatever_the_order(stores, make_cell, make_row):
@@ -129,7 +128,91 @@ def test_a_folder_without_rows_is_a_usage_error(stores, make_cell, make_row):
     assert not target.exists()
 
 
-def test_undefined_against_a_number_or_an_absent_metric_is_a_difference():
-    a = {"x": Value(value=None), "y": Value(value=None), "z": Value(value=0.0)}
-    b = {"x": Value(value=None), "y": Value(value=0.0)}
-    assert [(d.metric, d.kept, d.other) for d in compare(a, b, {"*": 1.0})] == [("y", None, 0.0), ("z", 0.0, None)]
+def test_undefined_against_a_number_or_an_absent_metric_is_a_difference(make_cell, make_row):
+    a = make_row(make_cell(), {"x": None, "y": None, "z": 0.0})
+    b = make_row(make_cell(), {"x": None, "y": 0.0})
+    found = compare(a, b, {"*": 1.0})
+    assert [(d.metric, d.kept, d.other) for d in found.differences] == [("y", None, 0.0), ("z", 0.0, None)]
+
+
+def test_a_metric_that_an_older_fcilbench_did_not_record_is_computed_and_no_difference(make_cell, make_row):
+    matrix = {"none": [[0.9], [0.6, 0.8]]}
+    old, new = (make_row(make_cell(), found, accuracy=matrix) for found in ({}, {"faa/none": 0.7}))
+    assert compare(old, new, {}).equal
+
+
+def test_a_matrix_that_differs_is_a_conflict_though_its_means_agree(stores, make_cell, make_row):
+    a, b, target = stores
+    a.append(make_row(make_cell(), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.6, 0.8]]}))
+    b.append(make_row(make_cell(), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.5, 0.9]]}))
+    (conflict,) = merge([a, b], target).conflicts
+    assert [(d.metric, d.kept, d.other) for d in conflict.found.differences] == [
+        ("accuracy/none[1][0]", 0.6, 0.5),
+        ("accuracy/none[1][1]", 0.8, 0.9),
+    ]
+    assert merge([a, b], target, {"accuracy/*": 0.2}).conflicts == ()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_another_model_with_equal_metrics_is_a_conflict_in_one_environment_and_a_remark_in_two(
+    stores, make_cell, make_row, elsewhere
+):
+    a, b, target = stores
+    envs = [store.save_environment({"torch": version}) for store, version in ((a, "2.9"), (b, "2.10"))]
+    here = make_row(make_cell(), {"faa/none": 0.7}).model_copy(update={"env": envs[0]})
+    a.append(here)
+    b.append(here.model_copy(update={"model_digest": "e" * 64, "env": envs[elsewhere]}))
+    report = merge([a, b], target)
+    assert (len(report.conflicts), len(report.remarks)) == ((0, 1) if elsewhere else (1, 0))
+    (found,) = (*report.conflicts, *report.remarks)
+    assert found.found.digests == {"model": ("d" * 64, "e" * 64)}
+    assert (found.kept_env, found.other_env) == (envs[0], envs[elsewhere])
+    assert found.environment == ({"torch": ("2.9", "2.10")} if elsewhere else {})
+
+
+def test_other_data_is_a_conflict(stores, make_cell, make_row):
+    a, b, target = stores
+    a.append(make_row(make_cell(), {}, fingerprint="sha256:one"))
+    b.append(make_row(make_cell(), {}, fingerprint="sha256:two").model_copy(update={"env": "sha256:" + "f" * 64}))
+    assert merge([a, b], target).conflicts[0].found.digests == {"data": ("sha256:one", "sha256:two")}
+
+
+def test_links_of_a_foreign_folder_are_not_followed(stores, tmp_path, make_cell, make_row):
+    a, _, target = stores
+    (tmp_path / "secret").write_text("secret")
+    row, linked = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
+    (a.make_cell_dir(row.cell_id) / "notes.txt").symlink_to(tmp_path / "secret")
+    (a.root / "cells" / linked.cell_id).symlink_to(tmp_path)
+    a.extend([row])
+    (a.root / "rows.jsonl").write_text(row.to_json() + "\n" + linked.to_json() + "\n")
+    merge([a], target)
+    assert "secret" not in {path.name for path in target.root.rglob("*")} | {
+        path.read_text() for path in target.root.rglob("*") if path.is_file()
+    }
+    assert not (target.cell_dir(row.cell_id) / "notes.txt").exists()
+
+
+def test_suites_and_environments_travel_only_under_their_own_digest(stores, make_cell, make_row):
+    """Numbers of every form survive the YAML: the digest of what is read back is the name of the file."""
+    a, _, target = stores
+    suite = {"name": "demo", "lr": 1e-05, "seeds": 3, "tuned": [], "label": "no", "wall": None, "x": {"b": 0.1}}
+    name, env = a.save_suite(suite), a.save_environment({"python": "3.12"})
+    row = make_row(make_cell(), {}, suite_digest=name).model_copy(update={"env": env})
+    _curve(a, row.cell_id, '{"round": 0}\n')
+    (a.cell_dir(row.cell_id) / "log.txt").write_text("noise")
+    row = a.append(row)
+    merge([a], target)
+    assert (target.suite(name), target.environment(env)) == (suite, {"python": "3.12"})
+    exported = Store(target.root.parent / "exported")
+    assert export(target, exported, target.latest().values()) == 1
+    assert exported.latest() == {row.cell_id: row}
+    files = {str(path.relative_to(exported.root)) for path in exported.root.rglob("*") if path.is_file()}
+    own = {f"cells/{row.cell_id}/rounds.jsonl", f"cells/{row.cell_id}/row.json"}
+    records = {f"env/{env.removeprefix('sha256:')}.json", f"suites/{name.removeprefix('sha256:')}.yaml"}
+    assert files == {"rows.jsonl", "store.json", *own, *records}
+    a.suite_path(name).write_text("name: other\n")
+    other = Store(target.root.parent / "again")
+    merge([a], other)
+    assert other.suite(name) is None
+    with pytest.raises(UsageError, match="holds rows already"):
+        export(a, target, [row])

@@ -1,0 +1,131 @@
+"""What differs between two results of one cell: metrics, accuracy matrices, and digests of model and data."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fcilbench.results.light import metric_values
+from fcilbench.spec.row import Row
+
+DEFAULT_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One number of two results that was compared; `None` is undefined, or absent on that side.
+
+    Attributes:
+        metric: Name of the metric, or `accuracy/<task identity>[t][s]` (after task t, on task s, from 0).
+        kept: Value of the first result.
+        other: Value of the second one.
+        tolerance: Largest absolute difference that is allowed.
+    """
+
+    metric: str
+    kept: float | None
+    other: float | None
+    tolerance: float
+
+    @property
+    def within(self) -> bool:
+        """Whether the values agree within the tolerance; undefined agrees with undefined only."""
+        if self.kept is None or self.other is None:
+            return self.kept is None and self.other is None
+        return abs(self.kept - self.other) <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results of one cell, compared.
+
+    Attributes:
+        differences: Metrics and entries of accuracy matrices that differ beyond the tolerance.
+        digests: Digests that differ, by name (`model`, `data`), with both values.
+        same_origin: Whether environment, code, engine version and device are equal: then digests should be, too.
+    """
+
+    differences: tuple[Difference, ...]
+    digests: Mapping[str, tuple[str | None, str | None]]
+    same_origin: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences and not self.digests
+
+    @property
+    def conflicting(self) -> bool:
+        """Whether one of the results must be wrong; another model by another environment alone is no conflict."""
+        return bool(self.differences) or "data" in self.digests or (bool(self.digests) and self.same_origin)
+
+
+def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison:
+    """Compares two results of one cell.
+
+    Args:
+        kept: The first result.
+        other: The second one.
+        tolerance: Largest absolute difference by metric name or pattern (`faa/*`, `accuracy/*`); the first pattern
+            that fits counts, else `DEFAULT_TOLERANCE`.
+    """
+    digests = {
+        "model": (kept.model_digest, other.model_digest),
+        "data": (kept.data.fingerprint, other.data.fingerprint),
+    }
+    return Comparison(
+        differences=tuple(each for each in pair_up(kept, other, tolerance) if not each.within),
+        digests={name: pair for name, pair in digests.items() if pair[0] != pair[1]},
+        same_origin=_origin(kept) == _origin(other),
+    )
+
+
+def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Difference]:
+    """Returns every number of two results, paired: metrics first, then the entries of the accuracy matrices."""
+    recorded = {*kept.metrics, *other.metrics}
+    pairs = ((_metrics(kept, recorded), _metrics(other, recorded)), (_entries(kept), _entries(other)))
+    return [
+        Difference(name, a.get(name), b.get(name), _limit(name, tolerance))
+        for a, b in pairs
+        for name in sorted({*a, *b})
+    ]
+
+
+def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the dotted keys on which two environment records differ, with both values (`None`: absent)."""
+    a, b = _flat(kept), _flat(other)
+    return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
+
+
+def _metrics(row: Row, names: set[str]) -> dict[str, float | None]:
+    """Returns the recorded metrics; one that an older fcilbench did not record is computed from the matrix."""
+    missing = {name.partition("/")[0] for name in names - {*row.metrics}}
+    values = {**metric_values(row, missing), **row.metrics}
+    return {name: value.value for name, value in values.items() if name in names}
+
+
+def _entries(row: Row) -> dict[str, float | None]:
+    return {
+        f"accuracy/{identity}[{t}][{s}]": value
+        for identity, matrix in row.accuracy.items()
+        for t, line in enumerate(matrix)
+        for s, value in enumerate(line)
+    }
+
+
+def _limit(name: str, tolerance: Mapping[str, float]) -> float:
+    fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
+    return next(fitting, DEFAULT_TOLERANCE)
+
+
+def _origin(row: Row) -> tuple[object, ...]:
+    return row.env, row.code.digest, row.code.engine_version, row.code.git_sha, row.device
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

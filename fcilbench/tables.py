@@ -1,0 +1,116 @@
+"""Tables as text: aligned for a terminal or a log, as Markdown, as CSV. The one renderer of boards and commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+
+_GAP = 2
+_LEAST = 12
+"""Columns of text become no narrower than this."""
+_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]!|#~])")
+
+
+def clean(text: object) -> str:
+    """Returns text that cannot steer a terminal: control and direction characters become JSON escapes.
+
+    Line ends stay. A cleaned JSON document means the same as before.
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", str(text))
+
+
+def line(text: object) -> str:
+    """Returns clean text on one line."""
+    return clean(" ".join(str(text).split()))
+
+
+def text_table(
+    heads: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[object]],
+    *,
+    width: int | None = None,
+    right: Collection[int] = (),
+) -> list[str]:
+    """Returns the lines of a table whose columns are aligned.
+
+    Args:
+        heads: Lines of the header; none for a table without one.
+        rows: Cells of each row.
+        width: Columns of the terminal: text is wrapped to fit where that is possible. `None` wraps nothing.
+        right: Numbers of the columns that are aligned to the right; they and the first column are never wrapped.
+    """
+    top = [[line(cell) for cell in head] for head in heads]
+    body = [[line(cell) for cell in row] for row in rows]
+    sizes = [max(map(_size, column)) for column in zip(*top, *body, strict=True)] if top or body else []
+    widths = _fit(sizes, width, right)
+    lines = [text for row in top for text in _row(row, widths, right)]
+    if top:
+        lines.append((" " * _GAP).join("─" * size for size in widths))
+    for row in body:
+        lines += _row(row, widths, right)
+    return lines
+
+
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[int] = ()) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    rule = ["---:" if index in right else "---" for index in range(len(headers))]
+    body = [_md_row(row) for row in rows]
+    return [_md_row(headers), f"| {' | '.join(rule)} |", *body]
+
+
+def escape_markdown(text: object) -> str:
+    """Returns one line of text that Markdown and HTML show as it is."""
+    return _MARKDOWN.sub(r"\\\1", line(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def comma_separated(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a table as CSV (RFC 4180); `None` is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(headers)
+    writer.writerows([["" if cell is None else clean(cell) for cell in row] for row in rows])
+    return out.getvalue().replace("\r\n", "\n")
+
+
+def _md_row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |"
+
+
+def _size(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _fit(sizes: list[int], width: int | None, right: Collection[int]) -> list[int]:
+    widths = list(sizes)
+    while width is not None and (excess := sum(widths) + _GAP * (len(widths) - 1) - width) > 0:
+        wide = [index for index in range(1, len(widths)) if index not in right and widths[index] > _LEAST]
+        if not wide:
+            break
+        widest = max(wide, key=lambda index: widths[index])
+        others = [widths[index] for index in wide if index != widest]
+        widths[widest] = max(_LEAST, widths[widest] - excess, *([max(others) - 1] if others else []))
+    return widths
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
+    parts = [
+        textwrap.wrap(cell, size, break_on_hyphens=False) or [""] if _size(cell) > size else [cell]
+        for cell, size in zip(cells, widths, strict=True)
+    ]
+    lines = []
+    for number in range(max(map(len, parts), default=0)):
+        row = []
+        for index, (part, size) in enumerate(zip(parts, widths, strict=True)):
+            text = part[number] if number < len(part) else ""
+            blanks = " " * max(0, size - _size(text))
+            row.append(blanks + text if index in right else text + blanks)
+        lines.append((" " * _GAP).join(row).rstrip())
+    return lines
