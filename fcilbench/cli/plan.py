@@ -18,8 +18,8 @@ from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
 if TYPE_CHECKING:
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
-    from fcilbench.suite.load import LoadedSuite
     from fcilbench.suite.check import Missing
+    from fcilbench.suite.load import LoadedSuite
     from fcilbench.suite.plan import Plan
 
 _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
