@@ -5,12 +5,16 @@ from __future__ import annotations
 import textwrap
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
+from fcilbench.boards.scenario import flatten
 from fcilbench.errors import UsageError, nearest
+from fcilbench.spec.protocol import Protocol
 from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table
 
 FORMS = ("table", "md", "json", "csv")
 DASH = "–"
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
+_ALWAYS = ("clients", "rounds", "local_epochs", "batch_size", "precision")
+"""Protocol fields that are shown though they have their default."""
 _WORDS = (0, 2)
 """Columns of text: method and failures; the others are figures."""
 
@@ -70,11 +74,10 @@ def _title(column: Column) -> str:
 
 
 def _facts(block: Block) -> str:
-    keep = {
-        key.removeprefix("protocol."): value
-        for key, value in block.facts.items()
-        if key.startswith("protocol.") or key == "tasks"
-    }
+    defaults = flatten(Protocol().model_dump(mode="json"))
+    facts = {key.removeprefix("protocol."): value for key, value in block.facts.items() if key.startswith("protocol.")}
+    keep = {key: value for key, value in facts.items() if key in _ALWAYS or value != defaults.get(key)}
+    keep["tasks"] = block.facts.get("tasks", "null")
     data = block.facts.get("data.loaded", "null")
     keep["data"] = "not loaded" if data == "null" else data.removeprefix("sha256:")[:12]
     return ", ".join(f"{key} {value}" for key, value in keep.items())

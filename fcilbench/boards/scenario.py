@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,12 +12,18 @@ from typing import Any
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell
+from fcilbench.spec.protocol import Protocol
 from fcilbench.spec.row import PluginKind, PluginRecord, Row, RowParams
 
 METHOD_FIELDS = ("lr", "weight_decay")
 """Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""
 
 MISSING = "missing"
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return Protocol().model_dump(mode="json")
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,9 @@ def _of_cell(cell: Cell) -> Sample:
 
 def scenario_of(sample: Sample) -> dict[str, Any]:
     """Returns all that a sample's scenario is made of, except the digest of the data that was loaded."""
-    protocol = {key: value for key, value in sample.params.protocol.items() if key not in METHOD_FIELDS}
+    protocol = {**_defaults(), **sample.params.protocol}  # a row of before a field was added has its neutral default
     return {
-        "protocol": protocol,
+        "protocol": {key: value for key, value in protocol.items() if key not in METHOD_FIELDS},
         "tasks": sample.params.tasks,
         "partition": sample.params.partition,
         "seeds": sample.params.seeds,
@@ -142,7 +149,8 @@ def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
         keys = sorted({key for fact in facts for key in fact})
         differing = [key for key in keys if len({fact.get(key) for fact in facts}) > 1]
         for group, fact in zip(found, facts, strict=True):
-            apart = ", ".join(f"{key.removeprefix('params.')}={fact.get(key, '?')}" for key in differing)
+            values = {**flatten(group[0].params.aggregator, "params"), **fact}  # a default is no part of the identity
+            apart = ", ".join(f"{key.removeprefix('params.')}={values.get(key, '?')}" for key in differing)
             methods[f"{label} ({apart})" if apart else label] = group
     return methods
 
