@@ -11,7 +11,7 @@ from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE, DataError, FcilbenchError, PrerequisiteError
 
 if TYPE_CHECKING:
-    from fcilbench.registry.records import Description
+    from fcilbench.registry.catalog import Description
 
 app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 

@@ -14,8 +14,8 @@ from fcilbench.cli import console, options
 from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from fcilbench.registry.catalog import Description
     from fcilbench.registry.entrypoints import PluginRef
-    from fcilbench.registry.records import Description
     from fcilbench.testing.law import Verdict
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)

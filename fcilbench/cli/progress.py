@@ -8,19 +8,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.cli import console
-from fcilbench.execution.observers import Progress
+from fcilbench.execution.base import Progress
 from fcilbench.tables import line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from fcilbench.execution.devices import Slot
-    from fcilbench.execution.messages import Event
+    from fcilbench.execution.base import Handle
+    from fcilbench.registry.process import Event
     from fcilbench.spec.cell import Cell
     from fcilbench.spec.row import Row
 
-_EVERY = 30.0  # seconds between two lines about rounds of one slot
+_EVERY = 30.0  # seconds between two lines about rounds of one cell
 _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
@@ -97,7 +97,7 @@ class Display:
 
 
 class RunProgress(Progress):
-    """Progress of a run: on a terminal a bar for the suite and one for each slot; elsewhere lines, seldom ones.
+    """Progress of a run: on a terminal a bar for the suite and one for each cell; elsewhere lines, seldom ones.
 
     Args:
         display: Where bars are drawn; without bars all is said in lines.
@@ -108,52 +108,52 @@ class RunProgress(Progress):
         self._display = display or Display()
         self._clock = clock
         self._done = self._total = 0
-        self._names: dict[Slot, str] = {}
-        self._shares: dict[Slot, float] = {}
-        self._last: dict[Slot, float] = {}
+        self._names: dict[Handle, str] = {}
+        self._shares: dict[Handle, float] = {}
+        self._last: dict[Handle, float] = {}
 
-    def run_started(self, cells: int, slots: Sequence[Slot]) -> None:
+    def run_started(self, cells: int, places: Sequence[str]) -> None:
         """Shows how much there is to do, and where."""
         self._total = cells
         if self._display.live:
             self._show_suite()
         else:
-            places = ", ".join(sorted({slot.label for slot in slots}))
-            console.say(f"running {cells} cells in {len(slots)} slot{'s' * (len(slots) > 1)} on {places}")
+            devices = ", ".join(sorted(set(places)))
+            console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
-    def cell_started(self, slot: Slot, cell: Cell, cell_id: str, attempt: int) -> None:
+    def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
         """Shows which cell starts."""
-        self._clear(slot)
+        self._clear(handle)
         again = f" (attempt {attempt})" if attempt > 1 else ""
-        self._names[slot] = f"{slot.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
-        self._last[slot] = self._clock()
+        self._names[handle] = f"{handle.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
+        self._last[handle] = self._clock()
         if self._display.live:
-            self._display.show(self._names[slot], 0.0, 1.0, "starting")
+            self._display.show(self._names[handle], 0.0, 1.0, "starting")
         else:
-            console.say(f"start {self._names[slot]}")
+            console.say(f"start {self._names[handle]}")
 
-    def cell_event(self, slot: Slot, cell_id: str, event: Event) -> None:
+    def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
         """Shows how far a cell is."""
-        name = self._names.get(slot, f"{slot.label} {cell_id[:12]}")
+        name = self._names.get(handle, f"{handle.label} {cell_id[:12]}")
         if self._display.live:
             share = fraction(event)
-            self._shares[slot] = max(share or 0.0, self._shares.get(slot, 0.0))
+            self._shares[handle] = max(share or 0.0, self._shares.get(handle, 0.0))
             if event["event"] == "decoding" or share is not None:
-                self._display.show(name, self._shares[slot], 1.0, where(event))
+                self._display.show(name, self._shares[handle], 1.0, where(event))
                 self._show_suite()
-        elif event["event"] == "round" and self._clock() - self._last.get(slot, 0.0) >= _EVERY:
-            self._last[slot] = self._clock()
+        elif event["event"] == "round" and self._clock() - self._last.get(handle, 0.0) >= _EVERY:
+            self._last[handle] = self._clock()
             console.say(f"{name}: {where(event)}")
 
-    def cell_retried(self, slot: Slot, cell: Cell, cell_id: str, reason: str) -> None:
+    def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
         """Says why a cell is tried again."""
-        self._clear(slot)
-        console.say(f"retry {slot.label} {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
+        self._clear(handle)
+        console.say(f"retry {handle.label} {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
-    def cell_finished(self, slot: Slot | None, row: Row) -> None:
+    def cell_finished(self, handle: Handle | None, row: Row) -> None:
         """Says how a cell ended."""
-        if slot is not None:
-            self._clear(slot)
+        if handle is not None:
+            self._clear(handle)
         self._done += 1
         console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
         if self._display.live:
@@ -167,10 +167,10 @@ class RunProgress(Progress):
         """Removes the bars."""
         self._display.close()
 
-    def _clear(self, slot: Slot) -> None:
-        self._shares.pop(slot, None)
-        if slot in self._names:
-            self._display.drop(self._names.pop(slot))
+    def _clear(self, handle: Handle) -> None:
+        self._shares.pop(handle, None)
+        if handle in self._names:
+            self._display.drop(self._names.pop(handle))
 
     def _show_suite(self) -> None:
         completed = self._done + sum(self._shares.values())

@@ -33,7 +33,7 @@ from fcilbench.data.content import decoded
 from fcilbench.data.root import find_layout, sha256_file
 from fcilbench.errors import FcilbenchError
 from fcilbench.files import replacing, write_atomic
-from fcilbench.registry.cache import CACHE, cache_root
+from fcilbench.registry.catalog import CACHE, cache_root
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2

@@ -1,14 +1,21 @@
-"""The contract between the supervisor and what runs its jobs (entry points `fcilbench.executors`; `local` today)."""
+"""The contract between the supervisor, what runs its jobs (entry points `fcilbench.executors`) and who watches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from fcilbench.execution.devices import Slot
-from fcilbench.execution.messages import Event, Job
+from fcilbench.registry.process import Event
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
+
+TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
+"""The events that end a job; exactly one of them is a worker's last word about it."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,15 +24,15 @@ class RunOptions:
 
     Attributes:
         executor: Name in the entry-point group `fcilbench.executors`.
-        devices: `CUDA_VISIBLE_DEVICES` value of each device; one empty value is the CPU (`choose_devices`).
-        jobs: Slots on each device.
+        devices: Devices to use, as `--gpus` names them (`choose_devices`); one empty value is the CPU.
+        jobs: Jobs that share a device.
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
         data_root: Folder of the data sets, or `None` for the default.
         offline: Refuse the network to workers.
         suite_digest: Digest of the resolved suite (`Store.save_suite`), which rows record.
         worker: Command line of a worker without its pipes; `None` for the built-in one.
         grace_seconds: Time between asking a worker to end and killing it, on an interrupt.
-        start_seconds: Time that a worker may take until it is ready.
+        start_seconds: Time that a worker may take until it begins with its first job.
     """
 
     executor: str = "local"
@@ -41,45 +48,131 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Message:
-    """What a slot reports: a worker's event, or its death.
+class Resources:
+    """What a job needs.
 
     Attributes:
-        slot: The slot.
-        event: The event; a death is `{"event": "died", "signal": 9 | None, "code": int, "output": last words}`.
+        device: Kind of device.
+        alone: Whether the device is for this job only, after memory ran out on a shared one.
     """
 
-    slot: Slot
-    event: Event = field(default_factory=dict)
+    device: Literal["cpu", "cuda"] = "cpu"
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell as a worker gets it.
+
+    Attributes:
+        cell: The cell in its JSON form (`Cell.model_dump(mode="json")`).
+        cell_id: Its identity.
+        workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
+        data_root: Folder of the data sets, or `None` for the default.
+        device: Device of torch that the cell runs on; which GPU that is, the executor decides.
+        offline: Whether the network is refused.
+    """
+
+    cell: dict[str, Any]
+    cell_id: str
+    workdir: str
+    data_root: str | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A job that an executor has taken.
+
+    Attributes:
+        token: Unique to the job; events of the worker carry it.
+        label: How progress names its place, e.g. `gpu0` or `cpu`.
+    """
+
+    token: str
+    label: str
 
 
 class Executor(Protocol):
-    """Runs one job at a time on each of its slots and survives whatever happens to them."""
+    """Runs jobs and survives whatever happens to them. Constructed as `Class(options)`.
+
+    A job reports, by `poll`: `ready` with the `environment` of its worker, where facts of the device come from;
+    `started`, from when on its wall-clock limit counts (waiting in a queue costs nothing); whatever happens meanwhile;
+    and at last one event of `TERMINAL`, or `died` (`{"signal": 9 | None, "code": int, "output": last words}`).
+    """
 
     @property
-    def slots(self) -> Sequence[Slot]:
-        """All places for a job."""
+    def places(self) -> Sequence[str]:
+        """Labels of the places for jobs that run at the same time, for the display."""
         ...
 
-    def submit(self, slot: Slot, job: Job) -> None:
-        """Starts a job on an idle slot; its worker is started first if there is none."""
+    def accepts(self, resources: Resources) -> bool:
+        """Says whether a job that needs these resources would be taken now."""
         ...
 
-    def poll(self, timeout: float) -> list[Message]:
-        """Waits up to `timeout` seconds for news and returns what has come, in order for each slot.
-
-        After `submit` a slot reports events that end with one of `messages.TERMINAL` or with `died`.
-        """
+    def submit(self, job: Job, resources: Resources) -> Handle:
+        """Takes a job that `accepts` allows."""
         ...
 
-    def kill(self, slot: Slot) -> None:
-        """Kills the worker of a slot at once, if it has one; the slot reports nothing of it any more."""
+    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+        """Waits up to `timeout` seconds for events and returns what has come, in order for each job."""
+        ...
+
+    def kill(self, handle: Handle) -> None:
+        """Ends a job at once; it reports nothing any more."""
         ...
 
     def ask_to_end(self) -> None:
-        """Asks every worker to end now (SIGTERM or its like); their deaths are reported by `poll`."""
+        """Asks all jobs to end now (SIGTERM or its like); `poll` reports their deaths."""
         ...
 
     def close(self) -> None:
-        """Kills what still runs and frees all resources."""
+        """Ends what still runs and frees all resources."""
         ...
+
+
+class Progress:
+    """What a display of a run is told, in the supervisor's thread; it should return quickly. This one shows nothing."""
+
+    def run_started(self, cells: int, places: Sequence[str]) -> None:
+        """A run starts that will write `cells` rows, with these places for jobs."""
+
+    def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
+        """An attempt at a cell was handed to the executor."""
+
+    def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
+        """The worker reports a phase, a round, a task or a log line."""
+
+    def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
+        """An attempt failed and the cell waits for its next one."""
+
+    def cell_finished(self, handle: Handle | None, row: Row) -> None:
+        """A cell has its row; without a handle it was not started in this run."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
+    def run_finished(self) -> None:
+        """The run is over."""
+
+
+class Guard:
+    """Calls an observer; its first exception is logged, and none gets through to the run.
+
+    Args:
+        name: What the warning calls the observer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._warned = False
+
+    def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls `function(*arguments)`."""
+        try:
+            function(*arguments)
+        except Exception as error:  # whatever it is, it is not the cell's problem
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s: %s: %s", self._name, type(error).__name__, error)

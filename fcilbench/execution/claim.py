@@ -1,36 +1,25 @@
-"""Taking a cell: its lease, and what is known of earlier attempts once the lease is held."""
+"""Taking a cell: its lease, and what its folder remembers of earlier attempts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fcilbench.execution import history, lease
-from fcilbench.execution.base import RunOptions
-from fcilbench.execution.devices import Slot
+from fcilbench.execution import lease
 from fcilbench.execution.lease import Lease, Owner
-from fcilbench.execution.ledger import Ledger
-from fcilbench.execution.messages import Job
-from fcilbench.execution.schedule import Task
+from fcilbench.execution.ledger import Ledger, Task
+from fcilbench.files import write_atomic
+from fcilbench.results.row import code_digest
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row
 
-
-@dataclass(frozen=True)
-class Claim:
-    """The right to work on a cell.
-
-    Attributes:
-        lease: Its lease.
-        folder: Its folder; a checkpoint in it is one to go on from.
-    """
-
-    lease: Lease
-    folder: Path
+_NOTE = "cell.json"
+_LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
+_BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 
 
-def claim(task: Task, ledger: Ledger) -> Claim | Owner | Row:
+def claim(task: Task, ledger: Ledger) -> Lease | Owner | Row:
     """Takes a cell for one more attempt, and counts the attempt.
 
     Args:
@@ -38,7 +27,7 @@ def claim(task: Task, ledger: Ledger) -> Claim | Owner | Row:
         ledger: The run's ledger.
 
     Returns:
-        The claim; or the living owner who works on the cell; or the `ok` row that another run has written meanwhile.
+        The lease; or the living owner who works on the cell; or the `ok` row that another run has written meanwhile.
     """
     folder = ledger.store.make_cell_dir(task.cell_id)
     held = lease.acquire(folder)
@@ -50,21 +39,41 @@ def claim(task: Task, ledger: Ledger) -> Claim | Owner | Row:
         return finished
     if not task.attempts:
         task.started = datetime.now(UTC)
-        task.earlier = history.resumable(folder, task.cell, task.known)
+        task.earlier = resumable(folder, task.cell, task.known)
         if not task.earlier:
-            history.forget(folder)  # before the note below, which vouches for what lies in the folder
+            forget(folder)  # before the note below, which vouches for what lies in the folder
     task.attempts += 1
-    history.begin(folder, task.cell, task.earlier + task.attempts)
-    return Claim(held, folder)
+    note_attempt(folder, task.cell, task.earlier + task.attempts)
+    return held
 
 
-def make_job(claimed: Claim, cell: Cell, slot: Slot, options: RunOptions) -> Job:
-    """Returns the job of a claimed cell on a slot."""
-    return Job(
-        cell=cell.model_dump(mode="json"),
-        cell_id=claimed.folder.name,
-        workdir=str(claimed.folder.absolute()),
-        data_root=str(options.data_root) if options.data_root is not None else None,
-        device=slot.device,
-        offline=options.offline,
-    )
+def resumable(folder: Path, cell: Cell, known: Row | None) -> int:
+    """Returns how many attempts a new one may go on from; 0 if a checkpoint in the cell's folder is void.
+
+    They may be gone on from if they broke off (a finished or failed one is repeated from the start) and were made by
+    the same plugin code: half a cell of old code and half of new code is no result.
+
+    Args:
+        folder: The cell's folder.
+        cell: The cell.
+        known: Its row so far; without one an attempt may have ended with its whole run.
+    """
+    if known is not None and known.status not in _BROKEN_OFF:
+        return 0
+    try:
+        record = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        return int(record["attempts"]) if record["code_digest"] == code_digest(cell) else 0
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+
+
+def forget(folder: Path) -> None:
+    """Removes what an earlier attempt left to go on from."""
+    for name in _LEFT_OVER:
+        (folder / name).unlink(missing_ok=True)
+
+
+def note_attempt(folder: Path, cell: Cell, attempts: int) -> None:
+    """Notes which cell, by which code and in which attempt, is worked on in a folder."""
+    record = {"attempts": attempts, "code_digest": code_digest(cell), "cell": cell.model_dump(mode="json")}
+    write_atomic(folder / _NOTE, json.dumps(record, indent=1) + "\n")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from fcilbench.errors import PrerequisiteError, UsageError
 
@@ -34,29 +33,6 @@ class Gpu:
     memory: int
     free: int
     driver: str
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place for one worker.
-
-    Attributes:
-        index: Its number in this run.
-        visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
-    """
-
-    index: int
-    visible: str = ""
-
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """The torch device of its cells: `cuda` or `cpu`."""
-        return "cuda" if self.visible else "cpu"
-
-    @property
-    def label(self) -> str:
-        """How progress names its device, e.g. `gpu0` or `cpu`."""
-        return f"gpu{self.visible}" if self.visible else "cpu"
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
@@ -133,17 +109,6 @@ def default_jobs(devices: list[str], threads: int) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // threads)
-
-
-def make_slots(devices: list[str], jobs: int) -> list[Slot]:
-    """Returns `jobs` slots on each device, spread so that the first cells go to different devices.
-
-    Raises:
-        UsageError: If `jobs` is below one.
-    """
-    if jobs < 1:
-        raise UsageError(f"--jobs {jobs}: at least 1 slot a device is needed")
-    return [Slot(index, visible) for index, visible in enumerate(devices * jobs)]
 
 
 def _ask_nvidia_smi() -> list[Gpu]:

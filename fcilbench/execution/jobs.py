@@ -1,14 +1,16 @@
-"""What a worker does with a job: builds the experiment from the registry, runs it, and names every way it can end.
+"""What a worker does with a cell: builds the experiment from the registry, runs it, and names every way it can end.
 
-This is the only module of the room that imports torch and the right half of the program.
+The only module of the room that imports torch and the right half of the program.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import gc
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,39 +20,58 @@ import torch
 
 from fcilbench.data.root import data_root
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.messages import Event, Job
+from fcilbench.execution.base import Job
+from fcilbench.execution.devices import find_gpus
 from fcilbench.execution.offline import refuse_network
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
+from fcilbench.registry.process import Event, EventTooLargeError
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.plugin import Plugin
 
 Emit = Callable[[Event], None]
 _AXES = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
 _BUILT_IN = "fcilbench.plugins"
+_DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG})
+_BACKEND_SWITCHES: tuple[tuple[Any, str], ...] = (
+    (torch.backends.mkldnn, "enabled"),
+    *((torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+)
+_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 100_000
 
 
+@functools.cache
 def environment() -> dict[str, Any]:
-    """Returns what of the environment only a process with torch can see."""
+    """Returns what of the environment only a process with torch, at the device, can see.
+
+    Name and memory of a GPU come from nvidia-smi where it answers: a plan reads them without torch and must know its
+    hardware again.
+    """
     cuda = torch.cuda.is_available()
+    gpus = find_gpus() if cuda else []
+    facts = {"gpu": gpus[0].name, "gpu_memory": gpus[0].memory, "driver": gpus[0].driver} if gpus else {}
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "gpu": torch.cuda.get_device_name(0) if cuda else None,
+        **facts,
     }
 
 
-def serve(job: Job, emit: Emit) -> None:
-    """Runs a job; its last event is one of `messages.TERMINAL`, whatever the plugins do.
+def serve(request: dict[str, Any], emit: Emit) -> None:
+    """Runs a job; its last event is one of `TERMINAL`, whatever the plugins do.
 
     Args:
-        job: The job.
+        request: The fields of a `Job`.
         emit: Takes the events.
     """
-    workdir = Path(job.workdir)
+    switches = Switches()
     roots: set[str] = set()
+    workdir = Path(request["workdir"])
     try:
+        job = Job(**request)
+        emit({"event": "ready", "environment": environment()})
         if job.offline:
             refuse_network()
         (workdir / "traceback.txt").unlink(missing_ok=True)
@@ -60,13 +81,12 @@ def serve(job: Job, emit: Emit) -> None:
         outcome = run_experiment(_experiment(cell, job, roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
-        emit({"event": "skipped", "reason": str(reason)})
+        emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})
     except BaseException as error:  # a plugin may even call sys.exit: that too is data
         emit(_failure(error, workdir, roots))
     finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        switches.restore()
+        _clean_up()
 
 
 def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str] | None = None) -> Experiment:
@@ -86,7 +106,8 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
         use: PluginUse = getattr(cell, axis)
         plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(kind, use.name)))
         if roots is not None:
-            roots.add(_root(plugin.__module__))
+            top = plugin.__module__.partition(".")[0]
+            roots.add(_BUILT_IN if top == "fcilbench" else top)
         built[axis] = plugin(plugin.Params.model_validate(use.params))
     return Experiment(
         dataset=built["dataset"],
@@ -105,29 +126,94 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
     )
 
 
+class Switches:
+    """Torch's global switches as they were when this was made; a cell must not find those of the cell before it."""
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._dtype = torch.get_default_dtype()
+        self._device = torch.get_default_device()
+        self._precision = torch.get_float32_matmul_precision()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        self._grad = torch.is_grad_enabled()
+        self._backends = [(backend, name, getattr(backend, name)) for backend, name in _BACKEND_SWITCHES]
+
+    def restore(self) -> None:
+        """Puts them back."""
+        torch.set_num_threads(self._threads)
+        torch.set_default_dtype(self._dtype)
+        if torch.get_default_device() != self._device:
+            torch.set_default_device(None if self._device.type == "cpu" else self._device)
+        torch.set_float32_matmul_precision(self._precision)
+        torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
+        torch.set_grad_enabled(self._grad)
+        for backend, name, value in self._backends:
+            if getattr(backend, name) != value:
+                setattr(backend, name, value)
+
+
 def _experiment(cell: Cell, job: Job, roots: set[str]) -> Experiment:
     return build_experiment(cell, Path(job.data_root) if job.data_root else None, job.device, roots)
 
 
+_frozen = False
+
+
+def _clean_up() -> None:
+    """Frees a cell's memory; what the first cell imported is most objects, and is not looked at again."""
+    global _frozen  # noqa: PLW0603 - one heap a process
+    gc.collect()
+    if not _frozen:
+        _frozen = True
+        gc.freeze()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
     text = "".join(traceback.format_exception(error))
+    if len(text) > _LONGEST_TRACEBACK:
+        text = f"{text[: _LONGEST_TRACEBACK // 2]}\n...\n{text[-_LONGEST_TRACEBACK // 2 :]}"
     with suppress(OSError, ValueError):  # a plugin may have closed it
         print(text, flush=True)  # standard output is the cell's log
     path = workdir / "traceback.txt"
-    path.write_text(text)
-    event = {"type": type(error).__name__, "message": str(error) or repr(error), "traceback_path": path.name}
+    with suppress(OSError):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    message = (str(error) or repr(error))[:_LONGEST_MESSAGE]
+    event = {"type": type(error).__name__, "message": message, "traceback_path": path.name}
+    if disk := _disk_trouble(error):
+        place = disk.filename or workdir
+        return {"event": "failed", "kind": "environment", **event, "message": f"{disk.strerror}: {place}"}
     if _out_of_memory(error):
         return {"event": "oom", "kind": "oom", **event}
     if isinstance(error, PrerequisiteError):
         return {"event": "failed", "kind": "prerequisite", **event}
-    kind = "plugin" if _touches(error.__traceback__, roots | {_BUILT_IN}) else "internal"
-    return {"event": "failed", "kind": kind, **event}
+    theirs = isinstance(error, EventTooLargeError) or _touches(error.__traceback__, roots | {_BUILT_IN})
+    return {"event": "failed", "kind": "plugin" if theirs else "internal", **event}
+
+
+def _disk_trouble(error: BaseException) -> OSError | None:
+    """Returns the error of a full or read-only disk behind an error; torch raises one of its own on top of it."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.errno in _DISK_TROUBLE:
+            return each
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
 
 
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 def _touches(trace: TracebackType | None, roots: set[str]) -> bool:
@@ -138,8 +224,3 @@ def _touches(trace: TracebackType | None, roots: set[str]) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _root(module: str) -> str:
-    top = module.partition(".")[0]
-    return _BUILT_IN if top == "fcilbench" else top

@@ -1,8 +1,7 @@
 """Leases: who is working on a cell, so that two runs may share one store and a dead run blocks nobody.
 
-A lease is `cells/<id>/lease.json` with the owner's host, process and heartbeat. On the owner's host its process tells
-whether it lives; elsewhere its heartbeat does. All changes happen under a file lock, which the system frees when its
-holder dies.
+A supervisor holds a file lock on `lease.lock` in the cell's folder while it works; the system frees it when the process
+dies. `lease.json` beside it names the owner, with a heartbeat for hosts that share the folder but not its locks.
 """
 
 from __future__ import annotations
@@ -12,16 +11,19 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from fcilbench.files import write_atomic
 from fcilbench.results.provenance import host_digest
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-_FILE = "lease.json"
+_FILE, _LOCK = "lease.json", "lease.lock"
+_LOCK_SECONDS = 0.3  # `fcilbench plan` holds the lock for a moment when it looks at it
 
 
 @dataclass(frozen=True)
@@ -31,58 +33,60 @@ class Owner:
     Attributes:
         token: Unique to one lease.
         host: Digest of the host.
+        namespace: PID namespace of the process; two containers of one host have different ones.
         pid: Process of the supervisor.
-        birth: When that process began, so that a reused process id is not mistaken for it; empty if unknown.
         heartbeat: Seconds since the epoch of its last sign of life.
     """
 
     token: str
     host: str
+    namespace: str
     pid: int
-    birth: str
     heartbeat: float
 
-    def alive(self, now: float) -> bool:
-        """Whether the owner is still at work: its process on this host, its heartbeat elsewhere."""
-        if self.host != host_digest():
-            return now - self.heartbeat < STALE_SECONDS
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # it lives, and belongs to another user
-        return _birth(self.pid) in ("", self.birth)
+    def alive(self, now: float, held: bool) -> bool:
+        """Says whether the owner is still at work: by the lock if it is on this host, else by its heartbeat.
+
+        Another container of this host may not see our locks, so its heartbeat counts.
+
+        Args:
+            now: Seconds since the epoch.
+            held: Whether somebody holds the lock.
+        """
+        beside = (self.host, self.namespace) == (host_digest(), _namespace())
+        return held if beside else now - self.heartbeat < STALE_SECONDS
 
     def __str__(self) -> str:
-        here = "this host" if self.host == host_digest() else f"host {self.host[:8]}"
+        here = "this host" if self.host == host_digest() else f"host {self.host.removeprefix('sha256:')[:8]}"
         return f"process {self.pid} on {here}"
 
 
 class Lease:
     """The lease of one cell, held by this process."""
 
-    def __init__(self, folder: Path, token: str) -> None:
-        self._folder = folder
-        self._token = token
+    def __init__(self, folder: Path, owner: Owner, lock: FileLock) -> None:
+        self._path = folder / _FILE
+        self._owner = owner
+        self._lock = lock
+        self.beat(first=True)
 
-    def beat(self) -> bool:
+    def beat(self, first: bool = False) -> bool:
         """Renews the heartbeat; returns False if the lease was taken by somebody else meanwhile."""
-        with _locked(self._folder):
-            if not self._ours():
-                return False
-            _write(self._folder, _me(self._token))
-            return True
+        if not first and not self._ours():
+            return False
+        content = json.dumps(asdict(replace(self._owner, heartbeat=time.time())))
+        write_atomic(self._path, content, durable=False)
+        return True
 
     def release(self) -> None:
         """Gives the cell back."""
-        with _locked(self._folder):
-            if self._ours():
-                (self._folder / _FILE).unlink(missing_ok=True)
+        if self._ours():
+            self._path.unlink(missing_ok=True)
+        self._lock.release()
 
     def _ours(self) -> bool:
-        owner = read(self._folder)
-        return owner is not None and owner.token == self._token
+        owner = read(self._path.parent)
+        return owner is not None and owner.token == self._owner.token
 
 
 def acquire(folder: Path) -> Lease | Owner:
@@ -95,19 +99,25 @@ def acquire(folder: Path) -> Lease | Owner:
         The lease, or the living owner who has it. A dead owner's lease is reclaimed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        owner = read(folder)
-        if owner is not None and owner.alive(time.time()):
-            return owner
-        token = uuid.uuid4().hex
-        _write(folder, _me(token))
-        return Lease(folder, token)
+    lock, held = FileLock(folder / _LOCK), False
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS, poll_interval=0.02)
+    except Timeout:
+        held = True
+    except NotImplementedError:  # a shared disk without locks: the heartbeat must do
+        pass
+    me = Owner(uuid.uuid4().hex, host_digest(), _namespace(), os.getpid(), time.time())
+    owner = read(folder) or (replace(me, pid=0) if held else None)  # who holds the lock has not written its name yet
+    if owner is not None and owner.alive(time.time(), held):
+        lock.release()
+        return owner
+    return Lease(folder, me, lock)
 
 
 def living_owner(folder: Path) -> Owner | None:
-    """Returns who works on a cell just now, without touching anything."""
+    """Returns who works on a cell just now, without writing anything."""
     owner = read(folder)
-    return owner if owner is not None and owner.alive(time.time()) else None
+    return owner if owner is not None and owner.alive(time.time(), _held(folder / _LOCK)) else None
 
 
 def read(folder: Path) -> Owner | None:
@@ -118,32 +128,17 @@ def read(folder: Path) -> Owner | None:
         return None
 
 
-def _me(token: str) -> Owner:
-    pid = os.getpid()
-    return Owner(token=token, host=host_digest(), pid=pid, birth=_birth(pid), heartbeat=time.time())
+def _held(lock: Path) -> bool:
+    with suppress(OSError), lock.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
-def _birth(pid: int) -> str:
-    """Returns when a process began, as this boot's id and clock ticks since then, or that it is over.
-
-    Empty where the system does not say (Linux only). A zombie answers signals but works no more.
-    """
+def _namespace() -> str:
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
         return ""
-    return "over" if state in "ZX" else f"{boot}/{fields[18]}"
-
-
-def _write(folder: Path, owner: Owner) -> None:
-    temporary = folder / f"{_FILE}.{owner.token}"
-    temporary.write_text(json.dumps(asdict(owner)))
-    os.replace(temporary, folder / _FILE)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "lease.lock").open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

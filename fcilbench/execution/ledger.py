@@ -5,21 +5,50 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
-from fcilbench.execution.devices import Slot
-from fcilbench.execution.observers import Guard, Progress
-from fcilbench.execution.schedule import Task
+from fcilbench.execution.base import Guard, Handle, Progress
 from fcilbench.execution.verdict import Verdict
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
+from fcilbench.spec.cell import Cell
 from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Row, parse_row
 from fcilbench.tracking.base import Tracker
+
+
+@dataclass(eq=False)
+class Task:
+    """A cell that this run owes a row.
+
+    Attributes:
+        cell: The cell.
+        cell_id: Its identity.
+        known: Its row when the run was planned.
+        attempts: Attempts that this run has begun.
+        earlier: Attempts of earlier runs that the first one went on from.
+        alone: Whether its next attempt gets a device for itself, after memory ran out on a shared one.
+        started: When the first attempt of this run began.
+        seconds: What the attempts that ended without a result took together.
+    """
+
+    cell: Cell
+    cell_id: str
+    known: Row | None = None
+    attempts: int = 0
+    earlier: int = 0
+    alone: bool = False
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+
+    @property
+    def retries_left(self) -> int:
+        """How many more attempts the suite allows after this one."""
+        return self.cell.limits.retries + 1 - self.attempts
 
 
 @dataclass(frozen=True)
@@ -85,22 +114,30 @@ class Ledger:
         for tracker, guard in self._trackers:
             guard(tracker.suite_started, suite, facts)
 
-    def suite_finished(self) -> None:
-        """Tells the trackers that the suite is over."""
+    def suite_finished(self, interrupted: bool) -> None:
+        """Tells the trackers that the suite is over, or that the user interrupted it and waits."""
         for tracker, guard in self._trackers:
-            guard(tracker.suite_finished)
+            guard(tracker.suite_finished, interrupted)
 
-    def record(self, task: Task, verdict: Verdict, slot: Slot | None, worker: Mapping[str, Any]) -> Row:
+    def record(
+        self,
+        task: Task,
+        verdict: Verdict,
+        handle: Handle | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+        worker: Mapping[str, Any] | None = None,
+    ) -> None:
         """Writes the row of a task.
 
         Args:
             task: The task.
             verdict: How it ended.
-            slot: Where it ran; `None` if it was never started.
+            handle: Its last job; `None` if it was never started.
+            device: Kind of device that it ran on.
             worker: What its worker reported of its environment.
         """
-        provenance = self._capture(worker)
-        device_seconds = task.seconds if slot is not None and slot.visible else 0.0
+        provenance = self._capture(worker or {})
+        device_seconds = task.seconds if device == "cuda" else 0.0
         row = build_row(
             task.cell,
             task.cell_id,
@@ -116,17 +153,16 @@ class Ledger:
             suite_digest=self._suite_digest,
         )
         row = self.store.append(row)
-        if slot is not None:
+        if handle is not None:
             self.ran.add(task.cell_id)
-        self.adopt(row, slot)
-        return row
+        self.adopt(row, handle)
 
-    def adopt(self, row: Row, slot: Slot | None) -> None:
+    def adopt(self, row: Row, handle: Handle | None) -> None:
         """Shows a row that is in the store to trackers and display."""
         self.written[row.cell_id] = row
         for tracker, guard in self._trackers:
             guard(tracker.cell_finished, row)
-        self._show(self._progress.cell_finished, slot, row)
+        self._show(self._progress.cell_finished, handle, row)
 
     def finished_meanwhile(self, task: Task) -> Row | None:
         """Returns the `ok` row that another process has written since this run was planned, if there is one."""

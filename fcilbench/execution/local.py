@@ -1,132 +1,204 @@
-"""The local executor: child processes of this machine, one a slot, kept alive from cell to cell."""
+"""The local executor: worker processes of this machine, one a slot, kept alive from cell to cell."""
 
 from __future__ import annotations
 
-import os
 import selectors
-import sys
 import time
-from collections import deque
+import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import ClassVar
 
-from fcilbench.execution.base import Message, RunOptions
-from fcilbench.execution.child import Child
-from fcilbench.execution.devices import Slot, make_slots
-from fcilbench.execution.messages import TERMINAL, Job
+from fcilbench.errors import UsageError
+from fcilbench.execution.base import TERMINAL, Handle, Job, Resources, RunOptions
+from fcilbench.registry.process import WORKER, Event, WorkerProcess, worker_environment
 
-WORKER = (sys.executable, "-m", "fcilbench.execution.worker")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
 
 
+class _Slot:
+    """A place for one worker.
+
+    Attributes:
+        visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
+        worker: Its process, if it has one.
+        handle: The job that it runs.
+        alone: Whether that job has the device for itself.
+        late: Clock at which the worker is given up, until it begins with its first job.
+        foreign: The third-party plugins that the worker has run.
+    """
+
+    def __init__(self, visible: str) -> None:
+        self.visible = visible
+        self.worker: WorkerProcess | None = None
+        self.handle: Handle | None = None
+        self.alone = False
+        self.late: float | None = None
+        self.foreign: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        return f"gpu{self.visible}" if self.visible else "cpu"
+
+
 class LocalExecutor:
-    """Runs jobs in child processes of this machine, one a slot.
+    """Runs jobs in worker processes of this machine.
+
+    A worker that ran a third party's plugins is used again only for a cell that has them all: what they did to the
+    process must not reach other methods. A worker whose job failed is not used again at all.
 
     Args:
         options: Devices, slots, the worker's command line, and whether the network is refused.
+
+    Raises:
+        UsageError: If `jobs` is below one.
     """
 
     version: ClassVar[str] = "1"
 
     def __init__(self, options: RunOptions) -> None:
+        if options.jobs < 1:
+            raise UsageError(f"--jobs {options.jobs}: at least 1 slot a device is needed")
         self._options = options
-        self._slots = make_slots(list(options.devices), options.jobs)
-        self._children: dict[Slot, Child] = {}
-        self._busy: set[Slot] = set()
-        self._waiting: deque[Message] = deque()
+        # Round the devices, so that the first cells go to different ones.
+        self._slots = [_Slot(visible) for visible in list(options.devices) * options.jobs]
+        self._waiting: list[tuple[Handle, Event]] = []
         self._selector = selectors.DefaultSelector()
 
     @property
-    def slots(self) -> Sequence[Slot]:
-        """All places for a job."""
-        return self._slots
+    def places(self) -> Sequence[str]:
+        """The label of each slot's device."""
+        return [slot.label for slot in self._slots]
 
-    def submit(self, slot: Slot, job: Job) -> None:
+    def accepts(self, resources: Resources) -> bool:
+        """Says whether there is an idle slot, on a device without other jobs if the job must be alone."""
+        return self._free(resources) is not None
+
+    def submit(self, job: Job, resources: Resources) -> Handle:
         """Starts a job; the worker is started first if the slot has none."""
-        child = self._children.get(slot)
-        if child is not None and child.death() is not None:  # it died idle, which costs no cell anything
-            self._drop(slot)
-            child = None
-        self._busy.add(slot)
-        if child is None:
+        slot = self._free(resources)
+        assert slot is not None, "`accepts` comes first"
+        if resources.alone:
+            for other in self._neighbours(slot):
+                self._drop(other)  # an idle worker still holds memory of the device
+        slot.handle = handle = Handle(uuid.uuid4().hex, slot.label)
+        slot.alone = resources.alone
+        foreign = _third_party(job)
+        if slot.worker is not None and (slot.worker.death() is not None or not slot.foreign <= foreign):
+            self._stop(slot)
+        slot.foreign = foreign
+        if slot.worker is None:
             try:
-                child = Child(self._options.worker or WORKER, self._environment(slot))
+                slot.worker = WorkerProcess(self._environment(slot), self._options.worker or WORKER)
             except OSError as error:
-                self._busy.discard(slot)
-                died = {"event": "died", "signal": None, "code": 1, "output": f"worker cannot be started: {error}"}
-                self._waiting.append(Message(slot, died))
-                return
-            self._children[slot] = child
-            self._selector.register(child.events, selectors.EVENT_READ, slot)
-        child.send(job)
+                self._end(slot, _death(f"worker cannot be started: {error}"))
+                return handle
+            slot.late = time.monotonic() + self._options.start_seconds
+            self._selector.register(slot.worker.events, selectors.EVENT_READ)
+        slot.worker.send({"ask": "run", "token": handle.token, **asdict(job)})
+        return handle
 
-    def poll(self, timeout: float) -> list[Message]:
+    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
         """Returns what has come, waiting up to `timeout` seconds for the first of it."""
         deadline = time.monotonic() + timeout
         while True:
-            messages = list(self._waiting)
-            self._waiting.clear()
-            rest = deadline - time.monotonic()
-            ready = self._selector.select(0 if messages else max(0.0, min(rest, _LOOK))) if self._children else []
-            if not self._children and not messages and rest > 0:
-                time.sleep(min(rest, _LOOK))
-            for key, _ in ready:
-                messages += self._read(key.data)
-            messages += self._deaths()
-            if messages or rest <= 0:
-                return messages
+            rest = 0.0 if self._waiting else max(0.0, min(deadline - time.monotonic(), _LOOK))
+            if self._selector.get_map():
+                self._selector.select(rest)
+            else:
+                time.sleep(rest)
+            for slot in self._slots:
+                self._look(slot)
+            if self._waiting or time.monotonic() >= deadline:
+                events, self._waiting = self._waiting, []
+                return events
 
-    def kill(self, slot: Slot) -> None:
-        """Kills the slot's worker at once; the next job gets a new one."""
-        if slot in self._children:
-            self._drop(slot)
+    def kill(self, handle: Handle) -> None:
+        """Kills the worker of a job at once."""
+        for slot in self._slots:
+            if slot.handle == handle:
+                self._drop(slot)
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM to every worker."""
-        for child in self._children.values():
-            child.terminate()
+        for slot in self._slots:
+            if slot.worker is not None:
+                slot.worker.terminate()
 
     def close(self) -> None:
         """Kills all workers."""
-        for slot in list(self._children):
+        for slot in self._slots:
             self._drop(slot)
         self._selector.close()
 
-    def _read(self, slot: Slot) -> list[Message]:
-        child = self._children[slot]
-        events = child.read()
-        if child.deaf and child.events in self._selector.get_map():
-            self._selector.unregister(child.events)
-        if any(event["event"] in TERMINAL for event in events):
-            self._busy.discard(slot)
-        return [Message(slot, event) for event in events]
+    def _free(self, resources: Resources) -> _Slot | None:
+        for slot in self._slots:
+            busy = [other for other in self._neighbours(slot) if other.handle is not None]
+            if slot.handle is None and not (busy if resources.alone else any(other.alone for other in busy)):
+                return slot
+        return None
 
-    def _deaths(self) -> list[Message]:
-        messages: list[Message] = []
-        for slot, child in list(self._children.items()):
-            died = child.death()
-            if died is None:
+    def _neighbours(self, slot: _Slot) -> list[_Slot]:
+        return [other for other in self._slots if other.visible == slot.visible and other is not slot]
+
+    def _look(self, slot: _Slot) -> None:
+        """Takes the events of a slot's job, and notices its death. Events with another token are nobody's."""
+        if slot.worker is None:
+            return
+        died = slot.worker.death()  # before reading: its last events came before its death
+        for event in slot.worker.read():
+            handle = slot.handle
+            if handle is None or event.pop("token", None) != handle.token:
                 continue
-            messages += self._read(slot)  # its last events came before its death
-            if slot in self._busy:
-                messages.append(Message(slot, died))
-            self._drop(slot)
-        return messages
+            slot.late = None
+            if event["event"] in TERMINAL:
+                self._end(slot, event)
+                if event["event"] in ("failed", "oom"):
+                    self._stop(slot)  # whatever went wrong may have left the process in a bad state
+                    return
+            else:
+                self._waiting.append((handle, event))
+        if died is not None:
+            self._end(slot, died)
+            self._stop(slot)
+        elif slot.late is not None and time.monotonic() >= slot.late:
+            self._end(slot, _death(f"the worker was not ready after {self._options.start_seconds:g} s", "start"))
+            self._stop(slot)
+        elif slot.worker.deaf and slot.worker.events in self._selector.get_map():
+            self._selector.unregister(slot.worker.events)
 
-    def _drop(self, slot: Slot) -> None:
-        child = self._children.pop(slot)
-        self._busy.discard(slot)
-        if child.events in self._selector.get_map():
-            self._selector.unregister(child.events)
-        child.close()
+    def _end(self, slot: _Slot, event: Event) -> None:
+        if slot.handle is not None:
+            self._waiting.append((slot.handle, event))
+        slot.handle, slot.alone = None, False
 
-    def _environment(self, slot: Slot) -> dict[str, str]:
-        environment = dict(os.environ)
+    def _drop(self, slot: _Slot) -> None:
+        """Ends a slot's worker and forgets its job."""
+        self._waiting = [(handle, event) for handle, event in self._waiting if handle != slot.handle]
+        slot.handle, slot.alone = None, False
+        self._stop(slot)
+
+    def _stop(self, slot: _Slot) -> None:
+        worker, slot.worker, slot.late = slot.worker, None, None
+        if worker is not None:
+            if worker.events in self._selector.get_map():
+                self._selector.unregister(worker.events)
+            worker.close()
+
+    def _environment(self, slot: _Slot) -> dict[str, str]:
+        environment = worker_environment()
         environment["CUDA_VISIBLE_DEVICES"] = slot.visible
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS
-        environment["PYTHONUNBUFFERED"] = "1"
-        if self._options.offline:
-            environment |= _OFFLINE
-        return environment
+        return environment | (_OFFLINE if self._options.offline else {})
+
+
+def _third_party(job: Job) -> frozenset[str]:
+    """Returns the full names of a job's plugins that are not built in."""
+    names = {str(job.cell[axis]["name"]) for axis in ("dataset", "backbone", "aggregator", "stress")}
+    return frozenset(name for name in names if not name.startswith("fcilbench/"))
+
+
+def _death(output: str, type_: str = "exit") -> Event:
+    return {"event": "died", "signal": None, "code": 1, "type": type_, "reason": output}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from fcilbench.execution.base import Executor, RunOptions
+from fcilbench.errors import PrerequisiteError
+from fcilbench.execution.base import Executor, Guard, Progress, RunOptions
 from fcilbench.execution.lease import living_owner
-from fcilbench.execution.ledger import Ledger, Summary
-from fcilbench.execution.local import LocalExecutor
-from fcilbench.execution.observers import Guard, Progress
-from fcilbench.execution.schedule import Task
+from fcilbench.execution.ledger import Ledger, Summary, Task
 from fcilbench.execution.supervisor import Supervisor
+from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
 from fcilbench.tracking.base import Tracker
 
@@ -25,8 +24,6 @@ def run_plan(
     trackers: Iterable[Tracker] = (),
     progress: Progress | None = None,
     options: RunOptions | None = None,
-    *,
-    make_executor: Callable[[RunOptions], Executor] = LocalExecutor,
 ) -> Summary:
     """Runs the cells that a plan marks to be run, each to its row.
 
@@ -37,11 +34,13 @@ def run_plan(
         store: Where rows go and come from.
         trackers: Observers of rows.
         progress: Display.
-        options: Devices, slots and the rest.
-        make_executor: What runs the jobs.
+        options: Executor, devices and the rest.
 
     Returns:
         What became of all cells of the plan.
+
+    Raises:
+        PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
     """
     options = options or RunOptions()
     progress = progress or Progress()
@@ -54,18 +53,28 @@ def run_plan(
         return ledger.summary(known, selected, elsewhere, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
     show = Guard("progress display")
-    executor = make_executor(options)
+    executor = _executor(options)
     supervisor = Supervisor(tasks, ledger, executor, progress, options)
-    show(progress.run_started, len(tasks), executor.slots)
+    show(progress.run_started, len(tasks), executor.places)
     facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
     ledger.suite_started(plan.expansion.name, facts)
     try:
         supervisor.run()
+    except OSError as error:
+        raise PrerequisiteError(
+            f"results cannot be written: {error.filename or store.root}: {error.strerror or error}",
+            hint="make room or grant access there; the same command goes on where this run stopped",
+        ) from error
     finally:
         show(progress.run_finished)
-        ledger.suite_finished()
+        ledger.suite_finished(supervisor.interrupts > 0)
     elsewhere |= supervisor.elsewhere
-    return ledger.summary(known, selected, elsewhere, interrupted=supervisor.interrupts.count > 0)
+    return ledger.summary(known, selected, elsewhere, interrupted=supervisor.interrupts > 0)
+
+
+def _executor(options: RunOptions) -> Executor:
+    cls = entrypoints.load(entrypoints.lookup("executors", options.executor))
+    return cast(Callable[[RunOptions], Executor], cls)(options)
 
 
 def running_cells(store: Store) -> dict[str, str]:

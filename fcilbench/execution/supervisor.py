@@ -1,26 +1,49 @@
-"""The supervisor: hands cells to slots, watches clocks and leases, retries, and leaves a row for every cell."""
+"""The supervisor: hands cells to an executor, watches clocks and leases, retries, and leaves a row for every cell."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from fcilbench.execution import lease, verdict
-from fcilbench.execution.base import Executor, RunOptions
-from fcilbench.execution.claim import claim, make_job
-from fcilbench.execution.devices import Slot, facts_of
-from fcilbench.execution.interrupt import Interrupts
-from fcilbench.execution.lease import Owner
-from fcilbench.execution.ledger import Ledger
-from fcilbench.execution.messages import TERMINAL, Event
-from fcilbench.execution.observers import Guard, Progress
-from fcilbench.execution.schedule import Running, Schedule, Task, neighbours
+from fcilbench.execution.base import TERMINAL, Executor, Guard, Handle, Job, Progress, Resources, RunOptions
+from fcilbench.execution.claim import claim
+from fcilbench.execution.lease import Lease, Owner
+from fcilbench.execution.ledger import Ledger, Task
 from fcilbench.execution.verdict import Verdict
 from fcilbench.spec.row import Row
 
 _TICK = 0.2
 _OVER = TERMINAL | {"died"}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(eq=False)
+class _Running:
+    """An attempt in progress.
+
+    Attributes:
+        task: The task.
+        handle: Its job.
+        lease: The lease on its cell.
+        begun: Clock (`time.monotonic`) when the worker started with it, or when it was submitted.
+        deadline: Clock at which it is stopped, once the worker has started, if it has a limit.
+        environment: What the worker reported of its environment.
+    """
+
+    task: Task
+    handle: Handle
+    lease: Lease
+    begun: float
+    deadline: float | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -35,164 +58,182 @@ class Supervisor:
 
     Attributes:
         elsewhere: Cells that another living process works on, with that process.
-        interrupts: How often the user asked to stop.
+        interrupts: How often the user asked to stop: 0 go on, 1 end in good order, 2 or more end at once.
     """
 
     def __init__(
         self, tasks: Sequence[Task], ledger: Ledger, executor: Executor, progress: Progress, options: RunOptions
     ) -> None:
         self.elsewhere: dict[str, str] = {}
-        self.interrupts = Interrupts()
-        self._schedule = Schedule(tasks)
+        self.interrupts = 0
+        self._waiting = deque(tasks)
+        self._alone: deque[Task] = deque()
         self._ledger = ledger
         self._executor = executor
         self._options = options
         self._progress = progress
         self._show = Guard("progress display")
-        self._running: dict[Slot, Running] = {}
-        self._environments: dict[Slot, Mapping[str, Any]] = {}
+        self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
 
     def run(self) -> None:
         """Runs all tasks; returns when each has a row or is left to another process."""
-        with self.interrupts.caught():
+        with self._signals_counted():
             try:
-                while (self._schedule and not self._stop) or self._running:
-                    if self.interrupts.count:
+                while ((self._waiting or self._alone) and not self._stop) or self._running:
+                    if self.interrupts:
                         self._interrupt()
                         break
                     self._assign()
-                    self._listen(_TICK)
+                    self._listen()
                     self._watch()
             finally:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for task in self._schedule.drain():
+            for task in (*self._waiting, *self._alone):
                 self._never_started(task)
 
     def _assign(self) -> None:
-        for slot in self._executor.slots:
-            while slot not in self._running and not self._stop:
-                task = self._schedule.take(slot, self._running)
-                if task is None:
-                    break
-                self._begin(task, slot)
+        while not self._stop:
+            # Tasks that need a device for themselves come last, so that devices run empty once and nobody starves.
+            queue = self._waiting or self._alone
+            if not queue or not self._executor.accepts(self._needs(queue[0])):
+                return
+            self._begin(queue.popleft())
 
-    def _begin(self, task: Task, slot: Slot) -> None:
+    def _needs(self, task: Task) -> Resources:
+        return Resources("cuda" if any(self._options.devices) else "cpu", alone=task.alone)
+
+    def _begin(self, task: Task) -> None:
         """Starts an attempt, unless somebody else works on the cell or has finished it."""
-        claimed = claim(task, self._ledger)
-        if isinstance(claimed, Owner):
-            self.elsewhere[task.cell_id] = str(claimed)
-            self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {claimed}, which works on it")
+        held = claim(task, self._ledger)
+        if isinstance(held, Owner):
+            self.elsewhere[task.cell_id] = str(held)
+            self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {held}, which works on it")
             return
-        if isinstance(claimed, Row):
-            self._ledger.adopt(claimed, None)
+        if isinstance(held, Row):
+            self._ledger.adopt(held, None)
             return
-        if task.alone:
-            for other in neighbours(slot, self._executor.slots):
-                self._executor.kill(other)  # an idle worker still holds memory of the device
-        now = time.monotonic()
-        self._running[slot] = Running(task, slot, claimed.lease, now, deadline=now + self._options.start_seconds)
-        self._show(self._progress.cell_started, slot, task.cell, task.cell_id, task.attempts)
-        self._executor.submit(slot, make_job(claimed, task.cell, slot, self._options))
+        needs = self._needs(task)
+        job = Job(
+            cell=task.cell.model_dump(mode="json"),
+            cell_id=task.cell_id,
+            workdir=str(self._ledger.store.cell_dir(task.cell_id).absolute()),
+            data_root=str(self._options.data_root) if self._options.data_root is not None else None,
+            device=needs.device,
+            offline=self._options.offline,
+        )
+        handle = self._executor.submit(job, needs)
+        self._running[handle] = _Running(task, handle, held, time.monotonic())
+        self._show(self._progress.cell_started, handle, task.cell, task.cell_id, task.attempts)
 
-    def _listen(self, timeout: float) -> None:
-        for message in self._executor.poll(timeout):
-            slot, event = message.slot, message.event
-            running = self._running.get(slot)
+    def _listen(self) -> None:
+        for handle, event in self._executor.poll(_TICK):
+            running = self._running.get(handle)
+            if running is None:
+                continue  # of a job that was ended meanwhile
             if event["event"] == "ready":
-                # nvidia-smi's words win over torch's: a plan reads them without torch and must know its hardware again
-                self._environments[slot] = {**(event.get("environment") or {}), **facts_of(slot.visible)}
-            elif running is None:
-                continue  # said by a worker that was stopped meanwhile
+                running.environment = event.get("environment") or {}
             elif event["event"] == "started":
                 limit = running.task.cell.limits.wall_seconds
-                running.started = True
-                running.deadline = None if limit is None else time.monotonic() + limit
+                running.begun = time.monotonic()
+                running.deadline = None if limit is None else running.begun + limit
             elif event["event"] in _OVER:
-                self._over(running, event)
+                self._end(running, verdict.judge(event, f"cells/{running.task.cell_id}"))
             else:
-                self._show(self._progress.cell_event, slot, running.task.cell_id, event)
-
-    def _over(self, running: Running, event: Event) -> None:
-        if event["event"] in ("failed", "oom"):
-            # Whatever went wrong may have left the process in a bad state; the next cell gets a new one.
-            self._executor.kill(running.slot)
-        self._end(running, verdict.judge(event, f"cells/{running.task.cell_id}"))
+                self._show(self._progress.cell_event, handle, running.task.cell_id, event)
 
     def _watch(self) -> None:
         """Looks at the clocks and renews the leases."""
         now = time.monotonic()
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
-                self._executor.kill(running.slot)
-                limit = running.task.cell.limits.wall_seconds
-                late = running.started and limit is not None
-                self._end(
-                    running,
-                    verdict.timed_out(limit or 0.0) if late else verdict.never_ready(self._options.start_seconds),
-                )
+                self._executor.kill(running.handle)
+                self._end(running, verdict.timed_out(running.task.cell.limits.wall_seconds or 0.0))
         if now < self._next_beat:
             return
         self._next_beat = now + lease.HEARTBEAT_SECONDS
         for running in list(self._running.values()):
             if not running.lease.beat():  # this machine slept so long that another run took the cell over
-                self._executor.kill(running.slot)
-                del self._running[running.slot]
+                self._executor.kill(running.handle)
+                del self._running[running.handle]
+                running.lease.release()
                 self.elsewhere[running.task.cell_id] = "a run that took it over"
                 self._show(self._progress.note, f"cell {running.task.cell_id[:12]} was taken over by another run")
 
-    def _end(self, running: Running, end: Verdict) -> None:
+    def _end(self, running: _Running, end: Verdict) -> None:
         """Ends an attempt: with another one if the suite allows it and it may help, else with the cell's row."""
         task = running.task
-        del self._running[running.slot]
+        del self._running[running.handle]
         task.seconds += time.monotonic() - running.begun
         retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not task.alone)
-        if retry and task.retries_left > 0 and not self._stop and not self.interrupts.count:
+        if retry and task.retries_left > 0 and not self._stop and not self.interrupts:
             task.alone = task.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
-            self._show(self._progress.cell_retried, running.slot, task.cell, task.cell_id, reason)
-            self._schedule.add(task)
+            self._show(self._progress.cell_retried, running.handle, task.cell, task.cell_id, reason)
+            # At the end: what failed once may pass later, and nobody waits for it meanwhile.
+            (self._alone if task.alone else self._waiting).append(task)
             return
         self._write(running, end)
         if self._options.fail_fast and end.status not in ("ok", "skipped"):
             self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
 
-    def _write(self, running: Running, end: Verdict) -> None:
-        task = running.task
-        self._ledger.record(task, end, running.slot, self._environments.get(running.slot, {}))
-        if end.status == "ok":
-            (self._ledger.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
-        running.lease.release()
+    def _write(self, running: _Running, end: Verdict) -> None:
+        try:
+            device = self._needs(running.task).device
+            self._ledger.record(running.task, end, running.handle, device, running.environment)
+            if end.status == "ok":
+                (self._ledger.store.cell_dir(running.task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
+        finally:
+            running.lease.release()
 
     def _interrupt(self) -> None:
-        """Ends all workers; the cells they were at go on from their checkpoints when the same command runs again."""
+        """Ends all jobs; the cells they were at go on from their checkpoints when the same command runs again."""
         self._stop = "not started: the run was interrupted"
         self._executor.ask_to_end()
         deadline = time.monotonic() + self._options.grace_seconds
-        while self._running and time.monotonic() < deadline and self.interrupts.count < 2:
-            for message in self._executor.poll(_TICK):
-                running = self._running.get(message.slot)
-                if running is None:
-                    continue
-                if message.event["event"] in TERMINAL:
-                    self._over(running, message.event)
-                elif message.event["event"] == "died":
+        while self._running and time.monotonic() < deadline and self.interrupts < 2:
+            for handle, event in self._executor.poll(_TICK):
+                running = self._running.get(handle)
+                if running is not None and event["event"] in TERMINAL:
+                    self._end(running, verdict.judge(event, f"cells/{running.task.cell_id}"))
+                elif running is not None and event["event"] == "died":
                     self._stopped(running)
         for running in list(self._running.values()):
-            self._executor.kill(running.slot)
+            self._executor.kill(running.handle)
             self._stopped(running)
 
-    def _stopped(self, running: Running) -> None:
-        del self._running[running.slot]
+    def _stopped(self, running: _Running) -> None:
+        del self._running[running.handle]
         running.task.seconds += time.monotonic() - running.begun
         self._write(running, verdict.interrupted("the run was interrupted; the same command resumes the cell"))
 
     def _never_started(self, task: Task) -> None:
         """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
         if task.known is None or task.attempts:
-            end = verdict.interrupted(self._stop or "not started")
-            self._ledger.record(task, end, None, {})
+            self._ledger.record(task, verdict.interrupted(self._stop or "not started"))
+
+    @contextmanager
+    def _signals_counted(self) -> Iterator[None]:
+        """Makes Ctrl-C, SIGTERM and a closed terminal wishes that the loop reads, not exceptions amid its work.
+
+        Outside the main thread, where that is impossible, it does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # nohup
+        for number in before:
+            signal.signal(number, self._count_interrupt)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _count_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        self.interrupts += 1

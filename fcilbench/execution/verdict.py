@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcilbench.execution.messages import Event
+from fcilbench.registry.process import Event
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.row import Failure, Status
 
@@ -43,6 +43,10 @@ def judge(event: Event, cell_folder: str) -> Verdict:
             return Verdict("skipped", skipped=_line(event.get("reason")) or "no reason given")
         case "oom":
             return Verdict("oom", failure=_failure(event, "oom", cell_folder))
+        case "failed" if event.get("kind") == "environment":
+            return interrupted(
+                f"{_line(event.get('message'))}; make room there, then the same command resumes the cell"
+            )
         case "failed":
             return Verdict("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
         case _:
@@ -53,12 +57,6 @@ def timed_out(seconds: float) -> Verdict:
     """Returns the verdict on an attempt that reached its wall-clock limit."""
     message = f"stopped after {seconds:g} s, the suite's limits.wall"
     return Verdict("timeout", failure=Failure(kind="timeout", type="wall", message=message))
-
-
-def never_ready(seconds: float) -> Verdict:
-    """Returns the verdict on an attempt whose worker did not come up."""
-    message = f"the worker was not ready after {seconds:g} s"
-    return Verdict("killed", failure=Failure(kind="killed", type="start", message=message))
 
 
 def interrupted(message: str) -> Verdict:
@@ -85,6 +83,8 @@ def _failure(event: Mapping[str, Any], kind: str, cell_folder: str) -> Failure:
 
 
 def _death(event: Event) -> Failure:
+    if "reason" in event:
+        return Failure(kind="killed", type=str(event.get("type")), message=_line(event["reason"]))
     number = event.get("signal")
     if isinstance(number, int):
         try:

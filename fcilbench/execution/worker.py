@@ -1,24 +1,33 @@
-"""The worker: a child process that runs one cell after the other and says how they go.
+"""The worker: a process that imports plugins and answers one request after the other.
 
-Started by an executor as `python -m fcilbench.execution.worker JOBS EVENTS`, where the two numbers are the pipes it
-reads jobs from and writes events to. Standard output and error belong to whatever the plugins print: they go to the
-log of the cell. When the pipe of jobs closes, the supervisor is gone and the worker ends itself.
+Started as `python -P -m fcilbench.execution.worker REQUESTS EVENTS`, where the two numbers are the pipes it reads
+requests from and writes events to (`fcilbench.registry.process`). A request has a `token` and an `ask`:
+
+    describe, resolve    about a plugin (`registry.describe`); one `answer`
+    probe, verify        about a cell or a data set (`execution.probe`); `progress` events, then one `answer`
+    run                  trains a cell (`execution.jobs`); ends with one of `TERMINAL`
+
+Standard output and error belong to whatever the plugins print. When the pipe of requests closes, the parent is gone and
+the worker ends itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import json
 import os
 import queue
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from fcilbench.execution.messages import Event, Job, LineBuffer, decode_job, encode
+from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, LineBuffer, encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,67 +38,102 @@ class Channel:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
-    def emit(self, event: Event) -> None:
-        """Sends an event; without a supervisor to hear it the process ends."""
-        line = encode(event)
+    def emit(self, token: str, event: Event) -> None:
+        """Sends an event of a request.
+
+        A process that a plugin has forked ends here: it must not speak for the worker, nor go on with its work.
+
+        Raises:
+            EventTooLargeError: If the event is longer than a line may be.
+        """
+        if os.getpid() != self._process:
+            os._exit(1)
+        line = encode({"token": token, **event})
+        if len(line) > LARGEST_LINE:
+            size = f"{len(line) / 2**20:.0f} MiB"
+            raise EventTooLargeError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
         with self._lock:
             try:
                 while line:
                     line = line[os.write(self._descriptor, line) :]
-            except BrokenPipeError:
+            except BrokenPipeError:  # there is no parent to hear it
                 os._exit(0)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serves jobs until the supervisor closes the pipe.
+    """Answers requests until the parent closes the pipe.
 
     Args:
-        arguments: The numbers of the job pipe and the event pipe; the process's own by default.
+        arguments: The numbers of the request pipe and the event pipe; the process's own by default.
     """
-    job_pipe, event_pipe = (int(argument) for argument in (arguments or sys.argv[1:]))
-    for descriptor in (job_pipe, event_pipe):
+    request_pipe, event_pipe = (int(argument) for argument in (arguments or sys.argv[1:]))
+    for descriptor in (request_pipe, event_pipe):
         os.set_inheritable(descriptor, False)
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the supervisor's to handle
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(job_pipe, jobs), name="jobs", daemon=True).start()
-    channel = Channel(event_pipe)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(request_pipe, requests), name="requests", daemon=True).start()
     faulthandler.enable()
+    channel = Channel(event_pipe)
+    try:
+        while True:
+            _serve(requests.get(), channel)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(1)  # threads and exit handlers of plugins must not keep it
 
-    from fcilbench.execution import jobs as work  # imports torch
 
-    channel.emit({"event": "ready", "pid": os.getpid(), "environment": work.environment()})
-    while True:
-        job = jobs.get()
-        _redirect_output(Path(job.workdir) / "log.txt", job.cell_id)
-        work.serve(job, channel.emit)
+def _serve(request: dict[str, Any], channel: Channel) -> None:
+    ask, token = request.pop("ask"), request.pop("token")
+
+    def emit(event: Event) -> None:
+        channel.emit(token, event)
+
+    if ask == "run":
+        redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
+        from fcilbench.execution import jobs  # imports torch
+
+        jobs.serve(request, emit)
+    elif ask in ("probe", "verify"):
+        from fcilbench.execution import probe
+
+        emit({"event": "answer", **probe.answer(ask, request, emit)})
+    else:
+        from fcilbench.registry import describe
+
+        emit({"event": "answer", **describe.answer({"ask": ask, **request})})
 
 
-def _listen(descriptor: int, jobs: queue.SimpleQueue[Job]) -> None:
+def _listen(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     buffer = LineBuffer()
     while chunk := os.read(descriptor, 1 << 16):
         for line in buffer.feed(chunk):
-            jobs.put(decode_job(line))
+            requests.put(json.loads(line))
     os._exit(0)  # also in the middle of a cell: an orphan must not write on into a store that others use
 
 
 def _die_with_parent() -> None:
-    """Asks Linux to kill this process when its supervisor dies: the closed pipe says so too, but needs the GIL."""
+    """Asks Linux to kill this process when its parent dies: the closed pipe says so too, but needs the GIL."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _redirect_output(log: Path, cell_id: str) -> None:
+def redirect_output(log: Path, cell_id: str) -> None:
     """Sends file descriptors 1 and 2, and so all that Python and C code print, to the end of a cell's log."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the plugin before may have closed it
             stream.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    if descriptor > 2:
-        os.close(descriptor)
+    with suppress(OSError):  # a full disk is reported by the cell itself
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        if descriptor > 2:
+            os.close(descriptor)
     with suppress(OSError, ValueError):
         print(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} cell {cell_id} process {os.getpid()}", flush=True)
 

@@ -1,7 +1,6 @@
-"""Child process that imports plugins and answers questions about them, so that its parent need not.
+"""What a worker answers about plugins: `describe` and `resolve`. The only code of the registry that imports them.
 
-`python -m fcilbench.registry.describe` reads one JSON question per line and writes one JSON answer per line, in the
-same order. Plugins may print, exit or fail while they are imported: the answers have a descriptor of their own.
+Plugins may print, exit or fail while they are imported: the answers go through a pipe of their own.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ import functools
 import importlib
 import inspect
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
-from fcilbench.registry.plain import as_json, fields_of, origin_of
 from fcilbench.registry.validation import explain, validate
+from fcilbench.spec.params import REQUIRED, default_of, described
 from fcilbench.spec.plugin import Plugin
 
 _WITH_PARAMS = ("aggregators", "backbones", "datasets", "stressors")
@@ -69,16 +67,16 @@ def _describe(ref: PluginRef, _options: dict[str, Any]) -> dict[str, Any]:
     reply = {
         "version": str(getattr(cls, "version", "")),
         "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
-        "origin": origin_of(cls),
+        "origin": _origin_of(cls),
         "import_ms": round(elapsed * 1000, 1),
         "code_digest": _digest(ref.module),
     }
     if issubclass(cls, Plugin):
         params: type[BaseModel] = cls.Params
         reply |= {
-            "facts": as_json(cls.facts(), "facts()"),
+            "facts": _as_json(cls.facts(), "facts()"),
             "schema": params.model_json_schema(),
-            "fields": fields_of(params),
+            "fields": _fields_of(params),
         }
     return reply
 
@@ -94,16 +92,16 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         return {"problems": [vars(problem) for problem in problems], "prerequisite": False}
     try:
         plugin = cls(params)
-        identity = as_json(plugin.identity(), "identity()")
+        identity = _as_json(plugin.identity(), "identity()")
         files = [str(path) for path in plugin.files()]
     except FcilbenchError as error:
         problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
         return {"problems": [problem], "prerequisite": isinstance(error, PrerequisiteError)}
     return {
         "version": cls.version,
-        "params": as_json(params.model_dump(mode="json"), "Params"),
+        "params": _as_json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
-        "facts": as_json({**cls.facts(), **plugin.instance_facts()}, "facts()"),
+        "facts": _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()"),
         "code_digest": _digest(ref.module),
         "files": files,
     }
@@ -137,26 +135,44 @@ def _refused(ref: PluginRef, reason: str) -> dict[str, Any]:
     return {"problems": [{"loc": [], "message": message, "hint": hint}], "prerequisite": True}
 
 
-def serve(questions: TextIO, reply: Callable[[str], None]) -> None:
-    """Answers questions until there are no more."""
-    for line in questions:
-        reply(json.dumps(answer(json.loads(line))) + "\n")
+def _fields_of(params: type[BaseModel]) -> list[dict[str, Any]]:
+    """Returns each hyperparameter as the keyword arguments of `FieldDescription`."""
+    fields = []
+    for name, field in params.model_fields.items():
+        default = default_of(field)
+        entry = {
+            "name": name,
+            "type": _type_name(field.annotation),
+            "required": default is REQUIRED,
+            "default": None if default is REQUIRED else to_jsonable_python(default, fallback=str),
+            "description": field.description or "",
+        }
+        fields.append(entry | described(field))
+    return fields
 
 
-def main() -> None:
-    """Moves the protocol to descriptors that plugins do not know, then serves."""
-    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    with Path(os.devnull).open() as empty:
-        os.dup2(empty.fileno(), 0)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-
-    def reply(text: str) -> None:
-        answers.write(text)
-        answers.flush()
-
-    serve(questions, reply)
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("pathlib.", "")
 
 
-if __name__ == "__main__":
-    main()
+def _as_json(value: Any, what: str) -> Any:
+    """Returns a value as it comes back from JSON.
+
+    Raises:
+        TypeError: If it is not JSON-compatible.
+    """
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} is not JSON-compatible: {error}") from error
+
+
+def _origin_of(cls: type) -> str:
+    """Returns `file:line` of a class, as far as that is known."""
+    try:
+        path, line = inspect.getsourcefile(cls), inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):
+        return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return f"{path}:{line}"

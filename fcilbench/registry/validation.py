@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fcilbench.errors import nearest
-from fcilbench.registry.records import Problem
+from fcilbench.registry.catalog import Problem
 
 Model = TypeVar("Model", bound=BaseModel)
 

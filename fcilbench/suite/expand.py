@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from fcilbench.errors import UsageError
 from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Resolved, Unresolved
 from fcilbench.registry.entrypoints import lookup
-from fcilbench.registry.records import Resolved, Unresolved
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Description, Resolved, Unresolved, Use
 from fcilbench.registry.entrypoints import PluginRef, lookup
-from fcilbench.registry.records import Description, Resolved, Unresolved, Use
 from fcilbench.registry.validation import validate
 from fcilbench.spec.protocol import Protocol
 from fcilbench.suite.problems import Finding, KeyPath, one_line

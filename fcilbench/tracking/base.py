@@ -52,8 +52,12 @@ class Tracker(Protocol):
     def cell_finished(self, row: Row) -> None:
         """Mirrors a row; the store already holds it, with the cell's curve and files."""
 
-    def suite_finished(self) -> None:
-        """Writes out what is pending, in bounded time, and closes the tracker."""
+    def suite_finished(self, interrupted: bool = False) -> None:
+        """Writes what is pending, in bounded time, and closes the tracker.
+
+        Args:
+            interrupted: Whether the user ended the run and waits: this must return within a few seconds then.
+        """
 
 
 def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:

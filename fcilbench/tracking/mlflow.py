@@ -65,7 +65,7 @@ class MLflowTracker:
             self._thread.start()
         self._queue.put(row)
 
-    def suite_finished(self) -> None:
+    def suite_finished(self, interrupted: bool = False) -> None:
         """Waits for the thread as long as it gets on, at most `patience` seconds between two rows."""
         thread, self._thread = self._thread, None
         if thread is None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from fcilbench.cli import console
 from fcilbench.cli.console import duration
 from fcilbench.cli.progress import Display, RunProgress, cell_name, fraction, where
-from fcilbench.execution.devices import Slot
+from fcilbench.execution.base import Handle
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
 
@@ -37,8 +37,8 @@ def test_texts() -> None:
 
 def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., Any], pause: float = 0.0) -> None:
     """Two cells: one is killed, retried and ok; the other fails."""
-    slot, cell = Slot(0), make_cell("sum")
-    progress.run_started(2, [slot])
+    slot, cell = Handle("t", "cpu"), make_cell("sum")
+    progress.run_started(2, ["cpu"])
     progress.cell_started(slot, cell, "a" * 64, 1)
     progress.cell_event(slot, "a" * 64, {"event": "phase", "task": 0, "tasks": 4})
     progress.cell_event(slot, "a" * 64, ROUND)
@@ -80,9 +80,9 @@ def test_plain_lines(make_cell: Callable[..., Any], make_row: Callable[..., Any]
 def test_rounds_are_not_told_too_often(make_cell: Callable[..., Any], capsys: Any) -> None:
     times = iter([0.0, 10.0, 31.0, 31.0, 40.0])
     progress = RunProgress(Display(bars=False), lambda: next(times))
-    progress.cell_started(Slot(0), make_cell("sum"), "a" * 64, 1)
+    progress.cell_started(Handle("t", "cpu"), make_cell("sum"), "a" * 64, 1)
     for _ in range(3):
-        progress.cell_event(Slot(0), "a" * 64, ROUND)
+        progress.cell_event(Handle("t", "cpu"), "a" * 64, ROUND)
     assert len(lines_of(capsys)) == 2
 
 
@@ -92,9 +92,9 @@ def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any], 
     monkeypatch.setattr(console, "err", lambda: terminal)
     play(RunProgress(), make_cell, make_row, pause=0.6)
     progress = RunProgress()
-    progress.run_started(1, [Slot(0)])
-    progress.cell_started(Slot(0), make_cell("sum"), "a" * 64, 1)
-    progress.cell_event(Slot(0), "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
+    progress.run_started(1, ["cpu"])
+    progress.cell_started(Handle("t", "cpu"), make_cell("sum"), "a" * 64, 1)
+    progress.cell_event(Handle("t", "cpu"), "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
     time.sleep(0.6)
     progress.run_finished()
     text = out.getvalue()

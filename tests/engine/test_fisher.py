@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from fcilbench.vectors.fisher import pool
 from torch import nn
 
 from fcilbench.api.backbone import FeatureExtractor
@@ -14,7 +15,6 @@ from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network
 from fcilbench.engine.sample_taps import SampleTaps
-from fcilbench.vectors.fisher import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 

@@ -1,8 +1,13 @@
 """Aggregators of a third party that misbehave; installed for the worker's tests by a folder with metadata."""
 
 import os
+import resource
 import sys
+import threading
+import time
 import urllib.request
+
+import torch
 
 from fcilbench.api import Field, No, Params, Request, Server, Updates
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -17,7 +22,7 @@ class Acme(FedAvg):
     def prepare(self, network: object, request: Request) -> No | None:
         return No("needs text") if self.params.do == "refuse" else None
 
-    def aggregate(self, updates: Updates, server: Server) -> None:
+    def aggregate(self, updates: Updates, server: Server) -> None:  # noqa: PLR0912
         match self.params.do:
             case "print":
                 print("from python")
@@ -30,6 +35,30 @@ class Acme(FedAvg):
                 sys.exit(0)
             case "memory":
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+            case "cpu_memory":
+                torch.ones(10**13)
+            case "fork":  # the child goes on with the cell, and would finish the next one's
+                if os.fork() == 0:
+                    time.sleep(0.5)
+            case "fork_exit":
+                if os.fork() == 0:
+                    sys.exit(0)
+            case "thread":
+                emit = _emit_of_the_worker()
+                threading.Timer(0.5, emit, [{"event": "skipped", "reason": "late"}]).start()
+            case "switch":
+                torch.set_float32_matmul_precision("medium")
+                torch.backends.mkldnn.enabled = False
+                torch.set_default_dtype(torch.float64)
+                torch.set_grad_enabled(False)
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                raise ValueError("after the switches")
+            case "disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            case "surrogate":
+                raise ValueError("bad \udce4 name " + "x" * 10**7)
+            case "log":
+                server.logs["x"] = "y" * (1 << 25)
             case "fetch":
                 urllib.request.urlopen("http://example.invalid/weights")
             case "crash":
@@ -37,3 +66,13 @@ class Acme(FedAvg):
             case "close":
                 raise OSError("closed") if (os.close(1), os.close(2)) else AssertionError
         server.step(updates.mean())
+
+
+def _emit_of_the_worker():
+    """Returns what the worker emits events with, from the stack of its main thread."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "serve":
+            return frame.f_locals["emit"]
+        frame = frame.f_back
+    raise AssertionError

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-job_pipe, event_pipe = int(sys.argv[1]), int(sys.argv[2])
+job_pipe, event_pipe = int(sys.argv[-2]), int(sys.argv[-1])
 OUTCOME = {
     "metrics": {"faa/none": {"value": 0.5, "unit": "ratio", "better": "higher"}},
     "accuracy": {"none": [[0.5]]},
@@ -25,8 +26,11 @@ OUTCOME = {
 }
 
 
+job: dict[str, Any] = {}
+
+
 def emit(**event: object) -> None:
-    os.write(event_pipe, json.dumps(event).encode() + b"\n")
+    os.write(event_pipe, json.dumps({"token": job.get("token"), **event}).encode() + b"\n")
 
 
 def rounds(workdir: Path, total: int, pause: float) -> None:
@@ -65,8 +69,19 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
             emit(event="finished", outcome={"metrics": "none"})
         case ["oom"]:
             emit(event="oom", kind="oom", type="OutOfMemoryError", message="CUDA out of memory")
+        case ["stale"]:
+            emit(token="of another job", event="finished", outcome=OUTCOME)
+            emit(event="skipped", reason="mine")
+        case ["flood"]:
+            line = b"x" * (1 << 20)
+            for _ in range(64):
+                os.write(event_pipe, line)
+            emit(event="finished", outcome=OUTCOME)
+            time.sleep(600)
         case ["skip"]:
             emit(event="skipped", reason="needs text")
+        case ["disk"]:
+            emit(event="failed", kind="environment", type="OSError", message="No space left on device: /cells/x")
         case ["fail", kind]:
             emit(event="failed", kind=kind, type="ValueError", message="two\nlines", traceback_path="traceback.txt")
         case ["rounds", total, pause]:
@@ -80,10 +95,10 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
 
 
 def work() -> None:
-    emit(event="ready", environment={"torch": "none", "visible": os.environ.get("CUDA_VISIBLE_DEVICES")})
     while True:
         jobs_ready.acquire()
-        job = queue.pop(0)
+        job.update(queue.pop(0))
+        emit(event="ready", environment={"torch": "none", "visible": os.environ.get("CUDA_VISIBLE_DEVICES")})
         workdir = Path(job["workdir"])
         with (workdir / "pids.txt").open("a") as pids:
             pids.write(f"{os.getpid()}\n")
@@ -93,6 +108,8 @@ def work() -> None:
         behave(script[min(attempt, len(script)) - 1], workdir)
 
 
+if len(sys.argv) > 3:
+    time.sleep(float(sys.argv[1]))  # as an import does
 if "stubborn" in os.environ.get("FAKE_WORKER", ""):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 queue: list[dict] = []  # type: ignore[type-arg]

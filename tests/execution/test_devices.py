@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.execution.devices import Slot, choose_devices, default_jobs, find_gpus, make_slots
+from fcilbench.execution.devices import choose_devices, default_jobs, find_gpus
 
 ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000, 550.54
 1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 79000, 550.54
@@ -66,14 +66,6 @@ def test_a_failing_nvidia_smi_means_no_gpu(tmp_path: Path, monkeypatch: pytest.M
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert find_gpus({}) == []
-
-
-def test_slots_go_round_the_devices() -> None:
-    assert make_slots(["0", "1"], 2) == [Slot(0, "0"), Slot(1, "1"), Slot(2, "0"), Slot(3, "1")]
-    assert [slot.device for slot in make_slots(["", "0"], 1)] == ["cpu", "cuda"]
-    assert [slot.label for slot in make_slots(["", "0"], 1)] == ["cpu", "gpu0"]
-    with pytest.raises(UsageError, match="--jobs 0"):
-        make_slots([""], 0)
 
 
 def test_default_jobs_fill_a_cpu_and_leave_a_gpu_to_one_cell(monkeypatch):

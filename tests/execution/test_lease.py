@@ -22,6 +22,7 @@ def mine(tmp_path: Path) -> Owner:
     assert isinstance(held, Lease)
     owner = lease.read(tmp_path)
     assert owner is not None
+    held.release()
     return owner
 
 
@@ -37,25 +38,37 @@ def test_a_lease_is_had_once(tmp_path: Path) -> None:
     assert isinstance(lease.acquire(tmp_path / "cell"), Lease)
 
 
-def test_a_dead_process_of_this_host_is_reclaimed_at_once(tmp_path: Path, mine: Owner) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    write(tmp_path, replace(mine, pid=child.pid, birth=""))
+def test_a_dead_process_of_this_host_is_reclaimed_at_once(tmp_path: Path) -> None:
+    script = "import os, sys; from pathlib import Path; from fcilbench.execution import lease;"
+    script += "lease.acquire(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == -9
+    owner = lease.read(tmp_path)
+    assert owner is not None
+    assert time.time() - owner.heartbeat < lease.STALE_SECONDS
+    assert lease.living_owner(tmp_path) is None
     assert isinstance(lease.acquire(tmp_path), Lease)
 
 
-def test_a_reused_process_id_is_not_mistaken_for_the_owner(tmp_path: Path, mine: Owner) -> None:
-    assert mine.alive(time.time())
-    write(tmp_path, replace(mine, birth="another-boot/1"))
-    assert lease.living_owner(tmp_path) is None
-
-
-def test_another_host_lives_as_long_as_its_heart_beats(tmp_path: Path, mine: Owner) -> None:
-    foreign = replace(mine, host="f" * 64, pid=1, heartbeat=1000.0)
-    assert foreign.alive(1000.0 + lease.STALE_SECONDS - 1)
-    assert not foreign.alive(1000.0 + lease.STALE_SECONDS)
+@pytest.mark.parametrize("away", [{"host": "f" * 64}, {"namespace": "pid:[1]"}])
+def test_another_host_or_container_lives_as_long_as_its_heart_beats(
+    tmp_path: Path, mine: Owner, away: dict[str, str]
+) -> None:
+    """The process id says nothing there: the same number may be nobody, or somebody else."""
+    foreign = replace(mine, pid=1, heartbeat=1000.0, **away)
+    assert foreign.alive(1000.0 + lease.STALE_SECONDS - 1, held=False)
+    assert not foreign.alive(1000.0 + lease.STALE_SECONDS, held=False)
     write(tmp_path, replace(foreign, heartbeat=time.time()))
+    assert lease.living_owner(tmp_path) is not None
     assert isinstance(lease.acquire(tmp_path), Owner)
+
+
+def test_looking_at_a_lease_takes_nothing(tmp_path: Path) -> None:
+    assert lease.living_owner(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    held = lease.acquire(tmp_path)
+    assert isinstance(held, Lease)
+    assert lease.living_owner(tmp_path) == lease.read(tmp_path)
+    assert held.beat()
 
 
 def test_heartbeat_notices_that_the_lease_was_taken(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK
-from fcilbench.execution.base import RunOptions
-from fcilbench.execution.observers import Progress
+from fcilbench.execution.base import Progress, RunOptions
 from fcilbench.execution.run import run_plan
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell, PluginUse

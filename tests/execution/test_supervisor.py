@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE
+from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError, UsageError
 from fcilbench.execution import lease
-from fcilbench.execution.base import RunOptions
-from fcilbench.execution.observers import Progress
+from fcilbench.execution.base import Progress, RunOptions
 from fcilbench.execution.run import run_plan
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
@@ -25,6 +24,8 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
         kit.cell("skip", ["skip"]),
         kit.cell("lie", ["lie"]),
         kit.cell("rubbish", ["rubbish"]),
+        kit.cell("stale", ["stale"]),
+        kit.cell("disk", ["disk"]),
         kit.cell("last"),
     ]
     summary = run_plan(kit.plan(*cells), kit.store, options=options)
@@ -39,11 +40,13 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
         "skip": "skipped",
         "lie": "failed",
         "rubbish": "ok",
+        "stale": "skipped",
+        "disk": "interrupted",
         "last": "ok",
     }
     assert len(kit.store.rows()) == len(cells)
     assert summary.exit_code == CELLS_FAILED
-    assert summary.counts == {"ok": 3, "killed": 2, "timeout": 1, "oom": 1, "failed": 2, "skipped": 1}
+    assert summary.counts == {"ok": 3, "killed": 2, "timeout": 1, "oom": 1, "failed": 2, "skipped": 2, "interrupted": 1}
     failures = {name: (item.failure.kind, item.failure.type) for name, item in rows.items() if item.failure}
     assert failures == {
         "crash": ("killed", "SIGKILL"),
@@ -52,7 +55,11 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
         "oom": ("oom", "OutOfMemoryError"),
         "fail": ("plugin", "ValueError"),
         "lie": ("internal", "ValidationError"),
+        "disk": ("interrupted", "interrupt"),
     }
+    assert rows["stale"].skipped == "mine"  # the result that came first was another job's
+    assert rows["disk"].failure is not None
+    assert rows["disk"].failure.message.startswith("No space left on device: /cells/x; make room there")
     assert rows["exit"].failure is not None
     assert rows["exit"].failure.message == "the worker exited with code 3: last words"
     assert rows["fail"].failure is not None
@@ -68,6 +75,55 @@ def test_one_worker_serves_many_cells_and_a_failure_brings_a_new_one(kit: Any, o
     run_plan(kit.plan(*(kit.cell(name, scripts[name]) for name in names)), kit.store, options=options)
     first, second, third, fourth = (kit.pids(name)[0] for name in names)
     assert first == second == third != fourth
+
+
+def test_a_worker_of_a_third_party_serves_no_other_plugin(kit: Any, options: RunOptions) -> None:
+    names = ["a", "acme/b", "acme/b2", "c", "d"]
+    cells = [kit.cell(name.rpartition("/")[2]) for name in names]
+    foreign = [
+        cell.model_copy(update={"aggregator": cell.aggregator.model_copy(update={"name": name.rstrip("2")})})
+        if "/" in name
+        else cell
+        for name, cell in zip(names, cells, strict=True)
+    ]
+    run_plan(kit.plan(*foreign), kit.store, options=options)
+    a, b, again, c, d = (kit.pids(name)[0] for name in ("a", "b", "b2", "c", "d"))
+    assert a == b == again != c == d  # `b` may come after built-ins, `c` not after `b`
+
+
+def test_a_flood_of_bytes_stops_neither_the_clock_nor_the_other_slot(kit: Any, options: RunOptions) -> None:
+    """Repeats a plugin that wrote 200 MB in one event: the supervisor did nothing else for 400 s."""
+    cells = [kit.cell("flood", ["flood"], wall=3.0), *(kit.cell(name, ["rounds:3:0.05"]) for name in "ab")]
+    begun = time.monotonic()
+    run_plan(kit.plan(*cells), kit.store, options=replace(options, jobs=2))
+    assert time.monotonic() - begun < 10
+    assert [kit.row(name).status for name in ("flood", "a", "b")] == ["timeout", "ok", "ok"]
+
+
+def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit: Any, options: RunOptions) -> None:
+    class Full(Progress):
+        def cell_started(self, *arguments: Any) -> None:
+            rows = kit.store.rows_path
+            rows.unlink(missing_ok=True)
+            rows.mkdir()  # a row cannot be appended to a folder; root ignores permissions
+
+    with pytest.raises(PrerequisiteError, match=r"results cannot be written: .*rows\.jsonl: Is a directory") as hit:
+        run_plan(kit.plan(kit.cell("a")), kit.store, progress=Full(), options=options)
+    assert hit.value.exit_code == PREREQUISITE
+    assert hit.value.hint is not None
+    kit.store.rows_path.rmdir()
+    assert run_plan(kit.plan(kit.cell("a")), kit.store, options=options).exit_code == OK
+
+
+def test_an_executor_is_chosen_by_name(kit: Any, options: RunOptions) -> None:
+    with pytest.raises(UsageError, match=r"unknown executor 'locl' \(did you mean 'local'\?\)"):
+        run_plan(kit.plan(kit.cell("a")), kit.store, options=replace(options, executor="locl"))
+
+
+def test_the_wall_clock_begins_when_the_worker_does(kit: Any, options: RunOptions) -> None:
+    slow_start = (*(options.worker or ()), "1.0")
+    cell = kit.cell("a", ["rounds:1:0.1"], wall=0.9)
+    assert run_plan(kit.plan(cell), kit.store, options=replace(options, worker=slow_start)).exit_code == OK
 
 
 def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, options: RunOptions) -> None:
@@ -173,7 +229,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(kit: Any, options: RunOption
 
 
 def test_a_deaf_worker_is_killed(kit: Any, options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fcilbench.execution.child._DEAF_SECONDS", 0.3)
+    monkeypatch.setattr("fcilbench.registry.process._DEAF_SECONDS", 0.3)
     run_plan(kit.plan(kit.cell("a", ["deaf"], retries=0), kit.cell("b")), kit.store, options=options)
     assert kit.row("a").status == "killed"
     assert kit.row("b").status == "ok"
@@ -226,7 +282,7 @@ class Tracker:
     def cell_finished(self, row: Row) -> None:
         raise RuntimeError("the server is dead")
 
-    def suite_finished(self) -> None:
+    def suite_finished(self, interrupted: bool = False) -> None:
         raise RuntimeError("the server is dead")
 
 

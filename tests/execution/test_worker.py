@@ -4,14 +4,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fcilbench.execution.child import Child
-from fcilbench.execution.local import WORKER
-from fcilbench.execution.messages import TERMINAL, Event, Job
+from fcilbench.execution.base import TERMINAL, Job
+from fcilbench.registry.process import Event, WorkerProcess
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.protocol import Partition, Protocol, Seeds
@@ -52,7 +52,7 @@ class Worker:
     """A worker process and what it has said."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
-        self.child = Child(WORKER, environment)
+        self.child = WorkerProcess(environment)
         self.folder = folder
         self.events: list[Event] = []
 
@@ -67,7 +67,7 @@ class Worker:
             seen = len(self.events)
             died = self.child.death()
             if died is not None:
-                return died
+                return died | {"output": ""} if died["signal"] else died
             assert time.monotonic() < deadline, f"the worker said only {self.events}"
             time.sleep(0.02)
 
@@ -75,8 +75,11 @@ class Worker:
         self.events = []
         workdir = self.folder / name
         workdir.mkdir()
-        self.child.send(Job(cell.model_dump(mode="json"), name, str(workdir), **options))
-        return self.wait(lambda event: event["event"] in TERMINAL), workdir
+        self.send(name, Job(cell.model_dump(mode="json"), name, str(workdir), **options))
+        return self.wait(lambda event: event["event"] in TERMINAL and event["token"] == name), workdir
+
+    def send(self, token: str, job: Job) -> None:
+        self.child.send({"ask": "run", "token": token, **asdict(job)})
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +90,14 @@ def worker(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_one_process_runs_cell_after_cell(worker: Worker) -> None:
-    ready = worker.wait(lambda event: event["event"] == "ready")
-    assert set(ready["environment"]) >= {"torch", "cuda", "gpu"}
     finished, workdir = worker.run("first", make_cell())
     assert finished["event"] == "finished", finished
     first = Outcome.model_validate(finished["outcome"])
     assert first.test_sizes == [10, 10]
     kinds = [event["event"] for event in worker.events]
-    assert kinds[0] == "started"
+    assert kinds[:2] == ["ready", "started"]
+    assert set(worker.events[0]["environment"]) >= {"torch", "cuda", "gpu"}
+    assert {event["token"] for event in worker.events} == {"first"}
     assert kinds.count("round") == 2
     assert (workdir / "log.txt").read_text().startswith("--- ")
     assert (workdir / "rounds.jsonl").is_file()
@@ -120,6 +123,8 @@ def test_what_plugins_print_goes_to_the_log_of_the_cell(worker: Worker) -> None:
         ("raise", {"event": "failed", "kind": "plugin", "type": "ValueError", "message": "no\ngood"}),
         ("exit", {"event": "failed", "kind": "plugin", "type": "SystemExit", "message": "0"}),
         ("memory", {"event": "oom", "kind": "oom", "type": "RuntimeError"}),
+        ("cpu_memory", {"event": "oom", "kind": "oom", "type": "RuntimeError"}),
+        ("log", {"event": "failed", "kind": "plugin", "type": "EventTooLargeError"}),
         ("refuse", {"event": "skipped", "reason": "needs text"}),
     ],
 )
@@ -141,7 +146,7 @@ def test_a_job_that_makes_no_sense_is_an_internal_failure(worker: Worker) -> Non
     worker.events = []
     workdir = worker.folder / "nonsense"
     workdir.mkdir()
-    worker.child.send(Job({"dataset": 3}, "nonsense", str(workdir)))
+    worker.send("nonsense", Job({"dataset": 3}, "nonsense", str(workdir)))
     said = worker.wait(lambda event: event["event"] in TERMINAL)
     assert (said["event"], said["kind"], said["type"]) == ("failed", "internal", "ValidationError")
 
@@ -157,6 +162,49 @@ def test_a_closed_standard_output_breaks_nothing(worker: Worker) -> None:
     assert worker.run("after", make_cell("print"))[0]["event"] == "finished"
 
 
+@pytest.fixture
+def own_worker(environment: dict[str, str], tmp_path: Path) -> Iterator[Worker]:
+    """A worker for tests that harm it."""
+    worker = Worker(environment, tmp_path)
+    yield worker
+    worker.child.close()
+
+
+@pytest.mark.parametrize("do", ["fork", "fork_exit", "thread"])
+def test_nobody_speaks_for_the_next_cell(own_worker: Worker, worker: Worker, do: str) -> None:
+    """Repeats a plugin whose forked child finished the next cell with its own result."""
+    said, _ = own_worker.run("evil", make_cell(do))
+    assert said["event"] == "finished", said
+    time.sleep(1.0)
+    said, _ = own_worker.run("next", make_cell())
+    assert said["event"] == "finished", said
+    assert said["outcome"]["accuracy"] == worker.run(f"clean-{do}", make_cell())[0]["outcome"]["accuracy"]
+    assert {event["token"] for event in own_worker.events} <= {"next", "evil"}
+    assert not [event for event in own_worker.events if event["token"] == "evil" and event["event"] == "finished"]
+
+
+def test_switches_of_torch_are_put_back(own_worker: Worker, worker: Worker) -> None:
+    assert own_worker.run("evil", make_cell("switch"))[0]["message"] == "after the switches"
+    said, _ = own_worker.run("next", make_cell())
+    clean, _ = worker.run("clean-switch", make_cell())
+    assert said["outcome"]["model_digest"] == clean["outcome"]["model_digest"]
+
+
+def test_a_full_disk_is_not_the_methods_fault(own_worker: Worker) -> None:
+    said, workdir = own_worker.run("disk", make_cell("disk"))
+    assert (said["event"], said["kind"]) == ("failed", "environment"), said
+    assert said["message"].startswith("File too large: ")
+    assert str(workdir) in said["message"]
+
+
+def test_an_exception_that_cannot_be_written_is_cut_and_escaped(own_worker: Worker) -> None:
+    said, workdir = own_worker.run("surrogate", make_cell("surrogate"))
+    assert (said["event"], said["kind"], len(said["message"])) == ("failed", "plugin", 2000)
+    trace = (workdir / "traceback.txt").read_text()
+    assert r"bad \udce4 name" in trace
+    assert len(trace) < 200_000
+
+
 def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str, str], tmp_path: Path) -> None:
     worker = Worker(environment, tmp_path)
     said, workdir = worker.run("crash", make_cell("crash"))
@@ -167,11 +215,10 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str,
 
 def test_an_orphan_ends_by_itself(environment: dict[str, str]) -> None:
     worker = Worker(environment, Path())
-    worker.wait(lambda event: event["event"] == "ready")
-    os.close(worker.child._jobs)
+    os.close(worker.child._requests)
     deadline = time.monotonic() + 10
     while worker.child.death() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    worker.child._jobs = os.open(os.devnull, os.O_WRONLY)
+    worker.child._requests = os.open(os.devnull, os.O_WRONLY)
     worker.child.close()

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.registry import child, digest
-from fcilbench.registry.catalog import describe, resolve, session
+from fcilbench.registry import digest, process
+from fcilbench.registry.catalog import Problem, Resolved, Unresolved, Use, describe, resolve, session
 from fcilbench.registry.entrypoints import lookup
-from fcilbench.registry.records import Problem, Resolved, Unresolved, Use
 
 RING = '''
 """A module."""
@@ -71,7 +70,7 @@ def no_child(monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("a child process was started")
 
-    return lambda: monkeypatch.setattr(child.subprocess, "Popen", forbid)
+    return lambda: monkeypatch.setattr(process.subprocess, "Popen", forbid)
 
 
 def test_describe(gossip):
@@ -138,10 +137,8 @@ def test_all_problems_of_one_plugin_are_reported(gossip):
 
 def test_order_is_kept_and_equal_questions_are_asked_once(gossip, monkeypatch):
     asked = []
-    original = child.Child.ask
-    monkeypatch.setattr(
-        child.Child, "ask", lambda self, questions: asked.extend(questions) or original(self, questions)
-    )
+    original = process.Asker.ask
+    monkeypatch.setattr(process.Asker, "ask", lambda self, question: asked.append(question) or original(self, question))
     values = [0.1, 0.2, 0.1, 0.3]
     found = resolve([Use(gossip, {"lambda_s": value}) for value in values])
     assert [each.params["lambda_s"] for each in found] == values
@@ -214,10 +211,8 @@ def test_installing_a_package_asks_again(gossip, install, monkeypatch):
     resolve([Use(gossip)])
     install("unrelated", {}, {})
     asked = []
-    original = child.Child.ask
-    monkeypatch.setattr(
-        child.Child, "ask", lambda self, questions: asked.extend(questions) or original(self, questions)
-    )
+    original = process.Asker.ask
+    monkeypatch.setattr(process.Asker, "ask", lambda self, question: asked.append(question) or original(self, question))
     resolve([Use(gossip)])
     assert len(asked) == 1
 
@@ -270,8 +265,8 @@ def test_kinds_without_parameters_are_described(install):
 
 def test_one_session_is_one_process(gossip, monkeypatch):
     started = []
-    original = child.subprocess.Popen
-    monkeypatch.setattr(child.subprocess, "Popen", lambda *a, **k: started.append(1) or original(*a, **k))
+    original = process.subprocess.Popen
+    monkeypatch.setattr(process.subprocess, "Popen", lambda *a, **k: started.append(1) or original(*a, **k))
     with session():
         describe([gossip])
         resolve([Use(gossip)])
@@ -282,6 +277,22 @@ def test_one_session_is_one_process(gossip, monkeypatch):
 
 def test_a_plugin_that_hangs_is_given_up(install, monkeypatch):
     install("slow", {"slow_p.py": "import time; time.sleep(60)"}, {"aggregators": {"slow": "slow_p:P"}})
-    monkeypatch.setattr(child, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.5)
     (found,) = describe([lookup("aggregators", "slow")])
     assert found.problem == "no answer within 0.5 s"
+
+
+def test_files_of_the_working_folder_reach_no_worker(gossip, tmp_path, monkeypatch):
+    """A `queue.py` or `json.py` beside a suite is nobody's plugin."""
+    for name in ("queue.py", "json.py", f"{gossip.module}.py"):
+        (tmp_path / name).write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    assert describe([gossip])[0].problem is None
+
+
+def test_describing_a_plugin_without_torch_does_not_import_it(install):
+    source = "import sys\nfrom fcilbench.spec.plugin import Plugin\nclass P(Plugin):\n    @classmethod\n"
+    source += "    def facts(cls):\n        return {'light': 'tor' + 'ch' not in sys.modules}\n"
+    install("light", {"light_p.py": source}, {"aggregators": {"light": "light_p:P"}})
+    assert describe([lookup("aggregators", "light")])[0].facts == {"light": True}

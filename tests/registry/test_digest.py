@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fcilbench.registry.catalog import resolve
+from fcilbench.registry.catalog import Resolved, Use, resolve
 from fcilbench.registry.digest import code_digest, normalised, source_files
 from fcilbench.registry.entrypoints import find, lookup
-from fcilbench.registry.records import Resolved, Use
 from fcilbench.spec.cell import PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.suite.plan import state_of

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError, field_validator, model_validator
 
-from fcilbench.registry.records import Problem
+from fcilbench.registry.catalog import Problem
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.params import Field, Params
 

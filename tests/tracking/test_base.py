@@ -31,7 +31,7 @@ class _Spy:
         self.calls.append((row.status, row.suite))
         self.report.logged += 1
 
-    def suite_finished(self) -> None:
+    def suite_finished(self, interrupted: bool = False) -> None:
         self.calls.append(("end", ""))
 
 

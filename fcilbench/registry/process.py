@@ -1,0 +1,255 @@
+"""The worker process as its parent sees it, and the JSON lines that both sides speak.
+
+There is one kind of worker, `python -P -m fcilbench.execution.worker`. It answers `describe`, `resolve`, `probe`,
+`verify` and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+Event = dict[str, Any]
+"""One message of a worker: a JSON object whose `event` names its kind, e.g. `{"event": "round", "loss": 0.4, ...}`."""
+
+WORKER = (sys.executable, "-P", "-m", "fcilbench.execution.worker")
+LARGEST_LINE = 1 << 24
+"""Bytes of the longest line that is accepted; a longer one is dropped."""
+ANSWER_SECONDS = 300.0
+"""How long a worker may be silent about a question; a cold import of a deep-learning package takes a minute."""
+
+_CHUNK, _CHUNKS_PER_READ = 1 << 16, 16
+_LAST_WORDS = 2000
+_DEAF_SECONDS = 5.0
+
+
+class EventTooLargeError(Exception):
+    """A plugin logged more than an event may hold."""
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Returns a message as one line; what JSON cannot say is written as its `repr` rather than lost."""
+    return json.dumps(message, default=repr, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Event | None:
+    """Returns the event on a line, or `None` if the line is not one (a stray write must not break a run)."""
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) and isinstance(body.get("event"), str) else None
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines, whatever the chunks; drops lines longer than `largest`."""
+
+    def __init__(self, largest: int = LARGEST_LINE) -> None:
+        self._largest = largest
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Returns the lines that `chunk` completes, without their newline."""
+        lines = []
+        *complete, rest = chunk.split(b"\n")
+        for end in complete:
+            self._keep(end)
+            if self._size <= self._largest:
+                lines.append(b"".join(self._parts))
+            self._parts, self._size = [], 0
+        self._keep(rest)
+        return lines
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._largest:
+            self._parts = []
+        elif part:
+            self._parts.append(part)
+
+
+def worker_environment() -> dict[str, str]:
+    """Returns the environment of a worker: it finds the packages that this process finds, in the same order.
+
+    The empty entry of the search path is left out: it means the working folder, whose files are nobody's plugins.
+    """
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+class WorkerProcess:
+    """One worker process: its two pipes, its process group and its last words.
+
+    It runs in a session of its own, so that a Ctrl-C on the terminal reaches the parent alone and a kill reaches all
+    that the worker started. The pipe of requests closes when the parent dies, whatever the cause; that ends the worker.
+
+    Args:
+        environment: Its environment; `worker_environment` by default.
+        command: Command line; the numbers of its two pipes are appended (requests to read, events to write).
+
+    Attributes:
+        events: Descriptor to wait on until `read` has something.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER) -> None:
+        request_read, self._requests = os.pipe()
+        self.events, event_write = os.pipe()
+        os.set_blocking(self.events, False)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(request_read), str(event_write)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(request_read, event_write),
+                env=worker_environment() if environment is None else dict(environment),
+                start_new_session=True,
+            )
+        except OSError:
+            for descriptor in (self._requests, self.events):
+                os.close(descriptor)
+            self._output.close()
+            raise
+        finally:
+            os.close(request_read)
+            os.close(event_write)
+        self._lines = LineBuffer()
+        self._deaf_since: float | None = None
+
+    @property
+    def deaf(self) -> bool:
+        """Whether its event pipe is closed, so that nothing can come from it any more."""
+        return self._deaf_since is not None
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Hands over a request; a worker that is gone is noticed by `death`, not here."""
+        line = encode(request)
+        with contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self._requests, line) :]
+
+    def read(self) -> list[Event]:
+        """Returns the events that have come, at most a megabyte of them; what is not an event is dropped."""
+        lines: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_CHUNKS_PER_READ):
+                chunk = os.read(self.events, _CHUNK)
+                if not chunk:
+                    self._deaf_since = self._deaf_since or time.monotonic()
+                    break
+                lines += self._lines.feed(chunk)
+        return [event for line in lines if (event := decode(line)) is not None]
+
+    def death(self) -> Event | None:
+        """Returns the `died` event once the process is gone, else `None`.
+
+        A process that lives on without its event pipe is of no use to anybody and is killed.
+        """
+        code = self._process.poll()
+        if code is None:
+            if self._deaf_since is not None and time.monotonic() - self._deaf_since > _DEAF_SECONDS:
+                self._signal(signal.SIGKILL)
+            return None
+        return {"event": "died", "signal": -code if code < 0 else None, "code": code, "output": self._last_words()}
+
+    def terminate(self) -> None:
+        """Asks the worker and what it started to end."""
+        self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Kills the worker and what it started, reaps it and closes the pipes."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        os.close(self._requests)
+        os.close(self.events)
+        self._output.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The group keeps its number while any member lives, even after the worker itself is gone.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _last_words(self) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _LAST_WORDS))
+        return self._output.read().decode(errors="replace").strip()
+
+
+class Asker:
+    """Asks questions, one after the other, of a worker that starts with the first one and is replaced when it dies."""
+
+    def __init__(self) -> None:
+        self._worker: WorkerProcess | None = None
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def ask(
+        self,
+        question: Mapping[str, Any],
+        on_progress: Callable[[Event], None] | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Returns the answer to a question; one that ends the worker is answered by `{"died": reason}`.
+
+        Args:
+            question: An object with `ask`; see `fcilbench.execution.worker`.
+            on_progress: Takes the `progress` events that come before the answer.
+            seconds: How long the worker may be silent; `ANSWER_SECONDS` by default.
+        """
+        patience = ANSWER_SECONDS if seconds is None else seconds
+        self._worker = worker = self._worker or WorkerProcess()
+        token = uuid.uuid4().hex
+        worker.send({**question, "token": token})
+        deadline = time.monotonic() + patience
+        waiting = select.poll()
+        waiting.register(worker.events, select.POLLIN)
+        while time.monotonic() < deadline:
+            if not worker.deaf:
+                waiting.poll(1000 * min(0.5, patience))
+            died = worker.death()
+            for event in worker.read():
+                if event.get("token") != token:
+                    continue
+                if event["event"] == "answer":
+                    return {key: value for key, value in event.items() if key not in ("event", "token")}
+                deadline = time.monotonic() + patience
+                if on_progress is not None:
+                    on_progress(event)
+            if died is not None:
+                self._stop()
+                return {"died": _obituary(died)}
+            if worker.deaf:
+                time.sleep(0.02)
+        self._stop()
+        return {"died": f"no answer within {patience:g} s"}
+
+    def _stop(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+
+def _obituary(died: Event) -> str:
+    last = str(died["output"]).rpartition("\n")[2].strip()
+    if died["signal"] is not None:
+        return f"the process died of signal {died['signal']}"
+    return f"the process ended with exit code {died['code']}" + (f": {last}" if last else "")
