@@ -37,7 +37,7 @@ class FedProto(Aggregator):
                 "proto_term": "per_sample",
                 "proto_weighting": "uniform",
                 "predict": "prototype",
-            },
+            }
         }
 
         lambda_proto: float = Field(

@@ -11,7 +11,6 @@ from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ccvr import Ccvr
-from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.spec.protocol import Partition
 
 PARTS = Layout(slice(0, 4), slice(4, 4 + 6 * 2 + 6), slice(22, 23), classes=6, features=2)
@@ -133,22 +132,6 @@ def test_bytes_of_vit_b16():
     assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.86, abs=0.6)  # Kim and Do 2026, communication table
     absent = client(rows[:2], [30, 30], task)
     assert nbytes(ccvr().task_statistics(absent)) == 4 * (10 + 2 * 768)
-
-
-@pytest.mark.parametrize("preset", ["default", "original"])
-def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
-    outcome = play(ccvr(preset=preset), partition=Partition(kind="dirichlet", value=0.05, min_samples=0))
-    assert outcome.metrics["faa/oracle"].value > 0.4
-
-
-def test_without_samples_a_run_is_fedavg(play):
-    assert play(ccvr(samples=0)).model_digest == play(FedAvg()).model_digest
-
-
-@pytest.mark.parametrize("preset", ["default", "original"])
-@pytest.mark.parametrize("stop", [3, 4])
-def test_resume_ends_bit_equal(play, preset, stop):
-    assert play(ccvr(preset=preset), stop).model_digest == play(ccvr(preset=preset)).model_digest
 
 
 def test_a_calibrated_head_is_all_that_a_new_task_sends(play):

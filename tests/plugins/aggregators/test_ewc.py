@@ -129,10 +129,6 @@ def test_numbers_4_a_penalty_that_nobody_feels_is_warned_about(strength, warned)
     assert any("raise lambda_ewc" in warning for warning in host.warnings) is warned
 
 
-def test_lambda_zero_is_fedavg_bit_for_bit(play):
-    assert play(Ewc(Ewc.Params(lambda_ewc=0.0))).model_digest == play(FedAvg()).model_digest
-
-
 def test_the_penalty_holds_the_model_back_from_the_second_task_on(play):
     plain, tied = play(FedAvg()), play(Ewc(Ewc.Params(lambda_ewc=100.0)))
     assert tied.accuracy["oracle"][0] == plain.accuracy["oracle"][0]
@@ -190,14 +186,3 @@ def test_the_last_task_asks_for_no_fisher_and_what_is_not_finite_is_left_out(pla
 
     play(Spoilt(), **IID)
     assert asked == [0, 0, 1, 1, 2, 2]
-
-
-def test_a_resumed_run_ends_bit_equal(play):
-    whole, resumed = play(Ewc()), play(Ewc(), stop=5)
-    assert (resumed.model_digest, resumed.cost.bytes_down) == (whole.model_digest, whole.cost.bytes_down)
-
-
-def test_batchnorm_and_empty_clients(play, norm_backbone):
-    sparse = Partition(kind="dirichlet", value=0.05, min_samples=0)
-    outcome = play(Ewc(Ewc.Params(preset="original")), backbone=norm_backbone, partition=sparse)
-    assert len(outcome.accuracy["none"][-1]) == 4

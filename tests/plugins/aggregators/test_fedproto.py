@@ -10,7 +10,6 @@ from fcilbench.api.message import Layout, nbytes
 from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
-from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fedproto import FedProto, batch_mean_term, per_sample_term
 from fcilbench.spec.protocol import Partition
 
@@ -129,26 +128,6 @@ def test_bytes_of_vit_b16():
     assert sent == 10 * 768 * 4 + 10 * 4
     assert (343_502_224 + sent) / 1e6 == pytest.approx(343.533, abs=0.001)
     assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # Kim and Do 2026, communication table: 343.83 - 343.79
-
-
-def test_lambda_zero_is_fedavg_step_for_step(play):
-    assert play(fedproto(lambda_proto=0.0)).model_digest == play(FedAvg()).model_digest
-
-
-def test_the_first_round_of_every_task_is_fedavg(play):
-    assert play(fedproto(lambda_proto=5.0), rounds=1).model_digest == play(FedAvg(), rounds=1).model_digest
-    assert play(fedproto(lambda_proto=5.0)).model_digest != play(FedAvg()).model_digest
-
-
-@pytest.mark.parametrize("preset", ["default", "original"])
-def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
-    outcome = play(fedproto(preset=preset), partition=Partition(kind="dirichlet", value=0.05, min_samples=0))
-    assert outcome.metrics["faa/oracle"].value > 0.4
-
-
-@pytest.mark.parametrize("stop", [1, 3])
-def test_resume_ends_bit_equal(play, stop):
-    assert play(fedproto(), stop).model_digest == play(fedproto()).model_digest
 
 
 def test_traffic_by_hand(play):

@@ -96,16 +96,6 @@ def test_uneven_tasks_end_to_end(play):
     assert merged.accuracy["oracle"][0][0] > 0.6  # three digits right after their task
 
 
-def test_an_empty_client_and_batchnorm_do_no_harm(play, norm_backbone):
-    outcome = play(
-        FisherAvg(), backbone=norm_backbone, rounds=1, partition=Partition(kind="dirichlet", value=0.05, min_samples=0)
-    )
-    assert len(outcome.accuracy["none"][-1]) == 4
-
-
-# ---------------------------------------------------------------- laws of the merge
-
-
 def test_equal_fishers_give_the_weights():
     delta, fisher = torch.randn(3, 40), torch.rand(40)
     for weights in ([0.5, 0.3, 0.2], [1.0, 1.0, 1.0]):

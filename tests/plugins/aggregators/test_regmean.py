@@ -140,24 +140,10 @@ def test_bytes_of_vit_b16():
         assert 1e-6 * (model + 4 * VIT[kind]) == pytest.approx(total, abs=0.01)
 
 
-@pytest.mark.parametrize("preset", ["default", "original"])
-def test_uneven_tasks_with_empty_and_one_class_clients(play, preset):
-    outcome = play(
-        RegMean(RegMean.Params(preset=preset)), partition=Partition(kind="dirichlet", value=0.05, min_samples=0)
-    )
-    assert outcome.metrics["faa/oracle"].value > 0.5
-
-
 def test_all_layers_averaged_is_fedavg(play, monkeypatch):
     """Without Grams nothing is left of the method."""
     monkeypatch.setattr(RegMean, "statistics", lambda self, client: {})
     assert play(RegMean()).model_digest == play(FedAvg()).model_digest
-
-
-@pytest.mark.parametrize("stop", [1, 2])
-def test_resume_ends_bit_equal(play, stop):
-    method = RegMean(RegMean.Params(gram_augment=True))
-    assert play(method, stop).model_digest == play(method).model_digest
 
 
 def test_traffic_is_the_model_and_the_triangles(play):

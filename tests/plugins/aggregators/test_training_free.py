@@ -152,11 +152,6 @@ def test_a_class_that_nobody_has_is_never_the_answer(final):
     assert bias[1:].tolist() == [0.0] * 9
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_resume_ends_bit_equal(play, name):
-    assert play(METHODS[name](), 2).model_digest == play(METHODS[name]()).model_digest
-
-
 @pytest.mark.parametrize(
     ("name", "row", "shared"), [("ncm", 16 * 8, 0), ("ridge", 16 * 8, 136 * 8), ("lift", 40 * 8, 820 * 8)]
 )
