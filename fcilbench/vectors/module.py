@@ -11,7 +11,7 @@ decoded or sparsified vector exists as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -108,7 +108,9 @@ def _subtract(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> torch.T
 
 
 def _spans(basis: Basis, device: torch.device) -> Iterator[slice]:
-    return spans(size_of(basis[0]), columns(len(basis), device))
+    first = basis[0]
+    size = first.numel() if isinstance(first, torch.Tensor) else int(first["size"])
+    return spans(size, columns(len(basis), device))
 
 
 # ---------------------------------------------------------------- storage
@@ -159,11 +161,6 @@ def read(stored: Stored, part: slice) -> torch.Tensor:
     out = values.new_zeros(part.stop - part.start)
     out[stored["index"][left:right].to(torch.int64) - part.start] = values[left:right]
     return out
-
-
-def size_of(stored: Stored) -> int:
-    """Returns D."""
-    return stored.numel() if isinstance(stored, torch.Tensor) else int(stored["size"])
 
 
 def stack(vectors: Basis, part: slice) -> torch.Tensor:
@@ -290,7 +287,7 @@ class Modulators:
     """Masks and scales of the tasks 1..T under one tau_uni.
 
     Attributes:
-        basis: tau_hat_1 .. tau_hat_T as they are kept. Masks come from these, so a lossy storage shows in them.
+        basis: tau_hat_1 .. tau_hat_T as they are kept; masks come from these, so a lossy storage shows in them.
         coefficients: What `project_out` returned for each.
         sizes: L1 norm of each task's vector (`source`) before it was stored.
         unified: tau_uni, `[D]`.
@@ -371,11 +368,6 @@ class Packed:
         support = [pack_bits(present[span]) for span in spans(len(present), columns(1, present.device))]
         shape = torch.tensor([len(present), exponent])
         return cls(torch.cat(support), values, masks, scales.to(torch.float32), shape)
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        """The tensors by name; `Packed(**tensors)` is the inverse."""
-        return vars(self)
 
     def unified(self) -> torch.Tensor:
         """Returns tau_uni rounded to fp16, float32 `[D]`."""

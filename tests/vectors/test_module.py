@@ -269,7 +269,7 @@ def test_task_vectors_equal_the_evaluated_ones_with_tau_uni_in_half_precision():
         mask = torch.cat([piece for _, piece in made.masks(k)])
         assert torch.equal(packed.task_vector(k), restore(packed.unified(), mask, float(packed.scales[k])))
     support = int((exact != 0).sum())
-    assert tree_nbytes(dict(packed.tensors)) == 125 + 2 * support + 3 * (-(-support // 8) + 4) + 16
+    assert tree_nbytes(vars(packed)) == 125 + 2 * support + 3 * (-(-support // 8) + 4) + 16
 
 
 def test_vectors_that_fit_half_precision_come_back_bit_for_bit():

@@ -312,19 +312,20 @@ class VirtualFeatures:
 
     @classmethod
     def of(cls, groups: Sequence[tuple[int, Gaussians]], params: CcvrParams) -> VirtualFeatures | None:
-        """Collects the components with samples of all groups; `None` if there are none.
+        """Collects the components with samples; `None` if there are none.
 
         Args:
             groups: Label of the first class, and statistics of consecutive classes. Several groups may cover a class.
             params: The repair of covariances and the number of samples.
         """
-        present = [(offset, found, torch.nonzero(found.count > 0)[:, 0]) for offset, found in groups]
-        present = [(offset, found, index) for offset, found, index in present if len(index)]
-        if not present:
+        if not groups:
             return None
-        owner = torch.cat([index + offset for offset, _, index in present])
-        chosen = [found[index] for _, found, index in present]
-        flat = Gaussians(*(torch.cat([getattr(g, name) for g in chosen]) for name in ("count", "mean", "scatter")))
+        owner = torch.cat([offset + torch.arange(len(found.count)) for offset, found in groups])
+        flat = Gaussians(*(torch.cat([getattr(found, f) for _, found in groups]) for f in ("count", "mean", "scatter")))
+        present = flat.count > 0
+        flat, owner = flat[present], owner.to(present.device)[present]
+        if len(owner) == 0:
+            return None
         classes, slot = torch.unique(owner, return_inverse=True)
         root = roots(covariances(flat, params.shrink, params.rho_few, params.rho_many))
         return cls(classes, slot, flat.count.cpu(), flat.mean, root, params.samples)

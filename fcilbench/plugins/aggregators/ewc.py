@@ -101,7 +101,10 @@ class Ewc(Aggregator):
         theta = server.vector[server.layout.trainable]
         penalty = torch.zeros_like(theta)
         add_penalty_gradient(penalty, theta, self.task_broadcast(server), self.params.lambda_ewc)
-        ratio = float(penalty.norm()) / max(server.state["gradient_norm"], torch.finfo(torch.float32).tiny)
+        size, scale = float(penalty.norm()), server.state["gradient_norm"]
+        if size == 0 or scale == 0:  # the task moved nothing, or the one before had a single class
+            return
+        ratio = size / scale
         server.log("ewc/penalty_ratio", ratio)
         if ratio < _FELT:
             server.warn(

@@ -33,6 +33,20 @@ class FrozenFeatures(Aggregator):
         phases = (replace(phase, rounds=1, participation=1.0) for phase in schedule.phases)
         return replace(schedule, phases=tuple(phases))
 
+    def begin(self, server: Server) -> None:
+        """Creates empty class sums `[C, F]` and counts `[C]`."""
+        classes, features = server.layout.classes, server.layout.features
+        server.state["sums"] = torch.zeros(classes, features, dtype=torch.float64, device=server.vector.device)
+        server.state["counts"] = torch.zeros(classes, dtype=torch.float64, device=server.vector.device)
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the clients' class sums and counts."""
+        own, state = server.task.classes, server.state
+        for message in updates.statistics:
+            counts = message["counts"].to(torch.float64)
+            state["counts"][own] += counts
+            state["sums"][own] += scatter_rows(message["sums"], counts)
+
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one head."""
         return Predictors(
@@ -82,17 +96,7 @@ class Ncm(FrozenFeatures):
         features = client.net.features(inputs)
         return torch.nn.functional.normalize(features, dim=1) if self.params.unit_features else features
 
-    def begin(self, server: Server) -> None:
-        """Creates empty class sums and counts."""
-        shape = (server.layout.classes, server.layout.features)
-        server.state["sums"] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
-        server.state["counts"] = torch.zeros(shape[0], dtype=torch.float64, device=server.vector.device)
-
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and writes the head."""
-        own, state = server.task.classes, server.state
-        for message in updates.statistics:
-            counts = message["counts"].to(torch.float64)
-            state["counts"][own] += counts
-            state["sums"][own] += scatter_rows(message["sums"], counts)
-        write_head(server, torch.nn.functional.normalize(state["sums"], dim=1), state["counts"] > 0)
+        super().aggregate(updates, server)
+        write_head(server, torch.nn.functional.normalize(server.state["sums"], dim=1), server.state["counts"] > 0)

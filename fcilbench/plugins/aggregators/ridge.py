@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,7 +17,7 @@ from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
-from fcilbench.vectors.class_means import class_sums, scatter_rows
+from fcilbench.vectors.class_means import class_sums
 
 GRID = tuple(10.0 ** (half / 2) for half in range(-16, 5))
 """Strengths that are tried, in units of the Gram's mean diagonal: half decades from 1e-8 to 100."""
@@ -84,42 +83,25 @@ class Ridge(FrozenFeatures):
 
     def begin(self, server: Server) -> None:
         """Creates an empty Gram matrix, class sums and counts."""
-        classes, size = server.layout.classes, server.layout.features
-        for name, shape in (("gram", (size * (size + 1) // 2,)), ("sums", (classes, size)), ("counts", (classes,))):
-            server.state[name] = torch.zeros(shape, dtype=torch.float64, device=server.vector.device)
+        super().begin(server)
+        size = server.layout.features
+        server.state["gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and solves."""
-        own, state = server.task.classes, server.state
+        super().aggregate(updates, server)
+        state = server.state
         for message in updates.statistics:
-            counts = message["counts"].to(torch.float64)
             state["gram"] += message["gram"]
-            state["counts"][own] += counts
-            state["sums"][own] += scatter_rows(message["sums"], counts)
         gram = unpack_symmetric(state["gram"], server.layout.features)
-        if self.params.ridge == "gcv":
-            solution = solve_ridge_gcv(gram, state["sums"], float(state["counts"].sum()))
-        else:
-            solution = solve_ridge(gram, state["sums"], self.params.ridge)
-        server.log("ridge/strength", solution.strength)
-        write_head(server, solution.weight, state["counts"] > 0)
+        chosen, samples = self.params.ridge, float(state["counts"].sum())
+        strength = gcv_strength(gram, state["sums"], samples) if chosen == "gcv" else chosen
+        server.log("ridge/strength", strength)
+        write_head(server, solve_ridge(gram, state["sums"], strength), state["counts"] > 0)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """A ridge classifier.
-
-    Attributes:
-        weight: `[C, F]`; the logits of a feature are `weight @ f`.
-        strength: lambda, in units of the Gram's mean diagonal.
-    """
-
-    weight: torch.Tensor
-    strength: float
-
-
-def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> Solution:
-    """Solves min_W ||X W^T - Y||^2 + lambda ||W||^2 with lambda = strength * tr(G) / F, in float64.
+def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> torch.Tensor:
+    """Returns the `[C, F]` W of least ||X W^T - Y||^2 + lambda ||W||^2 with lambda = strength * tr(G) / F, in float64.
 
     Args:
         gram: G = X^T X, `[F, F]`.
@@ -132,29 +114,22 @@ def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> Solu
     level = torch.where(level > 0, level, torch.ones_like(level))
     regular = wide + level * torch.eye(len(wide), dtype=torch.float64, device=wide.device)
     factor = torch.linalg.cholesky(regular)
-    return Solution(torch.cholesky_solve(sums.to(torch.float64).T, factor).T, strength)
+    return torch.cholesky_solve(sums.to(torch.float64).T, factor).T
 
 
-def solve_ridge_gcv(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> Solution:
-    """Solves ridge regression with the strength of least generalised cross-validation (Golub, Heath, Wahba 1979).
+def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> float:
+    """Returns the strength of `GRID` of least generalised cross-validation (Golub, Heath, Wahba 1979).
 
     GCV(lambda) = n RSS / (n - df)^2 with df = tr(G (G + lambda I)^-1). For one-hot targets RSS = n - 2 <W, S> +
-    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at.
-
-    Args:
-        gram: G = X^T X, `[F, F]`.
-        sums: Class sums S, `[C, F]`.
-        samples: Number of samples n.
-
-    Returns:
-        The solution at the best strength of `GRID`; at the largest one if the samples decide nothing.
+    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at. If the
+    `samples` n decide nothing, the largest strength is returned.
     """
     wide = gram.to(torch.float64)
     values, vectors = torch.linalg.eigh(wide)
     values = values.clamp(min=0.0)
     energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
     level = float(wide.diagonal().mean())
-    best, chosen = float("inf"), GRID[-1]
+    best, chosen = float("inf"), float(GRID[-1])
     for strength in GRID:
         inverse = 1.0 / (values + strength * level) if level > 0 else torch.zeros_like(values)
         rss = samples - 2.0 * float((energy * inverse).sum()) + float((energy * values * inverse.square()).sum())
@@ -163,7 +138,7 @@ def solve_ridge_gcv(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> S
         score = samples * max(rss, 0.0) / left**2 if left > 1e-6 * samples else float("inf")
         if score < best:
             best, chosen = score, strength
-    return solve_ridge(gram, sums, chosen)
+    return chosen
 
 
 class _RandomProjection(nn.Module):

@@ -315,7 +315,7 @@ class Sum(Aggregator):
         parts, scales = server.layout, server.state["scales"]
         size, rest = parts.backbone.stop, {"head": server.vector[parts.head], "buffers": server.vector[parts.buffers]}
         return {
-            **Packed.of(self._modulators(server), scales).tensors,
+            **vars(Packed.of(self._modulators(server), scales)),
             **rest,
             "pretrained": torch.frombuffer(bytearray(_digest(server.state["pre"][parts.backbone])), dtype=torch.uint8),
             # tau_uni in fp16, one mask of D bits and one fp32 scale a task.
