@@ -186,7 +186,7 @@ def test_data_that_are_not_here_are_no_finding(tmp_path):
     [
         ("boards", "accuracy", {}, "there are no laws for boards"),
         ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
-        ("aggregators", "fedavg", {"average": "odd"}, "fcilbench/fedavg: average: "),
+        ("aggregators", "fedavg", {"weighting": "odd"}, "fcilbench/fedavg: weighting: "),
         ("backbones", "timm", {}, "fcilbench/timm: model: Field required"),
     ],
 )
@@ -198,7 +198,7 @@ def test_errors_of_the_kit(kind, name, options, text):
 def test_the_three_classes_find_their_plugins():
     class Uniform(AggregatorConformance):
         plugin = "fcilbench/fedavg"
-        params = {"average": "uniform"}  # noqa: RUF012
+        params = {"weighting": "uniform"}  # noqa: RUF012
         backbone = BenchNet
 
     class Net(BackboneConformance):
@@ -209,7 +209,7 @@ def test_the_three_classes_find_their_plugins():
         plugin = "digits"
         root = Path("/nowhere")
 
-    assert Uniform.case().subject.make().params.average == "uniform"
+    assert Uniform.case().subject.make().params.weighting == "uniform"
     assert isinstance(Uniform.case().subject.bench.backbone(), Backbone)
     assert isinstance(Net.case().subject, BackboneSubject)
     assert Data.case().subject.root == Path("/nowhere")
