@@ -35,14 +35,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one check.
-
-    Attributes:
-        id: Name of the check.
-        promise: What it proves when it finds nothing.
-        ran: Whether it ran to its end; it does not if one that it builds on found problems.
-        problems: What it found.
-    """
+    """What one check found, and whether it ran to its end: it does not if one that it builds on found problems."""
 
     id: str
     promise: str
@@ -124,13 +117,7 @@ def _probe(expansion: Expansion, deep: Probe, loaded: LoadedSuite) -> list[Probl
 
 @dataclass(frozen=True)
 class Missing:
-    """A data set whose files are not under the data root.
-
-    Attributes:
-        name: Full name of the plugin.
-        bytes: What there is to download; `None` if nobody says.
-        how: How to get it.
-    """
+    """A data set whose files are not under the data root: its plugin, the download's size if known, how to get it."""
 
     name: str
     bytes: int | None
@@ -142,12 +129,7 @@ class Missing:
 
 
 def missing_data(expansion: Expansion, root: Path | None = None) -> list[Missing]:
-    """Returns the data sets of a suite that are not here; looks at names only, `data verify` reads them.
-
-    Args:
-        expansion: The expanded suite.
-        root: The data root; the default one if not given.
-    """
+    """Returns the data sets of a suite that are not under the data root; looks at names, `data verify` at content."""
     found = []
     for key, facts in sorted(expansion.facts.items()):
         axis, _, name = key.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +20,23 @@ from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Protocol, Seeds
-from fcilbench.suite.load import LoadedSuite
-from fcilbench.suite.problems import Finding, Problem
-from fcilbench.suite.resolve import Entries, Entry, Settings, alone_findings, option_findings, read_entries, resolve
-from fcilbench.suite.rules import Point, Rule, Tuned, apply_rule, condition_findings, read_rules, unused_finding
-from fcilbench.suite.schema import AXES, PLUGIN_KINDS, Axis, Grid, PluginAxis, Suite
+from fcilbench.suite.load import LoadedSuite, place
+from fcilbench.suite.problems import Finding, InvalidSuiteError, Problem
+from fcilbench.suite.resolve import (
+    Entries,
+    Entry,
+    Setting,
+    Settings,
+    Target,
+    alone_findings,
+    option_findings,
+    read_entries,
+    resolve,
+)
+from fcilbench.suite.rules import Point, Rule, apply_rule, condition_findings, read_rules, unused_finding
+from fcilbench.suite.schema import AXES, PLUGIN_KINDS, Axis, Grid, Suite
 
-MAX_CELLS = 20_000
+MAX_CELLS = 10_000
 """Most cells of one suite."""
 
 
@@ -59,15 +70,12 @@ class Expansion:
 def expand(loaded: LoadedSuite) -> Expansion:
     """Expands a suite to its cells.
 
-    Plugins are imported in a child process, and only if the registry's cache does not know them with these options.
-
-    Args:
-        loaded: From `load_suite`.
+    Plugins are imported in another process, and only if the registry's cache does not know them with these options.
 
     Raises:
         InvalidSuiteError: If plugins, their parameters, splits, rules or boards are wrong, or two cells are the same.
     """
-    suite = loaded.suite
+    suite, layers = loaded.suite, loaded.layers
     written = {axis: list(enumerate(getattr(suite.grid, axis))) for axis in PLUGIN_KINDS}
     with catalog.session():
         entries, findings = read_entries(written)
@@ -76,30 +84,27 @@ def expand(loaded: LoadedSuite) -> Expansion:
         findings += _grid_findings(suite)
         findings += [each for rule in [*tuned, *exclude] for each in condition_findings(rule, known)]
         if findings:
-            raise loaded.invalid([*findings, *alone_findings(entries)], ran=("parse", "schema", "plugins"))
-        builder = _Builder(suite, entries, tuned)
-        excluded = _lay_out(suite, entries, exclude, builder)
-        builder.resolve()
-    ran = ("parse", "schema", "plugins", "params", "tasks")
-    if builder.findings:
-        raise loaded.invalid(builder.findings, ran)
-    cells, points = builder.cells()
-    findings = _duplicates(cells, points)
+            raise InvalidSuiteError(place(layers, findings + alone_findings(entries)), ("parse", "schema", "plugins"))
+        builder = _Builder(suite)
+        builder.build(entries, tuned, exclude)
+    # All seeds of two points are equal if the first ones are, but for rules that look at the seed.
+    seeds = suite.seeds.count if any("seed" in rule.where for rule in [*tuned, *exclude]) else 1
+    findings = builder.findings or _duplicates(builder.cells, builder.points, seeds)
     if findings:
-        raise loaded.invalid(findings, ran)
+        raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins", "params", "tasks"))
     partitions = {name for each in suite.grid.partition for name in (each.label, each.kind)}
     unused = [rule for rule in [*tuned, *exclude] if not rule.used and not loaded.inherited(rule.path)]
-    missing = map(loaded.place, builder.missing)
+    missing = place(layers, builder.missing)
     return Expansion(
         name=suite.name,
-        cells=cells,
-        excluded=excluded,
+        cells=builder.cells,
+        excluded=builder.excluded,
         prerequisites=list(dict.fromkeys(f"{each} ({each.hint})" if each.hint else str(each) for each in missing)),
         blocked=builder.blocked,
         axes={**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count},
         facts=builder.facts,
         flops=builder.flops,
-        unused=[loaded.place(unused_finding(rule, entries, partitions)) for rule in unused],
+        unused=place(layers, [unused_finding(rule, entries, partitions) for rule in unused]),
     )
 
 
@@ -181,144 +186,112 @@ def _grid_findings(suite: Suite) -> list[Finding]:
     return findings
 
 
-def _lay_out(
-    suite: Suite, entries: Entries, exclude: list[Rule], builder: _Builder
-) -> list[tuple[dict[str, str | int], str]]:
-    """Iterates over the grid, adds the included cells to the builder and returns the excluded ones."""
-    excluded = []
-    for point in points_of(suite.grid, entries):
-        labels = {axis: entry.label for axis, entry in point.entries.items()} | {"partition": point.partition.label}
-        for seed in range(suite.seeds.count):
-            hits = [rule for rule in exclude if rule.matches(point, suite.protocol, seed)]
-            if hits:
-                coords: dict[str, str | int] = {axis: labels[axis] for axis in AXES}
-                excluded.append(({**coords, "seed": seed}, hits[0].because))
-            else:
-                builder.add(point, seed)
-    return excluded
-
-
-@dataclass
-class _Draft:
-    """A grid cell whose plugins are not resolved yet: the keys of its plugin uses and of its protocol."""
-
-    point: Point
-    seed: int
-    uses: dict[PluginAxis, str]
-    protocol: str
-
-
 class _Builder:
-    """Collects what the cells need, resolves every distinct need once, then builds the cells.
+    """Builds cells; every distinct plugin with its options, protocol and split is resolved once.
 
-    Attributes:
-        findings: What is wrong with the suite.
-        missing: What is missing on this machine.
-        blocked: Number of cells that cannot be built because of that.
-        facts: See `Expansion`.
-        flops: See `Expansion`.
+    `findings` say what is wrong with the suite, `missing` what is not on this machine; the rest is as in `Expansion`.
     """
 
-    def __init__(self, suite: Suite, entries: Entries, tuned: list[Rule]) -> None:
+    def __init__(self, suite: Suite) -> None:
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
+        self.cells: list[Cell] = []
+        self.points: list[Point] = []
+        self.excluded: list[tuple[dict[str, str | int], str]] = []
         self.blocked = 0
         self.facts: dict[str, dict[str, Any]] = {}
         self.flops: dict[str, float] = {}
-        self._suite, self._entries, self._tuned = suite, entries, tuned
-        self._drafts: list[_Draft] = []
-        self._uses: dict[str, tuple[Entry, Settings]] = {}
-        self._plugins: dict[str, PluginUse] = {}
-        self._settings: dict[str, Settings] = {}
-        self._protocols: dict[str, Protocol] = {}
+        self._suite, self._limits = suite, suite.limits.limits()
+        self._uses: dict[str, PluginUse | None] = {}
+        self._used: set[int] = set()
+        self._protocols: dict[str, Protocol | None] = {}
         self._tasks: dict[int, tuple[int, ...]] = {}
 
-    def add(self, point: Point, seed: int) -> None:
-        """Adds one cell of the grid."""
-        tuned = Tuned()
-        for rule in self._tuned:
-            if rule.matches(point, self._suite.protocol, seed):
-                self.findings += apply_rule(rule, point, tuned)
-        uses = {axis: self._use(entry, tuned.plugins[axis]) for axis, entry in point.entries.items()}
-        settings = {**point.entries["aggregator"].protocol, **tuned.protocol}
-        key = key_of({name: setting.value for name, setting in settings.items()})
-        self._settings.setdefault(key, settings)
-        self._drafts.append(_Draft(point, seed, uses, key))
-
-    def resolve(self) -> None:
-        """Resolves plugins, protocols and splits; fills `findings` and `missing`."""
-        used = {id(entry) for entry, _ in self._uses.values()}
-        for entry in (entry for axis in self._entries.values() for entry in axis if id(entry) not in used):
+    def build(self, entries: Entries, tuned: list[Rule], exclude: list[Rule]) -> None:
+        """Iterates over the grid: excluded cells are noted with their reason, the others are built."""
+        protocol = self._suite.protocol
+        for point in points_of(self._suite.grid, entries):
+            labels = {axis: entry.label for axis, entry in point.entries.items()} | {"partition": point.partition.label}
+            for seed in range(self._suite.seeds.count):
+                hits = [rule for rule in exclude if rule.matches(point, protocol, seed)]
+                if hits:
+                    self.excluded.append(({**{axis: labels[axis] for axis in AXES}, "seed": seed}, hits[0].because))
+                    continue
+                settings: dict[Target, dict[str, Setting]] = defaultdict(dict)
+                for rule in (rule for rule in tuned if rule.matches(point, protocol, seed)):
+                    self.findings += apply_rule(rule, point, settings)
+                self._add(point, seed, settings)
+        for entry in (entry for members in entries.values() for entry in members if id(entry) not in self._used):
             self._use(entry, {})  # an entry whose cells are all excluded is still checked
-        changed = [(entry, settings) for entry, settings in self._uses.values() if settings != entry.options]
-        answers = iter(resolve(changed))
-        for key, (entry, settings) in self._uses.items():
-            self._take(key, entry, settings, entry.answer if settings == entry.options else next(answers))
-        base = self._suite.protocol.model_dump(mode="json")
-        for key, settings in self._settings.items():
+
+    def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings]) -> None:
+        uses = {axis: self._use(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
+        protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
+        dataset = point.entries["dataset"]
+        if None in uses.values() or protocol is None or dataset.index not in self._tasks:
+            self.blocked += 1
+            return
+        seeds = self._suite.seeds
+        cell = Cell(
+            suite=self._suite.name,
+            protocol=protocol,
+            tasks=self._tasks[dataset.index],
+            data_fingerprint=str(self.facts[f"dataset:{dataset.ref.name}"].get("fingerprint", "")),
+            partition=point.partition,
+            seeds=Seeds(base=seeds.base, index=seed, vary=tuple(seeds.vary)),
+            evaluate=self._suite.evaluate,
+            runtime=self._suite.runtime,
+            limits=self._limits,
+            **{str(axis): use for axis, use in uses.items() if use is not None},
+        )
+        self.cells.append(cell)
+        self.points.append(point)
+
+    def _protocol(self, settings: Settings) -> Protocol | None:
+        values = {name: setting.value for name, setting in settings.items()}
+        key = key_of(values)
+        if key not in self._protocols:
+            self._protocols[key] = None
             try:
-                self._protocols[key] = validate(Protocol, {**base, **{name: s.value for name, s in settings.items()}})
+                base = self._suite.protocol.model_dump(mode="json")
+                self._protocols[key] = validate(Protocol, {**base, **values})
             except ValidationError as error:
                 for problem in explain(error, Protocol.model_fields):
                     path = settings[str(problem.loc[0])].path
                     self.findings.append(Finding(f"protocol.{problem.message}", path, check="params"))
+        return self._protocols[key]
 
-    def cells(self) -> tuple[list[Cell], list[Point]]:
-        """Builds the cells of a suite without problems.
-
-        Returns:
-            The cells that can be identified on this machine, and the point of the grid of each.
-        """
-        suite, limits = self._suite, self._suite.limits.limits()
-        cells, points = [], []
-        for draft in self._drafts:
-            dataset = draft.point.entries["dataset"]
-            if dataset.index not in self._tasks or not all(key in self._plugins for key in draft.uses.values()):
-                self.blocked += 1
-                continue
-            cell = Cell(
-                suite=suite.name,
-                protocol=self._protocols[draft.protocol],
-                tasks=self._tasks[dataset.index],
-                data_fingerprint=str(self.facts[f"dataset:{dataset.ref.name}"].get("fingerprint", "")),
-                partition=draft.point.partition,
-                seeds=Seeds(base=suite.seeds.base, index=draft.seed, vary=tuple(suite.seeds.vary)),
-                evaluate=suite.evaluate,
-                runtime=suite.runtime,
-                limits=limits,
-                **{str(axis): self._plugins[key] for axis, key in draft.uses.items()},
-            )
-            cells.append(cell)
-            points.append(draft.point)
-        return cells, points
-
-    def _use(self, entry: Entry, tuned: Settings) -> str:
+    def _use(self, entry: Entry, tuned: Settings) -> PluginUse | None:
+        """Returns what a cell carries of a plugin, `None` if it cannot be used."""
         key = key_of(entry.axis, entry.index, {name: setting.value for name, setting in tuned.items()})
-        self._uses.setdefault(key, (entry, {**entry.options, **tuned}))
-        return key
-
-    def _take(self, key: str, entry: Entry, settings: Settings, answer: Resolved | Unresolved | None) -> None:
-        """Takes what the registry says of one plugin with its options."""
+        if key in self._uses:
+            return self._uses[key]
+        settings = {**entry.options, **tuned}
+        answer = resolve([(entry, settings)])[0] if tuned else entry.answer
+        self._uses[key] = None
+        self._used.add(id(entry))
         self.findings += option_findings(entry, settings, answer)
         if isinstance(answer, Unresolved) and answer.prerequisite:
             self.missing += [Finding(each.message, entry.path, hint=each.hint) for each in answer.problems]
-        if not isinstance(answer, Resolved):
-            return
-        self._plugins[key] = PluginUse(
-            name=entry.ref.name,
-            label=entry.label,
-            version=answer.version,
-            params=answer.params,
-            identity=answer.identity,
-            code_digest=answer.code_digest,
-        )
-        self.facts[f"{entry.axis}:{entry.ref.name}"] = answer.facts
-        if answer.facts.get("forward_flops") is not None:
-            self.flops[key_of(entry.ref.name, answer.identity)] = float(answer.facts["forward_flops"])
-        if entry.axis == "dataset" and entry.index not in self._tasks:
-            self._split(entry, answer.facts)
+        elif isinstance(answer, Resolved):
+            self._uses[key] = PluginUse(
+                name=entry.ref.name,
+                label=entry.label,
+                version=answer.version,
+                params=answer.params,
+                identity=answer.identity,
+                code_digest=answer.code_digest,
+            )
+            self._note(entry, answer)
+        return self._uses[key]
 
-    def _split(self, entry: Entry, facts: Mapping[str, Any]) -> None:
+    def _note(self, entry: Entry, answer: Resolved) -> None:
+        """Notes what a plugin declares, and splits a data set into its tasks."""
+        facts = self.facts[f"{entry.axis}:{entry.ref.name}"] = answer.facts
+        if facts.get("forward_flops") is not None:
+            self.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
+        if entry.axis != "dataset" or entry.index in self._tasks:
+            return
         tasks = getattr(entry.written, "tasks", None)
         try:
             self._tasks[entry.index] = split_classes(tasks, int(facts["classes"]), facts["default_tasks"])
@@ -328,17 +301,16 @@ class _Builder:
             self.missing.append(Finding(f"{entry.ref.name} does not declare the fact {error}", entry.path))
 
 
-def _duplicates(cells: list[Cell], points: list[Point]) -> list[Finding]:
-    """Returns pairs of grid entries that lead to one and the same experiment."""
-    first: dict[str, int] = {}
-    findings: dict[tuple[str, int, int], Finding] = {}
-    for number, cell in enumerate(cells):
-        other = first.setdefault(cell_id(cell), number)
-        for axis, one in points[number].entries.items():
-            two = points[other].entries[axis]
+def _duplicates(cells: list[Cell], points: list[Point], seeds: int) -> list[Finding]:
+    """Returns pairs of grid entries that lead to one and the same experiment with one of the first seeds."""
+    first: dict[str, Point] = {}
+    findings = []
+    hint = "remove one of them; labels do not make a difference"
+    for cell, point in zip(cells, points, strict=True):
+        same = first.setdefault(cell_id(cell), point) if cell.seeds.index < seeds else point
+        for axis, one in point.entries.items():
+            two = same.entries[axis]
             if one is not two:
                 message = f"{axis} {one.label!r} is the same experiment as {axis} {two.label!r}"
-                hint = "remove one of them; labels do not make a difference"
-                found = Finding(message, one.path, hint=hint, check="cells")
-                findings.setdefault((axis, one.index, two.index), found)
-    return list(findings.values())
+                findings.append(Finding(message, one.path, hint=hint, check="cells"))
+    return findings

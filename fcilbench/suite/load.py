@@ -57,14 +57,6 @@ class LoadedSuite:
         layer = locate(self.layers, path)[0]
         return layer.at is None and layer.name != str(self.path)
 
-    def place(self, finding: Finding) -> Problem:
-        """Returns a finding with its position."""
-        return _placed(self.layers, finding)
-
-    def invalid(self, findings: Iterable[Finding], ran: Iterable[str]) -> InvalidSuiteError:
-        """Returns the error for what checkers found, given the ids of the checks that ran to their end."""
-        return InvalidSuiteError([self.place(finding) for finding in findings], ran)
-
 
 def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
     """Loads and validates a suite.
@@ -75,13 +67,9 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
             (`grid.backbone.0.weights=model.safetensors`).
 
     Raises:
-        InvalidSuiteError: If anything is wrong with it; one line per problem, with position and nearest legal word.
+        InvalidSuiteError: If anything is wrong with it; one line per problem, with place and nearest legal word.
         SuiteError: If a file cannot be read.
         UsageError: If an override is not of the form `path=value`.
-
-    Example:
-        >>> load_suite("suites/quickstart.yaml", ["seeds=1"]).suite.seeds.count  # doctest: +SKIP
-        1
     """
     path = Path(path)
     layers = _read(path, None, ())
@@ -94,8 +82,14 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
     except ValidationError as error:
         # The registry is asked too, so that a misspelt plugin or option comes with the misspelt keys.
         findings = [*schema_findings(error, values), *resolve.written_findings(values)]
-        raise InvalidSuiteError([_placed(layers, each) for each in findings], ran=("parse", "schema")) from error
+        raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema")) from error
     return LoadedSuite(suite, path, tuple(layers), values)
+
+
+def place(layers: Sequence[Layer], findings: Iterable[Finding]) -> list[Problem]:
+    """Returns findings with their places: the only step from paths to `file:line:column`."""
+    where = {each: locate(layers, each.path, key=each.key)[1] for each in findings}
+    return [Problem(each.message, there, each.hint, each.check) for each, there in where.items()]
 
 
 def merge(base: Any, top: Any) -> Any:
@@ -213,11 +207,6 @@ def _long_forms(path: KeyPath) -> list[KeyPath]:
     if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
         return [(*path[:-1], "kind"), (*path[:-1], "value")]
     return [path]
-
-
-def _placed(layers: Sequence[Layer], finding: Finding) -> Problem:
-    where = locate(layers, finding.path, key=finding.key)[1]
-    return Problem(finding.message, where, finding.hint, finding.check)
 
 
 def _refuse(message: str, where: str, check: str = "schema") -> NoReturn:

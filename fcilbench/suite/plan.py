@@ -54,11 +54,10 @@ class PlanItem:
         cell: The cell.
         cell_id: Its identity.
         state: What the store knows of it.
-        why: Reason of the state, "" where the state says it all.
+        why: Reason of the state; empty where the state says it all.
         run: Whether a run would train it.
         status: Status of its latest row, `None` without one.
-        seconds: Estimated wall-clock seconds of training it.
-        basis: Whether they are `measured` on this hardware or a `guess`.
+        seconds: Estimated wall-clock seconds of training it, `measured` on this hardware or a `guess`, as `basis` says.
     """
 
     cell: Cell
@@ -73,19 +72,11 @@ class PlanItem:
 
 @dataclass(frozen=True)
 class PlanGroup:
-    """The seeds of one point of the grid.
-
-    Attributes:
-        coords: Axes without the seed.
-        counts: Number of cells in each state that occurs.
-        why: Distinct reasons.
-        seconds: Estimated seconds of the cells that a run would train.
-    """
+    """The seeds of one point of the grid: its labels, the number of cells in each state, and distinct reasons."""
 
     coords: dict[str, str]
     counts: dict[State, int]
     why: list[str]
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,11 +106,11 @@ class Plan:
 def make_plan(
     expansion: Expansion, view: StoreView | None = None, rerun: str = "stale", only: Sequence[str] = ()
 ) -> Plan:
-    """Plans a run.
+    """Plans a run against what earlier runs left (`None` is an empty store).
 
     Args:
         expansion: From `expand`.
-        view: What earlier runs left; `None` is an empty store.
+        view: What earlier runs left.
         rerun: Policy of `--rerun`, see `fcilbench.suite.select.POLICIES`.
         only: Values of `--only`. A term that asks for failed or stale cells by their status also runs them again.
 
@@ -146,13 +137,7 @@ def make_plan(
 
 
 def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[State, str]:
-    """Returns the state of a cell and its reason, "" where the state says it all.
-
-    Args:
-        cell: The cell.
-        row: Its latest row.
-        owner: Who else works on it right now.
-    """
+    """Returns the state of a cell and its reason, from its latest row and from who else works on it right now."""
     if owner is not None:
         return "running", f"running elsewhere: {owner}"
     state = state_of_status(row.status if row else None)
@@ -193,22 +178,16 @@ def _groups(items: Iterable[PlanItem]) -> list[PlanGroup]:
         found.setdefault(coords, []).append(item)
     return [
         PlanGroup(
-            coords=dict(coords),
-            counts=dict(Counter(item.state for item in members)),
-            why=list(dict.fromkeys(item.why for item in members if item.why)),
-            seconds=sum(item.seconds for item in members if item.run),
+            dict(coords),
+            dict(Counter(item.state for item in members)),
+            list(dict.fromkeys(item.why for item in members if item.why)),
         )
         for coords, members in found.items()
     ]
 
 
 class CostModel:
-    """Estimates wall-clock seconds.
-
-    Args:
-        view: Earlier rows, of which only finished ones of this hardware count, and where cells would run.
-        expansion: What its plugins declare of themselves.
-    """
+    """Estimates wall-clock seconds from finished rows of this hardware, else from what the plugins declare."""
 
     def __init__(self, view: StoreView, expansion: Expansion) -> None:
         self._facts, self._flops, self._gpu = expansion.facts, expansion.flops, view.gpu

@@ -1,4 +1,4 @@
-"""Problems of a suite: checkers say which value is wrong, and the place in the file is found once, at the end."""
+"""Problems of a suite: checkers say which value is wrong, and its place in the file is found once, at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcilbench.errors import SuiteError
 KeyPath = tuple[str | int, ...]
 """Keys and indices from the root of a suite to one of its values."""
 
-_LONGEST = 600
+_LONGEST_LINE, _MOST_LINES = 600, 100
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Finding:
 
     Attributes:
         message: What, with the nearest legal word where there is one.
-        path: The value's path in the suite; it may be one that is missing.
+        path: The value's path in the suite; the value may be missing.
         key: Whether the value's key is wrong.
         hint: What to do about it.
         check: Id of the check that found it (see `fcilbench.suite.check`).
@@ -35,14 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """A finding with its place.
-
-    Attributes:
-        message: What is wrong, in one line.
-        where: `file:line:column`, or the `-s` override it comes from.
-        hint: What to do about it.
-        check: Id of the check that found it.
-    """
+    """A finding with its place, `file:line:column` or the `-s` override that it comes from; each in one short line."""
 
     message: str
     where: str
@@ -58,7 +51,7 @@ class Problem:
 
 
 class InvalidSuiteError(SuiteError):
-    """A suite is invalid: one line for each problem.
+    """A suite is invalid: one line for each problem, in the order of their places.
 
     Args:
         problems: At least one.
@@ -71,14 +64,17 @@ class InvalidSuiteError(SuiteError):
         hints = list(dict.fromkeys(problem.hint for problem in self.problems if problem.hint))
         if len(self.problems) == 1:
             super().__init__(self.problems[0].message, where=self.problems[0].where, hint=hints[0] if hints else None)
-        else:
-            super().__init__("\n".join(map(str, self.problems)), hint="; ".join(hints) or None)
+            return
+        lines, more = [str(problem) for problem in self.problems[:_MOST_LINES]], len(self.problems) - _MOST_LINES
+        super().__init__(
+            "\n".join([*lines, f"and {more:,} more"] if more > 0 else lines), hint="; ".join(hints) or None
+        )
 
 
 def one_line(text: str) -> str:
     """Returns a text as one short line: unprintable characters are escaped, a long middle is left out."""
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 3 :]}"
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 3 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

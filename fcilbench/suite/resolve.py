@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,11 +45,11 @@ class Entry:
         written: As the suite writes it.
         ref: The plugin.
         label: What boards and filters call it.
-        fields: Names of the plugin's parameters.
+        fields: Names of the plugin's parameters; none if the plugin is broken.
         broken: Whether the plugin cannot be imported.
-        options: Parameters of the plugin.
+        options: Parameters of the plugin that the entry sets.
         protocol: Protocol fields that an aggregator's entry sets.
-        answer: What the registry says of these options, without `tuned` rules.
+        answer: What the registry says of these options; `tuned` rules may add others.
     """
 
     axis: PluginAxis
@@ -85,9 +87,6 @@ Entries = dict[PluginAxis, list[Entry]]
 def read_entries(written: Written) -> tuple[Entries, list[Finding]]:
     """Looks plugins up, labels the entries, sorts their options and resolves them.
 
-    Args:
-        written: The entries.
-
     Returns:
         The entries whose plugin exists, and what is wrong with names, labels and keys.
     """
@@ -111,19 +110,12 @@ def read_entries(written: Written) -> tuple[Entries, list[Finding]]:
 
 def resolve(uses: Iterable[tuple[Entry, Settings]]) -> list[Resolved | Unresolved]:
     """Asks the registry for entries with these options."""
-    return catalog.resolve(
-        [Use(entry.ref, {name: each.value for name, each in settings.items()}) for entry, settings in uses]
-    )
+    options = ((entry.ref, {name: each.value for name, each in settings.items()}) for entry, settings in uses)
+    return catalog.resolve([Use(ref, values) for ref, values in options])
 
 
 def option_findings(entry: Entry, settings: Settings, answer: Resolved | Unresolved | None) -> list[Finding]:
-    """Returns what is wrong with the options of an entry; what is only missing on this machine is not.
-
-    Args:
-        entry: The entry.
-        settings: Its options.
-        answer: What the registry says of them.
-    """
+    """Returns what the registry finds wrong with these options; what is only missing on this machine is not wrong."""
     findings = []
     for problem in answer.problems if isinstance(answer, Unresolved) and not answer.prerequisite else ():
         setting = settings.get(str(problem.loc[0])) if problem.loc else None
@@ -135,36 +127,27 @@ def option_findings(entry: Entry, settings: Settings, answer: Resolved | Unresol
 
 
 def alone_findings(entries: Entries) -> list[Finding]:
-    """Returns what is wrong with the options of each entry, a missing value aside: a `tuned` rule may give it."""
-    found = [
-        each
-        for axis in entries.values()
-        for entry in axis
-        for each in option_findings(entry, entry.options, entry.answer)
-    ]
+    """Returns what is wrong with the options of each entry, but for missing values: a `tuned` rule may give them."""
+    everything = [entry for axis in entries.values() for entry in axis]
+    found = [each for entry in everything for each in option_findings(entry, entry.options, entry.answer)]
     return [each for each in found if "missing key" not in each.message]
 
 
 def written_findings(values: Any) -> list[Finding]:
-    """Returns what is wrong with the plugin entries of a suite whose structure is invalid elsewhere.
-
-    Args:
-        values: The suite as plain values.
-    """
+    """Returns what is wrong with the plugin entries of a suite (as plain values) that is invalid elsewhere."""
     grid = values.get("grid")
     written: dict[PluginAxis, list[tuple[int, PluginEntry]]] = {axis: [] for axis in PLUGIN_KINDS}
     for axis, found in written.items():
         raw = grid.get(axis) if isinstance(grid, dict) else None
         for index, each in enumerate(raw if isinstance(raw, list) else ()):
-            try:
+            with contextlib.suppress(ValidationError):  # the schema has said so
                 found.append((index, validate(DatasetEntry if axis == "dataset" else PluginEntry, each)))
-            except ValidationError:  # the schema has said so
-                continue
     entries, findings = read_entries(written)
     return findings + alone_findings(entries)
 
 
 Target = PluginAxis | Literal["protocol"]
+TARGETS: tuple[Target, ...] = (*PLUGIN_KINDS, "protocol")
 
 
 def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
@@ -186,25 +169,21 @@ def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
         ('protocol', 'lr')
     """
     head, dot, name = key.partition(".")
-    protocol = list(Protocol.model_fields)
+    homes: dict[Target, list[str]] = {"aggregator": list(fields), "protocol": list(Protocol.model_fields)}
     if not dot:
-        if key in fields and key in protocol:
+        found = [target for target, names in homes.items() if key in names]
+        if len(found) > 1:
             raise ValueError(f"key {key!r} is ambiguous: write 'aggregator.{key}' or 'protocol.{key}'")
-        if key in fields:
-            return "aggregator", key
-        if key in protocol:
-            return "protocol", key
-        raise ValueError(f"unknown key {key!r}{nearest(key, [*fields, *protocol])}")
-    if head == "protocol":
-        if name not in protocol:
-            raise ValueError(f"unknown key {name!r} of the protocol{nearest(name, protocol)}")
-        return "protocol", name
-    if head == "aggregator" and name not in fields:
-        raise ValueError(f"unknown key {name!r}{nearest(name, fields)}")
-    for axis in PLUGIN_KINDS:
-        if head == axis:
-            return axis, name
-    raise ValueError(f"unknown key {key!r}{nearest(head, [*PLUGIN_KINDS, 'protocol'])}")
+        if not found:
+            raise ValueError(f"unknown key {key!r}{nearest(key, itertools.chain(*homes.values()))}")
+        return found[0], key
+    target = next((each for each in TARGETS if each == head), None)
+    if target is None:
+        raise ValueError(f"unknown key {key!r}{nearest(head, TARGETS)}")
+    if target in homes and name not in homes[target]:
+        of = " of the protocol" if target == "protocol" else ""
+        raise ValueError(f"unknown key {name!r}{of}{nearest(name, homes[target])}")
+    return target, name
 
 
 def _sort_options(entry: Entry, description: Description) -> list[Finding]:
@@ -230,8 +209,8 @@ def _sort_options(entry: Entry, description: Description) -> list[Finding]:
 def _assign_labels(entries: Sequence[Entry]) -> list[Finding]:
     """Gives every entry of an axis its label, and returns the labels that are used twice.
 
-    The label is what the entry says; else the name as it is written, if no other entry uses the same plugin; else that
-    name with the options that distinguish the entry, e.g. `sum[lambda_s=0.2]`.
+    Without a label of its own an entry has its plugin's name, and the options that tell it from other entries of the
+    same plugin, e.g. `sum[lambda_s=0.2]`.
     """
     findings = []
     first: dict[str, Entry] = {}

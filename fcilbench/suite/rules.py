@@ -9,8 +9,8 @@ from typing import Any
 from fcilbench.errors import nearest
 from fcilbench.spec.protocol import Partition, Protocol
 from fcilbench.suite.problems import Finding, KeyPath
-from fcilbench.suite.resolve import Entries, Entry, Setting, route
-from fcilbench.suite.schema import AXES, PARTITION_KEYS, PLUGIN_KINDS, PluginAxis, Suite
+from fcilbench.suite.resolve import Entries, Entry, Setting, Target, route
+from fcilbench.suite.schema import AXES, PARTITION_KEYS, PluginAxis, Suite
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rule:
 
     Attributes:
         path: Path of the rule in the suite.
-        where: Its conditions by key; a list is any of its values.
+        where: Its conditions by key; a list means any of its values.
         where_path: Path of the map that holds the conditions.
         values: What a `tuned` rule sets, by key.
         because: Why an `exclude` rule leaves cells out.
@@ -85,21 +85,8 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-@dataclass
-class Tuned:
-    """What rules have set for one cell: plugin options by axis, and protocol fields."""
-
-    plugins: dict[PluginAxis, dict[str, Setting]] = field(default_factory=lambda: {axis: {} for axis in PLUGIN_KINDS})
-    protocol: dict[str, Setting] = field(default_factory=dict)
-
-
-def apply_rule(rule: Rule, point: Point, tuned: Tuned) -> list[Finding]:
-    """Applies a `tuned` rule to one cell.
-
-    Args:
-        rule: A rule that matches the cell.
-        point: Where the cell is.
-        tuned: What earlier rules have set; changed in place.
+def apply_rule(rule: Rule, point: Point, tuned: dict[Target, dict[str, Setting]]) -> list[Finding]:
+    """Adds what a `tuned` rule sets for a cell that it matches to what earlier rules have set.
 
     Returns:
         Keys that the cell does not have, or that its entry gives itself: a label that says `sum[lambda_s=0.2]` must not
@@ -117,23 +104,17 @@ def apply_rule(rule: Rule, point: Point, tuned: Tuned) -> list[Finding]:
             findings.append(Finding(message, setting.path, True, hint, "rules"))
             continue
         entry = aggregator if target == "protocol" else point.entries[target]
-        written = (entry.protocol if target == "protocol" else entry.options).get(name)
-        if written is None:
-            (tuned.protocol if target == "protocol" else tuned.plugins[target])[name] = setting
+        given = (entry.protocol if target == "protocol" else entry.options).get(name)
+        if given is None:
+            tuned[target][name] = setting
         else:
-            given = ".".join(map(str, written.path))
-            message = f"{key!r} would override what {entry.label!r} is given as {given}"
+            message = f"{key!r} would override what {entry.label!r} is given as {'.'.join(map(str, given.path))}"
             findings.append(Finding(message, setting.path, True, hint, "rules"))
     return findings
 
 
 def condition_findings(rule: Rule, entries: Entries) -> list[Finding]:
-    """Returns the conditions on axes that do not exist, and on parameters that no entry of the axis has.
-
-    Args:
-        rule: The rule.
-        entries: The axes whose plugins are all known.
-    """
+    """Returns the conditions on axes that do not exist, and on parameters that no entry of a known axis has."""
     messages = {key: _condition_problem(key, entries) for key in rule.where}
     return [
         Finding(message, (*rule.where_path, key), key=True, check="rules")
@@ -163,13 +144,7 @@ def _condition_problem(key: str, entries: Entries) -> str | None:
 
 
 def unused_finding(rule: Rule, entries: Entries, partitions: set[str]) -> Finding:
-    """Says that a rule matches no cell, and which of its words is on no axis.
-
-    Args:
-        rule: The rule.
-        entries: The plugin entries of the grid.
-        partitions: Labels and kinds of its partitions.
-    """
+    """Says that a rule matches no cell, and which of its words is the name of no entry and of no partition."""
     legal: dict[str, set[str]] = {axis: {n for entry in found for n in entry.names} for axis, found in entries.items()}
     legal["partition"] = partitions
     details = [

@@ -42,12 +42,9 @@ class Selector:
     alternatives: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     def matches(self, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None) -> bool:
-        """Says whether a cell is selected.
+        """Says whether a cell is selected, by its coordinates, its row's status and its state in a plan.
 
-        Args:
-            coords: Its place on the grid (`Cell.coords` or `Row.coords`).
-            status: Status of its row, `None` without one.
-            state: Its state in a plan; by default the one that follows from the status.
+        Without a state, the one that follows from the status is taken.
         """
         known = {status, state or state_of_status(status)} - {None}
 
@@ -64,10 +61,7 @@ class Selector:
 
 
 def parse_selectors(expressions: Sequence[str]) -> Selector:
-    """Parses the values of `--only`.
-
-    Args:
-        expressions: One per use of the option.
+    """Parses the values of `--only`, one for each use of the option.
 
     Raises:
         UsageError: If one is not of the form `axis:value,...`, or names an unknown axis or status.
@@ -80,10 +74,7 @@ def parse_selectors(expressions: Sequence[str]) -> Selector:
 
 
 def parse_rerun(policy: str) -> frozenset[State]:
-    """Returns the states that a policy runs again.
-
-    Args:
-        policy: One of `POLICIES`, or several with commas between them.
+    """Returns the states that a policy, or several with commas between them, runs again.
 
     Raises:
         UsageError: If there is no such policy.

@@ -27,7 +27,6 @@ MAX_DEPTH = 40
 """Deepest nesting of values."""
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS = ("null", "bool", "int", "float", "str", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,10 @@ class Layer:
     at: KeyPath | None = None
 
     def find(self, path: KeyPath, *, key: bool = False) -> tuple[float, str, bool]:
-        """Looks for a value in this layer.
+        """Returns how many steps of a path this layer has, where the last one stands, and whether to look further down.
 
-        Args:
-            path: Path of the value in the suite.
-            key: Point at the value's key instead.
-
-        Returns:
-            How many steps of the path this layer has (half a step less if it is an override of another value), the
-            position of the last step, and whether lower layers may have more steps.
+        Where `key` is set, the place is that of the value's key. An override of another value has half a step less: it
+        explains a value that it alone brings into the suite, and no other.
         """
         at = self.at or ()
         if path[: len(at)] != at:
@@ -73,7 +67,7 @@ class Layer:
 
 
 def locate(layers: Sequence[Layer], path: KeyPath, *, key: bool = False) -> tuple[Layer, str]:
-    """Returns the layer and the position of a value, or of the nearest value that holds it.
+    """Returns the layer and the place of a value, or of the nearest value that holds it.
 
     Args:
         layers: From the lowest to the one that wins.
@@ -91,11 +85,7 @@ def locate(layers: Sequence[Layer], path: KeyPath, *, key: bool = False) -> tupl
 
 
 def parse(data: bytes | str, name: str) -> Layer:
-    """Parses one YAML document.
-
-    Args:
-        data: The document.
-        name: Name of its file, for positions.
+    """Parses one YAML document of a file, or of an override, with this name.
 
     Raises:
         InvalidSuiteError: If it is not YAML, or more than a suite may hold.
@@ -103,25 +93,20 @@ def parse(data: bytes | str, name: str) -> Layer:
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
+        text = data if isinstance(data, str) else data.decode()
         root = yaml.compose(text)
-        value = None if root is None else yaml.constructor.construct_document(root)
+        return Layer(name, None if root is None else yaml.constructor.construct_document(root), root)
     except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        _refuse("the file is not UTF-8 text", _position(name, before.decode("utf-8")), error)
+        message, where = "the file is not UTF-8 text", _end(name, error.object[: error.start].decode())
     except ReaderError as error:
-        code = error.character if isinstance(error.character, int) else 0
-        _refuse(
-            f"not valid YAML: the character U+{code:04X} is not allowed", _position(name, text[: error.position]), error
-        )
+        message, where = f"not valid YAML: {str(error).splitlines()[0]}", _end(name, text[: error.position])
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = " ".join(part for part in (error.problem, error.context) if part)
-        prefix = "" if isinstance(error, _RefusedError) else "not valid YAML: "
-        _refuse(prefix + what, _where(name, mark) if mark else f"{name}:1:1", error)
+        message = " ".join(part for part in (error.problem, error.context) if part)
+        message = message if isinstance(error, _RefusedError) else f"not valid YAML: {message}"
+        where = _where(name, error.problem_mark or error.context_mark)
     except (YAMLError, ValueError, ArithmeticError) as error:  # of a strange escape sequence or directive
-        _refuse(f"not valid YAML: {error}", f"{name}:1:1", error)
-    return Layer(name, value, root)
+        message, where = f"not valid YAML: {error}", f"{name}:1:1"
+    raise InvalidSuiteError([Problem(message, where, check="parse")])
 
 
 def parse_value(text: str) -> Any:
@@ -144,28 +129,25 @@ class _Composer(Composer):
         super().__init__(loader)
         self.warn_double_anchors = False
         self._values = 0
-        self._known: dict[int, tuple[int, int]] = {}  # values and levels of a finished node
+        self._sizes: dict[int, int] = {}  # values of a finished node, itself included
         self._keys: dict[tuple[int, str], Any] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event, before = self.parser.peek_event(), self._values
-        values, levels = 1, 1
-        if isinstance(event, AliasEvent) and event.anchor in self.anchors:
-            known = self._known.get(id(self.anchors[event.anchor]))
-            if known is None:
-                _stop("an alias cannot stand inside its own anchor", event)
-            values, levels = known
-        self._values += values
+        alias = isinstance(event, AliasEvent)
+        size: int | None = 1
+        if alias and event.anchor in self.anchors:
+            size = self._sizes.get(id(self.anchors[event.anchor]))
+        if size is None:
+            _stop("an alias cannot stand inside its own anchor", event)
+        self._values += size
         if self._values > MAX_VALUES:
             _stop(f"more than {MAX_VALUES:,} values", event)
-        if self.depth + levels > MAX_DEPTH:
+        if self.depth >= MAX_DEPTH:
             _stop(f"nested deeper than {MAX_DEPTH} levels", event)
         node = super().compose_node(parent, index)
-        if not isinstance(event, AliasEvent):
-            children = [] if isinstance(node, ScalarNode) else node.value
-            inner = [each[1] if isinstance(each, tuple) else each for each in children]
-            levels = 1 + max((self._known[id(each)][1] for each in inner), default=0)
-            self._known[id(node)] = self._values - before, levels
+        if not alias:
+            self._sizes[id(node)] = self._values - before
             self._check_value(node)
         if isinstance(parent, MappingNode) and index is None:
             self._check_key(parent, node, event)
@@ -173,18 +155,16 @@ class _Composer(Composer):
 
     def _check_value(self, node: Node) -> None:
         kind = str(node.tag).removeprefix(_TAG)
-        if kind == "timestamp":  # YAML 1.2 has no dates
-            node.tag = f"{_TAG}str"
         if not isinstance(node, ScalarNode):
             if kind != ("map" if isinstance(node, MappingNode) else "seq"):
                 _stop(f"unknown tag {node.tag}", node)
             return
-        if kind == "merge":
-            return
-        if kind not in _SCALARS:
+        if kind == "timestamp":  # YAML 1.2 has no dates
+            node.tag = f"{_TAG}str"
+        elif kind not in ("null", "bool", "int", "float", "str", "merge"):
             _stop(f"unknown tag {node.tag}", node)
         try:
-            value = self.loader.constructor.construct_object(node)
+            value = self.loader.constructor.construct_object(node) if kind != "merge" else None
             node.value.encode()
         except UnicodeEncodeError:
             _stop("the text has half a character (a lone surrogate)", node)
@@ -198,7 +178,7 @@ class _Composer(Composer):
         if kind == "merge":
             _stop("merge keys `<<` are not part of YAML 1.2: use `extends`, or write the keys out", event)
         if kind != "str":
-            shown = node.value if isinstance(node, ScalarNode) else "a collection"
+            shown = repr(node.value) if isinstance(node, ScalarNode) else "a collection"
             _stop(f"a key must be a word, not {shown}", event)
         first = self._keys.setdefault((id(parent), node.value), event.start_mark)
         if first is not event.start_mark:
@@ -209,16 +189,12 @@ def _stop(message: str, at: Any) -> NoReturn:
     raise _RefusedError(problem=message, problem_mark=at.start_mark)
 
 
-def _refuse(message: str, where: str, error: Exception) -> NoReturn:
-    raise InvalidSuiteError([Problem(message, where, check="parse")]) from error
-
-
 def _where(name: str, mark: Any) -> str:
     return f"{name}:{mark.line + 1}:{mark.column + 1}"
 
 
-def _position(name: str, before: str) -> str:
-    """Returns the position after a text."""
+def _end(name: str, before: str) -> str:
+    """Returns the place of the character after a text."""
     return f"{name}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
 

@@ -101,6 +101,8 @@ def test_labels(cells, base):
     )
     labels = [cell.aggregator.label for cell in found]
     assert labels == ["mean", "ring", "ring[lambda_s=0.2,mode=b.x]", "best"]
+    found = cells(base.replace("[mean, ring]", '[ring, {use: ring, mode: "\\e[31m"}]'))
+    assert found[1].aggregator.label == "ring[mode=\\x1b[31m]"
 
 
 def test_label_shows_only_what_differs(cells, base):
@@ -127,6 +129,11 @@ def test_zip_advances_axes_together(cells, base):
     found = cells(text.replace("stress: [clean]", "zip: [backbone, dataset]\n  stress: [clean]"))
     pairs = [(cell.dataset.label, cell.backbone.label, cell.aggregator.label) for cell in found]
     assert pairs == [("ten", "a", "mean"), ("ten", "a", "ring"), ("cars", "b", "mean"), ("cars", "b", "ring")]
+
+
+def test_a_grid_may_not_be_endless(problems, base):
+    assert problems(base + "seeds: 6000\n") == ["s.yaml:4:1: the grid has 12,000 cells, more than 10,000"]
+    assert problems(base + "seeds: 60000\n") == ["s.yaml:10:8: the grid has 120,000 cells, more than 10,000"]
 
 
 def test_zip_of_unequal_axes(problems, base):

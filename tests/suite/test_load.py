@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from fcilbench.errors import USAGE, SuiteError, UsageError
@@ -74,7 +76,6 @@ WRONG = [
     ("[ten]", "[{name: ten}]", "s.yaml:5:13: missing key 'use' in grid.dataset.0"),
     ("[ten]", "[{use: ten, tasks: 0}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a"),
     ("[ten]", "[{use: ten, tasks: [5, x]}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks"),
-    ("[ten]", "[{use: ten, label: 'a:b'}]", "s.yaml:5:31: grid.dataset.0.label: string should match pattern"),
     ("{dirichlet: 0.5}", "{dirichlet: -1}", "s.yaml:7:27: grid.partition.0.value: -1 is not greater than 0"),
     (
         "{dirichlet: 0.5}",
@@ -89,7 +90,7 @@ WRONG = [
     ),
     ("name: test", "name: a/b", "s.yaml:2:7: name: string should match pattern"),
     ("name: test", "name: test\nname: again", "s.yaml:3:1: duplicate key 'name', first at line 2"),
-    ("name: test", "name: test\n3: x", "s.yaml:3:1: a key must be a word, not 3"),
+    ("name: test", "name: test\n3: x", "s.yaml:3:1: a key must be a word, not '3'"),
     ("name: test", "name: test\n<<: {a: 1}", "s.yaml:3:1: merge keys `<<` are not part of YAML 1.2"),
     ("name: test", "name: !x test", "s.yaml:2:7: unknown tag !x"),
 ]
@@ -118,6 +119,11 @@ SECTIONS = [
     ("runtime: {threads: 0}", "s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1"),
     ("runtime:", "s.yaml:11:1: runtime: null is not an object"),
     ("date: 2024-01-01", "s.yaml:10:1: unknown key 'date'"),
+    ("seeds: 99999999999", "s.yaml:10:8: seeds.count: 99999999999 is not less than or equal to 100000"),
+    ("limits: {wall: 9999999999999h}", 's.yaml:10:16: limits.wall: "9999999999999h" is not less than or equal to'),
+    ("limits: {retries: 1000}", "s.yaml:10:19: limits.retries: 1000 is not less than or equal to 100"),
+    (f"limits: {{wall: {'x' * 9999}}}", "s.yaml:10:16: limits.wall: 'xxx"),
+    ('"a\\nb\\u202e": 1', "s.yaml:10:1: unknown key 'a\\nb\\u202e'"),
 ]
 
 
@@ -125,6 +131,21 @@ SECTIONS = [
 def test_mistakes_of_other_sections(problems, base, section, expected):
     (found,) = problems(base + section + "\n")
     assert found.startswith(expected)
+    assert len(found) < 700
+
+
+@pytest.mark.parametrize("label", ["\\e]0;pwned\\a", "a\\nb", "a\\u202eb", "\\ta", "a,b", "a:b"])
+def test_labels_cannot_change_a_terminal_or_a_filter(problems, base, label):
+    (found,) = problems(base.replace("[ten]", f'[{{use: ten, label: "{label}"}}]'))
+    assert found.startswith("s.yaml:5:31: grid.dataset.0.label: ")
+    assert found.isprintable()
+
+
+def test_many_problems_are_cut_in_the_message_only(lab, write, base):
+    with pytest.raises(InvalidSuiteError) as hit:
+        load_suite(write(base + "".join(f"key{index}: 1\n" for index in range(500))))
+    assert len(hit.value.problems) == 500
+    assert str(hit.value).splitlines()[100:] == ["and 400 more"]
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(problems, base):
@@ -224,9 +245,32 @@ class TestExtends:
         (found,) = problems("extends: s.yaml\n")
         assert found == "s.yaml:1:10: `extends` runs in a circle: s.yaml -> s.yaml"
 
-    def test_missing_base(self, write, base):
-        with pytest.raises(SuiteError, match=r"^s.yaml:1:10: suite bse.yaml does not exist"):
-            load_suite(write("extends: bse.yaml\n" + base))
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            ("bse.yaml", "suite bse.yaml does not exist (did you mean 'base.yaml'?)"),
+            ("base.yaml", "base.yaml is no suite: a suite is a map of keys"),
+            ("/dev/zero", "suite /dev/zero is no regular file"),
+            ("fifo", "suite fifo is no regular file"),
+            (".", "suite . is a folder"),
+            ('"a\\0b"', "suite a\\x00b does not exist"),
+            ("x" * 6000, "suite xxx"),
+            ("large.yaml", "suite large.yaml is larger than 1 MB"),
+        ],
+    )
+    def test_what_cannot_be_extended_is_one_line_at_its_place(self, write, base, target, message):
+        write("just text\n", "base.yaml")
+        write("# " + "x" * 1_000_000, "large.yaml")
+        os.mkfifo("fifo")
+        with pytest.raises(SuiteError) as hit:
+            load_suite(write(f"extends: {target}\n" + base))
+        assert str(hit.value).startswith(f"s.yaml:1:10: {message}")
+        assert len(str(hit.value)) < 700
+
+    def test_a_long_chain(self, problems, write, base):
+        for index in range(30):
+            write(f"extends: {index + 1}.yaml\n", f"{index}.yaml")
+        assert problems("extends: 0.yaml\n" + base) == ["18.yaml:1:10: more than 20 files extend each other"]
 
 
 class TestOverrides:
