@@ -10,7 +10,7 @@ from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceImages
-from fcilbench.engine.memo import FrozenFeatures
+from fcilbench.engine.memo import FrozenFeatures, memo_table
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.trainer import Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
@@ -135,3 +135,23 @@ def test_trying_out_leaves_every_mode_as_it_was():
     modes = [module.training for module in model.network.modules()]
     FrozenFeatures(model, data, PROTOCOL).of(torch.arange(3))
     assert [module.training for module in model.network.modules()] == modes
+
+
+def test_a_query_is_asked_once_about_every_sample():
+    model, data, counter = setting()
+    table = memo_table(model, data, lambda net, inputs: net.features(inputs), 16, "fp32")
+    assert counter.seen == COUNT
+    assert torch.equal(table[16:32], model.features(data.plain(torch.arange(16, 32))))
+    assert not table.requires_grad
+    assert memo_table(model, data, lambda net, inputs: None, 16, "fp32") is None
+
+
+def test_an_extractor_with_outputs_of_its_own_is_not_remembered():
+    class Own(FeatureExtractor):
+        def outputs(self, inputs, context):
+            return {"features": self(inputs), "mean": self(inputs).mean()}
+
+    model, data, _ = setting()
+    network = Network(Own(model.network.extractor.body, 8), 6)
+    network.extractor.requires_grad_(False)
+    assert FrozenFeatures(FlatModel(network, CPU), data, PROTOCOL).of(torch.arange(3)) is None

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from fcilbench.api.aggregator import masked_cross_entropy
 from fcilbench.api.backbone import FeatureExtractor, ImageInput, TokenIds
+from fcilbench.api.client import Batch
 from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.task import Task
 from fcilbench.engine.data import DeviceImages, DeviceTokens
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.statistics import layer_grams
+from fcilbench.engine.statistics import layer_grams, layer_inputs, mean_gradient
 
 FIRST, SECOND = "extractor.body.0", "extractor.body.2"
 
@@ -91,6 +95,60 @@ def test_a_shared_weight_gets_one_sum_and_frozen_or_idle_layers_none():
     expected = inputs.T @ inputs + second.T @ second
     assert torch.allclose(grams["extractor.body.a"].total, expected.double(), rtol=1e-5)
     assert grams["extractor.body.a"].rows.item() == 12
+
+
+class Often(nn.Module):
+    """Runs one frozen layer twice, on all tokens and on the first, and one on windows: samples times four."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.a(x) + self.a(2 * x[:, :1])
+        return self.b(x).mean(dim=1) + self.c(x.reshape(-1, 1, 4)).view(x.shape).mean(dim=1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", [5, 2, 1])
+def test_layer_inputs_are_the_rows_of_one_sample_after_another_whatever_the_batch_size(size, masked):
+    torch.manual_seed(0)
+    flat = FlatModel(Network(FeatureExtractor(Often(), 4), 3), torch.device("cpu"))
+    inputs, mask = torch.randn(5, 4, 4), torch.arange(4) < torch.tensor([1, 4, 3, 2, 4])[:, None]
+    batches = [(x, m if masked else None) for x, m in zip(inputs.split(size), mask.split(size), strict=True)]
+    parts = list(layer_inputs(flat, ["*.a", "*.c"], batches))
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    assert set(found) == {"extractor.body.a", "extractor.body.c"}
+    rows = []
+    for x, m in zip(inputs, mask, strict=True):
+        rows += [*(x[m] if masked else x), 2 * x[0]]
+    assert torch.equal(found["extractor.body.a"], torch.stack(rows))
+    a = flat.network.extractor.body.a
+    expected = torch.cat([a(x) + a(2 * x[:1]) for x in inputs])  # windows have no mask
+    assert torch.allclose(found["extractor.body.c"], expected, atol=1e-6)
+    assert found["extractor.body.c"].dtype == torch.float32
+    assert not any(module._forward_pre_hooks for module in flat.network.modules())
+
+
+def test_layers_that_nobody_has_are_refused():
+    with pytest.raises(ValueError, match=r"no linear layer matches \*\.qkv; there are extractor\.body\.0, "):
+        next(layer_inputs(model(), ["*.qkv"], []))
+
+
+@pytest.mark.parametrize("size", [7, 3, 1])
+def test_the_mean_gradient_does_not_depend_on_the_batch_size_and_leaves_padding_out(size):
+    flat, task = model(), Task(0, 0, 3)
+    x, y, mask = torch.randn(7, 4), torch.arange(7) % 3, torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
+    batches = [Batch(a, b, m, task) for a, b, m in zip(x.split(size), y.split(size), mask.split(size), strict=True)]
+    with torch.no_grad():
+        found = mean_gradient(flat, batches, lambda net, batch: masked_cross_entropy(net.logits(batch.inputs), batch))
+    assert not flat.gradient.any()
+    kept = mask.bool()
+    F.cross_entropy(flat.network(x[kept]), y[kept]).backward()
+    assert torch.allclose(found, flat.gradient, atol=1e-6)
+    with pytest.raises(ValueError, match="no samples"):
+        mean_gradient(flat, [], lambda net, batch: net.parameters.sum())
 
 
 def test_tokens_tell_their_padding_and_images_have_none():

@@ -1,0 +1,139 @@
+"""The flat model: views, borrowed vectors, named outputs."""
+
+import pytest
+import torch
+from torch import nn
+
+from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.engine.model import FlatModel, Network
+
+CPU = torch.device("cpu")
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return Network(FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh()), 8), 6)
+
+
+def test_flat_views_share_memory_and_frozen_parameters_stay_out():
+    net = network()
+    net.extractor.body[1].bias.requires_grad_(False)
+    model = FlatModel(net, CPU)
+    assert len(model.vector) == 16 * 8 + 6 * 8 + 6
+    assert model.layout.backbone == slice(0, 128)
+    assert model.layout.head == slice(128, 182)
+    model.vector.zero_()
+    assert float(net.head.weight.detach().abs().sum()) == 0.0
+    assert float(net.extractor.body[1].bias.detach().abs().sum()) > 0.0
+    net.head.bias.grad.fill_(2.0)
+    assert model.gradient[-6:].tolist() == [2.0] * 6
+
+
+def test_a_frozen_head_is_refused():
+    net = network()
+    net.head.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match="head"):
+        FlatModel(net, CPU)
+
+
+def test_another_vector_can_be_borrowed_without_touching_the_resident_one():
+    model = FlatModel(network(0), CPU)
+    other = FlatModel(network(1), CPU)
+    inputs = torch.randn(3, 1, 4, 4)
+    before = model.vector.clone()
+    model.network.train()
+    teacher = model.under(other.vector)
+    other.network.eval()
+    assert torch.equal(teacher.logits(inputs), other.logits(inputs))
+    assert torch.equal(teacher.head(teacher.features(inputs)), other.logits(inputs))
+    assert torch.equal(model.vector, before)
+    assert model.network.training
+    assert not teacher.logits(inputs).requires_grad
+    assert torch.equal(teacher.parameters, other.vector)
+
+
+def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    model = FlatModel(Network(FeatureExtractor(body, 8), 3), CPU)
+    model.network.train()
+    before = model.vector.clone()
+    model.under(model.vector + 1.0).logits(torch.randn(5, 1, 4, 4))
+    assert torch.equal(model.vector, before)
+    assert set(model.named(model.vector)) == {
+        "extractor.body.0.weight", "extractor.body.0.bias", "extractor.body.1.weight", "extractor.body.1.bias",
+        "head.weight", "head.bias", "extractor.body.1.running_mean", "extractor.body.1.running_var",
+    }  # fmt: skip
+
+
+def test_the_layout_tells_where_each_tensor_of_the_vector_is():
+    model = FlatModel(network(), CPU)
+    layout = [(piece.name, piece.shape, piece.start) for piece in model.layout.pieces]
+    assert layout == [
+        ("extractor.body.1.weight", (8, 16), 0), ("extractor.body.1.bias", (8,), 128),
+        ("head.weight", (6, 8), 136), ("head.bias", (6,), 184),
+    ]  # fmt: skip
+    piece = model.layout.piece("head.weight")
+    assert piece.span == slice(136, 184)
+    assert torch.equal(model.vector[piece.span].view(piece.shape), model.network.head.weight)
+    with pytest.raises(KeyError, match="no tensor"):
+        model.layout.piece("head.wait")
+
+
+def test_gradients_flow_into_a_borrowed_vector_and_into_inputs():
+    """The gradient of the borrowed network equals that of a network that owns the vector."""
+    model, other, inputs = FlatModel(network(0), CPU), FlatModel(network(1), CPU), torch.randn(3, 1, 4, 4)
+    vector, seen = other.vector.clone().requires_grad_(), inputs.clone().requires_grad_()
+    net = model.under(vector)
+    loss = net.logits(seen).square().sum() + net.piece("head.weight").sum() + net.parameters.square().sum()
+    found = torch.autograd.grad(loss, [vector, seen])
+    own = inputs.clone().requires_grad_()
+    loss = other.logits(own).square().sum() + other.piece("head.weight").sum() + other.parameters.square().sum()
+    loss.backward()
+    assert torch.allclose(found[0], other.gradient, atol=1e-5)
+    assert torch.allclose(found[1], own.grad, atol=1e-6)
+    assert not model.gradient.any()
+
+
+class Prompted(FeatureExtractor):
+    """Adds a prompt that the context picks, and says how far it is from the memo."""
+
+    def __init__(self, body):
+        super().__init__(body, 8)
+        self.prompt = nn.Parameter(torch.arange(16.0).view(2, 8))
+
+    def outputs(self, inputs, context):
+        prompt = self.prompt[context["task"]] if "task" in context else self.prompt.mean(dim=0)
+        outputs = {"features": self.body(inputs) + prompt}
+        return outputs | ({"pull": (context["memo"] - prompt).square().sum(dim=1)} if "memo" in context else {})
+
+
+def test_an_extractor_with_outputs_of_its_own_gives_them_in_one_pass():
+    net = network()
+    net.extractor = Prompted(net.extractor.body)
+    model, inputs = FlatModel(net, CPU), torch.randn(3, 1, 4, 4)
+    plain = model.network.extractor.body(inputs)
+    context = {"task": torch.tensor(1), "memo": torch.zeros(3, 8)}
+    for handle in (model, model.under(model.vector.clone())):
+        found = handle.outputs(inputs, context)
+        assert torch.allclose(found["features"], plain + torch.arange(8.0, 16.0), atol=1e-6)
+        assert found["pull"].tolist() == [sum(v * v for v in range(8, 16))] * 3
+        assert torch.allclose(handle.features(inputs), plain + torch.arange(4.0, 12.0), atol=1e-6)
+        assert torch.allclose(handle.logits(inputs), handle.head(handle.features(inputs)))
+    assert set(FlatModel(network(), CPU).outputs(inputs, context)) == {"features"}
+
+
+def test_pieces_are_views_of_parameters_or_of_the_vector():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    model = FlatModel(Network(FeatureExtractor(body, 8), 3), CPU)
+    model.piece("head.bias").sum().backward()
+    assert model.gradient[model.layout.piece("head.bias").span].tolist() == [1.0] * 3
+    assert int(model.gradient.count_nonzero()) == 3
+    model.vector.fill_(7.0)
+    assert model.piece("extractor.body.1.running_mean").tolist() == [7.0, 7.0]
+    assert not model.piece("extractor.body.1.running_mean").requires_grad
+    vector = torch.full_like(model.vector, 1.0).requires_grad_()  # statistics get no gradient
+    model.under(vector).logits(torch.randn(2, 1, 4, 4)).sum().backward()
+    assert not vector.grad[model.layout.buffers].any()
+    assert vector.grad[model.layout.trainable].any()
