@@ -1,7 +1,7 @@
 """All that a plugin author imports. It imports torch; the torch-free words live in `fcilbench.spec`."""
 
 from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Listing, Samples
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
@@ -61,6 +61,7 @@ __all__ = [
     "TaskIdentity",
     "TextBackbone",
     "TokenIds",
+    "Transformer",
     "TrueTask",
     "Updates",
     "Wire",

@@ -48,6 +48,23 @@ class TokenIds:
     pad: int
 
 
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a plain vision transformer, for methods that insert prompts or adapters.
+
+    Attributes:
+        tokens: Tokens of one input, class and register tokens included.
+        width: Length of a token's vector.
+        depth: Number of blocks.
+        heads: Attention heads of a block.
+    """
+
+    tokens: int
+    width: int
+    depth: int
+    heads: int
+
+
 class FeatureExtractor(nn.Module):
     """A module that maps inputs to features.
 
@@ -55,10 +72,12 @@ class FeatureExtractor(nn.Module):
         feature_dim: Number of features F.
         channels_last: Whether a CPU gives it images in channels-last memory: many convolutions are faster so, but code
             that calls `view` on its inputs fails.
+        transformer: Shape of a plain vision transformer; `None` for any other network.
     """
 
     feature_dim: int
     channels_last: bool
+    transformer: Transformer | None = None
 
     def __init__(self, body: nn.Module, feature_dim: int, channels_last: bool = False) -> None:
         super().__init__()

@@ -94,6 +94,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         plugin = cls(params)
         identity = _as_json(plugin.identity(), "identity()")
         files = [str(path) for path in plugin.files()]
+        facts = _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()")
     except FcilbenchError as error:
         problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
         return {"problems": [problem], "prerequisite": isinstance(error, PrerequisiteError)}
@@ -101,7 +102,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         "version": cls.version,
         "params": _as_json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
-        "facts": _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()"),
+        "facts": facts,
         "code_digest": _digest(ref.module),
         "files": files,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -65,21 +65,20 @@ def load_all(model: nn.Module, state: Mapping[str, torch.Tensor], *, model_name:
         for key in target
         if key in state and state[key].shape != target[key].shape
     ]
-    wrong = [
-        _list("missing", [key for key in target if key not in state]),
-        _list("unexpected", sorted(key for key in state if key not in target)),
-        _list("of another shape", shapes),
-    ]
-    if any(wrong):
+    missing = [key for key in target if key not in state]
+    if wrong := key_problems(missing, [key for key in sorted(state) if key not in target], shapes):
         raise PrerequisiteError(
-            f"weights {path} do not fit {model_name}: {'; '.join(filter(None, wrong))}",
+            f"weights {path} do not fit {model_name}: {wrong}",
             hint="use the model and the args (img_size, patch_size, ...) that the weights were made with",
         )
     model.load_state_dict(dict(state))
 
 
-def _list(kind: str, keys: list[str]) -> str:
-    if not keys:
-        return ""
-    more = f", ... ({len(keys)} in all)" if len(keys) > SHOWN else ""
-    return f"{kind}: {', '.join(keys[:SHOWN])}{more}"
+def key_problems(missing: Collection[str], unexpected: Collection[str], shapes: Collection[str]) -> str:
+    """Returns what is wrong with the keys of a checkpoint in words, the first few of each kind; "" if nothing is."""
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+    parts = []
+    for kind, keys in kinds:
+        more = f", ... ({len(keys)} in all)" if len(keys) > SHOWN else ""
+        parts += [f"{kind}: {', '.join(list(keys)[:SHOWN])}{more}"] if keys else []
+    return "; ".join(parts)

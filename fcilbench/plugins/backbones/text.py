@@ -1,20 +1,22 @@
-"""What the text backbones share: tokenizing, pooling, loading from a folder or the hub."""
+"""What the text backbones share: tokens, transformers' own attention masks, pooling, and models with all weights."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from fcilbench.api.backbone import TextBackbone, TokenIds
-from fcilbench.data.root import find_weights, sha256_file
-from fcilbench.errors import PrerequisiteError
+from fcilbench.api.backbone import TokenIds
+from fcilbench.data.root import find_weights
+from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.plugins.backbones.checkpoint import key_problems
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 
@@ -32,7 +34,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> TokenIds:
 
     Args:
         tokenizer: A `transformers` tokenizer with a padding token.
-        texts: The texts; an empty one becomes its special tokens.
+        texts: The texts; an empty one becomes its special tokens, or one padding token.
         max_length: Tokens a text is cut to.
     """
     rows = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
@@ -41,6 +43,15 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> TokenIds:
     for target, row in zip(ids, rows, strict=True):
         target[: len(row)] = row
     return TokenIds(ids, lengths, int(tokenizer.pad_token_id))
+
+
+def token_mask(ids: torch.Tensor, pad: int) -> torch.Tensor:
+    """Returns the mask int64 `[B, length]`: 1 for a token, 0 for padding.
+
+    The first place always counts, so that the features of an empty text do not depend on its batch.
+    """
+    first = torch.arange(ids.shape[1], device=ids.device) == 0
+    return ((ids != pad) | first).long()
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
@@ -57,21 +68,6 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Te
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
 
 
-def hide_padding(mask: torch.Tensor, model: nn.Module) -> torch.Tensor:
-    """Returns the additive attention mask `[B, 1, 1, length]`: 0 for a token, the lowest number for padding.
-
-    `transformers` looks at the values of a mask `[B, length]` to choose a kernel, which neither a CUDA graph nor
-    per-sample gradients (`torch.func.vmap`) can follow; one of this form it takes as it is, to the same result.
-
-    Args:
-        mask: int64 `[B, length]`, 1 for a token and 0 for padding.
-        model: Whose dtype the mask gets.
-    """
-    dtype = next(model.parameters()).dtype
-    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask == 0, torch.finfo(dtype).min)
-    return hidden[:, None, None, :]
-
-
 class EncoderFeatures(nn.Module):
     """A `transformers` encoder that pools its last hidden states, padding masked out everywhere.
 
@@ -83,16 +79,13 @@ class EncoderFeatures(nn.Module):
 
     def __init__(self, encoder: nn.Module, pad: int, pooling: Pooling) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder = always_masked(encoder)
         self._pad, self._pooling = pad, pooling
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids `[B, length]` to features `[B, F]`."""
-        mask = (ids != self._pad).long()
-        hidden: torch.Tensor = self.encoder(
-            input_ids=ids, attention_mask=hide_padding(mask, self.encoder)
-        ).last_hidden_state
-        return pool(hidden, mask, self._pooling)
+        mask = token_mask(ids, self._pad)
+        return pool(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask, self._pooling)
 
 
 class DecoderTokenFeatures(nn.Module):
@@ -106,17 +99,45 @@ class DecoderTokenFeatures(nn.Module):
 
     def __init__(self, model: nn.Module, pad: int, start: int) -> None:
         super().__init__()
-        self.model = model
+        self.model = always_masked(model)
         self._pad, self._start = pad, start
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids `[B, length]` to features `[B, F]`."""
-        mask = (ids != self._pad).long()
         start = torch.full((len(ids), 1), self._start, dtype=torch.long, device=ids.device)
-        visible = hide_padding(mask, self.model)
-        output = self.model(input_ids=ids, attention_mask=visible, decoder_input_ids=start, use_cache=False)
+        mask = token_mask(ids, self._pad)
+        output = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=start, use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden[:, 0]
+
+
+def always_masked(model: Any) -> Any:
+    """Makes a `transformers` model use its attention mask even in a batch without padding, and returns it.
+
+    The model makes its mask from one of `[B, length]`, in the form that its family needs. By default it looks at the
+    values of the mask and leaves it out if nothing is masked, which neither a CUDA graph nor per-sample gradients
+    (`torch.func.vmap`) can follow. `transformers` has a register of attention implementations for such a purpose.
+    """
+    _register()
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("fcilbench_sdpa")
+    elif model.config._attn_implementation == "eager":
+        model.config._attn_implementation = "fcilbench_eager"
+    return model
+
+
+@functools.cache
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    def always(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: make(*args, **{**options, "allow_is_bidirectional_skip": False})
+
+    AttentionInterface.register("fcilbench_sdpa", sdpa_attention_forward)
+    AttentionMaskInterface.register("fcilbench_sdpa", always(sdpa_mask))
+    AttentionMaskInterface.register("fcilbench_eager", always(eager_mask))
 
 
 def folder_of(model: str) -> Path | None:
@@ -125,19 +146,6 @@ def folder_of(model: str) -> Path | None:
         return find_weights(f"{model}/config.json").parent
     except PrerequisiteError:
         return None
-
-
-def content_files(folder: Path) -> list[Path]:
-    """Returns the files of a model folder that decide its outputs: configuration, weights, tokenizer."""
-    return sorted(
-        path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin", ".model", ".txt")
-    )
-
-
-def content_identity(folder: Path) -> str:
-    """Returns one digest of a model folder's content, whatever its path."""
-    parts = [f"{path.name}:{sha256_file(path)}" for path in content_files(folder)]
-    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
@@ -149,7 +157,7 @@ def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
     folder = folder_of(model)
     try:
         return loader.from_pretrained(str(folder or model), local_files_only=folder is not None, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
         reason = str(error).strip().splitlines()[0]
         raise PrerequisiteError(
@@ -158,42 +166,69 @@ def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
         ) from None
 
 
-class ModelParams(TextParams):
-    """Hyperparameters of a backbone that is named by hub or folder."""
+def load_tokenizer(model: str) -> Any:
+    """Loads a tokenizer that can pad.
 
-    model: str = Field(description="hub name, or a folder with config.json, tokenizer.json and weights")
-    weights: Literal["pretrained", "none"] = Field("pretrained", description="`none` is a random initialisation")
+    Raises:
+        PrerequisiteError: If it is missing or has no padding token.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = from_pretrained(AutoTokenizer, model)
+    if tokenizer.pad_token_id is None:
+        raise PrerequisiteError(
+            f"the tokenizer of {model!r} has no padding token",
+            hint="name one as pad_token in a copy of the model's folder (tokenizer_config.json)",
+        )
+    return tokenizer
 
 
-class ModelBackbone(TextBackbone):
-    """A text backbone from the hub or from a folder, with its own tokenizer; a folder is identified by its content."""
+def load_model(loader: Any, model: str, **options: Any) -> Any:
+    """Loads a model with all of its weights, in fp32. A pooler may be missing: no backbone uses it.
 
-    def encode(self, texts: Sequence[str]) -> TokenIds:
-        """Returns the texts as token ids."""
-        return tokenize(self._tokenizer(), texts, self.params.max_length)
+    Raises:
+        PrerequisiteError: If the model is not to be had, or its checkpoint lacks weights, which would be random.
+    """
+    loaded, info = from_pretrained(loader, model, dtype="float32", output_loading_info=True, **options)
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise PrerequisiteError(
+            f"the checkpoint of {model!r} lacks weights: {key_problems(missing, sorted(info['unexpected_keys']), ())}",
+            hint="get the complete checkpoint of this model, or set weights to none for a random one",
+        )
+    return loaded
 
-    def identity(self) -> dict[str, Any]:
-        """Returns the parameters, a folder replaced by the digest of its content."""
-        folder = folder_of(self.params.model)
-        model = f"hub:{self.params.model}" if folder is None else content_identity(folder)
-        return {**super().identity(), "model": model}
 
-    def files(self) -> list[Path]:
-        """Returns the files of a model folder."""
-        folder = folder_of(self.params.model)
-        return [] if folder is None else content_files(folder)
+def check_length(model: nn.Module, max_length: int, name: str) -> None:
+    """Refuses a `max_length` that is beyond a model's table of positions.
 
-    def _load(self, loader: Any) -> Any:
-        """Returns the model with its weights, or a random one, in fp32."""
-        if self.params.weights == "none":
-            from transformers import AutoConfig
+    Raises:
+        UsageError: If it is.
+    """
+    for path, table in model.named_modules():
+        if path.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            # RoBERTa and its like count positions from the one after their padding id.
+            positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if max_length > positions:
+                raise UsageError(f"max_length is {max_length}, {name} has {positions} positions: give {positions}")
 
-            config = from_pretrained(AutoConfig, self.params.model)
-            make = getattr(loader, "from_config", None) or loader
-            return make(config)
-        return from_pretrained(loader, self.params.model, dtype="float32")
 
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
+def check_features(features: nn.Module, tokenizer: Any, name: str) -> None:
+    """Refuses a model whose features depend on padding, or do not depend on every word.
 
-        return from_pretrained(AutoTokenizer, self.params.model)
+    Raises:
+        UsageError: If it is one.
+    """
+    special, pad = set(tokenizer.all_special_ids), tokenizer.pad_token_id
+    one, two, three = [id_ for id_ in range(len(tokenizer)) if id_ not in special][:3]
+    was = features.training
+    features.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        rows = ([one, two], [one, three], [one, two, *[pad] * 6])
+        plain, other, padded = (features(torch.tensor([row])) for row in rows)
+    features.train(was)
+    scale = 1.0 + float(plain.abs().max())
+    if not float((plain - padded).abs().max()) < 1e-4 * scale:
+        raise UsageError(f"{name} gives a text other features when it is padded: choose another model")
+    if torch.equal(plain, other):
+        raise UsageError(f"the feature of {name} does not depend on the second word: set pooling to mean")

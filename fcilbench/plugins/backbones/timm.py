@@ -2,19 +2,95 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import timm
 import torch
+from pydantic import JsonValue, field_validator, model_validator
+from timm.models import PretrainedCfg
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, Transformer
 from fcilbench.data.root import find_weights, sha256_file
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
-from fcilbench.plugins.backbones.flops import image_flops
-from fcilbench.plugins.backbones.timm_params import TimmParams, per_channel, positive, pretrained
+from fcilbench.spec.params import Field
+from fcilbench.spec.params import Params as BaseParams
+
+RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+"""Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""
+_WORDS = ("yes", "no", "on", "off", "true", "false")
+
+
+class TimmParams(BaseParams):
+    """Hyperparameters of the `timm` backbone."""
+
+    model: str = Field(
+        description="timm model name, with a pretrained tag if wanted: vit_base_patch16_224.augreg_in21k"
+    )
+    weights: str = Field(
+        "hub", description="`hub`, `none` (random), or a .safetensors file: a path, or its name under DATA_ROOT/weights"
+    )
+    args: dict[str, JsonValue] = Field(
+        default_factory=dict, description="model arguments for timm.create_model: img_size, patch_size, in_chans, ..."
+    )
+    input_size: int | None = Field(
+        None, ge=1, description="height and width of inputs in pixels; default args.img_size, else the model's own"
+    )
+    mean: tuple[float, ...] | None = Field(None, description="input mean per channel; default the model's own")
+    std: tuple[float, ...] | None = Field(None, description="input deviation per channel; default the model's own")
+
+    @field_validator("model")
+    @classmethod
+    def _known(cls, model: str) -> str:
+        architecture, _, tag = model.partition(".")
+        if not timm.is_model(architecture):
+            close = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.6)
+            near = f"; nearest: {', '.join(close)}" if close else ""
+            raise ValueError(f"timm {timm.__version__} has no model {architecture!r}{near}")
+        if tag and not timm.models.is_model_pretrained(model):
+            tags = [name.partition(".")[2] for name in timm.list_pretrained(architecture)]
+            raise ValueError(f"{architecture} has no pretrained tag {tag!r}; it has: {', '.join(tags) or 'none'}")
+        return model
+
+    @field_validator("weights")
+    @classmethod
+    def _kind(cls, weights: str) -> str:
+        if weights not in ("hub", "none") and not weights.endswith(".safetensors"):
+            raise ValueError(f"weights are 'hub', 'none' or a .safetensors file, not {weights!r}")
+        return weights
+
+    @field_validator("args")
+    @classmethod
+    def _free(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted(set(args) & set(RESERVED)):
+            raise ValueError(f"{', '.join(taken)} cannot be set in args; use the keys model and weights")
+        positive(args, "img_size", 1)
+        positive(args, "in_chans", 3)
+        for name, value in args.items():
+            if isinstance(value, str) and value.lower() in _WORDS:
+                raise ValueError(f"args.{name} is the text {value!r}, which Python takes for true: write true or false")
+        return args
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        channels = positive(self.args, "in_chans", 3)
+        size = self.input_size
+        if size is not None and size != (own := positive(self.args, "img_size", size)):
+            raise ValueError(f"input_size {size} differs from args.img_size {own}; give one of them")
+        if self.weights == "hub" and not pretrained(self.model).has_weights:
+            raise ValueError(f"{self.model} has no weights on the hub; set weights to none or to a .safetensors file")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != channels:
+                raise ValueError(f"{name} has {len(values)} values for {channels} input channels")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError("std must be positive")
+        return self
 
 
 class Timm(Backbone):
@@ -52,7 +128,13 @@ class Timm(Backbone):
             load_all(model, state, model_name=self.params.model, path=path)
         # A ViT has one convolution, its patch embedding, and gains nothing.
         convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
-        return FeatureExtractor(model, self._feature_dim(model), channels_last=convolutions > 1)
+        self._check_patches(model)
+        extractor = FeatureExtractor(model, self._feature_dim(model), channels_last=convolutions > 1)
+        if isinstance(model, VisionTransformer):
+            tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+            first: Any = model.blocks[0]
+            extractor.transformer = Transformer(tokens, model.embed_dim, len(model.blocks), first.attn.num_heads)
+        return extractor
 
     def image_input(self) -> ImageInput:
         """Returns size and normalisation: what `params` say, else what the model was pretrained with.
@@ -117,6 +199,19 @@ class Timm(Backbone):
             ) from error
         return model
 
+    def _check_patches(self, model: nn.Module) -> None:
+        """Refuses an image size that is no multiple of the patch: timm ignores the pixels at the border."""
+        patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+        side = patch[0] if isinstance(patch, tuple | list) else patch
+        size = self.image_input().size
+        if isinstance(side, int) and size % side:
+            below = size // side * side
+            near = [each for each in (below, below + side) if each]
+            raise UsageError(
+                f"{self.params.model} has patches of {side} pixels, which do not fill an image of {size}",
+                hint=f"set args.img_size to {' or '.join(map(str, near))}",
+            )
+
     def _feature_dim(self, model: nn.Module) -> int:
         wanted = self.image_input()
         shape = (1, wanted.channels, wanted.size, wanted.size)
@@ -135,3 +230,41 @@ class Timm(Backbone):
                 f"timm model {self.params.model} does not give one vector an image", hint="check args.global_pool"
             )
         return features.shape[1]
+
+
+def pretrained(model: str) -> PretrainedCfg:
+    """Returns what timm knows of a model's pretraining; timm's defaults if it knows nothing."""
+    return timm.models.get_pretrained_cfg(model) or PretrainedCfg()
+
+
+def positive(args: dict[str, JsonValue], key: str, default: int) -> int:
+    """Returns a model argument that is a positive integer.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    value = args.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"args.{key} must be a positive integer (images are square), not {value!r}")
+    return value
+
+
+def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Returns one value per channel: the given ones, or their average where the number of channels is another."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+def image_flops(create: Callable[[], nn.Module], channels: int, size: int) -> float | None:
+    """Returns the operations of a model for one image, or `None` if it cannot be built on the meta device.
+
+    Args:
+        create: Builds the model, with random weights.
+        channels: Channels of its input.
+        size: Height and width of its input in pixels.
+    """
+    try:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+            create().eval()(torch.zeros(1, channels, size, size))
+    except Exception:  # an estimate is not worth an error; `build` says what is wrong with a model
+        return None
+    return float(counter.get_total_flops())

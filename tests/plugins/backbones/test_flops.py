@@ -3,10 +3,9 @@
 import pytest
 
 from fcilbench.plugins.backbones.efficientnet_lite0 import EfficientNetLite0
-from fcilbench.plugins.backbones.flops import encoder_flops, image_flops
-from fcilbench.plugins.backbones.hf_encoder import HfEncoder
-from fcilbench.plugins.backbones.minilm_l6 import MiniLmL6
-from fcilbench.plugins.backbones.timm import Timm
+from fcilbench.plugins.backbones.hf import HfEncoder
+from fcilbench.plugins.backbones.minilm_l6 import MiniLmL6, encoder_flops
+from fcilbench.plugins.backbones.timm import Timm, image_flops
 
 
 def test_vit_base_has_the_operations_of_its_paper():

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from fcilbench.api.backbone import ImageInput
+from fcilbench.api.backbone import ImageInput, Transformer
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.timm import Timm
 
@@ -148,6 +148,7 @@ def test_identity_fills_in_what_timm_decides() -> None:
         ({"args": VIT, "input_size": 32}, "input_size 32 differs from args.img_size 64"),
         ({"mean": (0.5,)}, "mean has 1 values for 3 input channels"),
         ({"std": (0.5, 0.0, 0.5)}, "std must be positive"),
+        ({"args": {"qkv_bias": "no"}}, "args.qkv_bias is the text 'no', which Python takes for true"),
         ({"modle": "x"}, "Extra inputs are not permitted"),
     ],
 )
@@ -170,6 +171,20 @@ def test_input_size_that_the_model_does_not_take() -> None:
     with pytest.raises(UsageError, match=r"does not take inputs of \[1, 3, 32, 32\]") as caught:
         backbone(input_size=32).build()
     assert "args.img_size" in (caught.value.hint or "")
+
+
+def test_public_8_an_image_size_that_patches_do_not_fill() -> None:
+    """timm ignored the outer 8 rows and columns of 64 pixels."""
+    with pytest.raises(UsageError, match="has patches of 14 pixels, which do not fill an image of 64") as caught:
+        backbone(model="vit_small_patch14_reg4_dinov2", args={"img_size": 64, "depth": 1}).build()
+    assert caught.value.hint == "set args.img_size to 56 or 70"
+
+
+def test_shape_of_a_vision_transformer() -> None:
+    assert backbone(args=DIGITS).build().transformer == Transformer(tokens=17, width=64, depth=4, heads=4)
+    registers = backbone(model="vit_small_patch14_reg4_dinov2", args={"img_size": 28, "depth": 2}).build()
+    assert registers.transformer == Transformer(tokens=4 + 1 + 4, width=384, depth=2, heads=6)
+    assert backbone(model="resnet10t", input_size=32).build().transformer is None
 
 
 def test_no_pooling() -> None:
