@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from fcilbench.vectors.fisher import pool
 from torch import nn
 
 from fcilbench.api.backbone import FeatureExtractor
@@ -15,6 +14,7 @@ from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network
 from fcilbench.engine.sample_taps import SampleTaps
+from fcilbench.plugins.aggregators.ewc import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 
