@@ -132,11 +132,10 @@ def missing_data(expansion: Expansion, root: Path | None = None) -> list[Missing
     """Returns the data sets of a suite that are not under the data root; looks at names, `data verify` at content."""
     found = []
     for key, facts in sorted(expansion.facts.items()):
-        axis, _, name = key.partition(":")
         layouts = facts.get("layouts") or []
-        if axis == "dataset" and layouts and find_layout(layouts, data_root(root)) is None:
-            found.append(_missing(name, facts))
-    return found
+        if key.startswith("dataset:") and layouts and find_layout(layouts, data_root(root)) is None:
+            found.append(_missing(facts["plugin"], facts))
+    return list(dict.fromkeys(found))
 
 
 def download_bytes(missing: list[Missing]) -> int | None:

@@ -51,7 +51,7 @@ class Expansion:
         prerequisites: What is missing on this machine, one line each; the cells that need it cannot be identified.
         blocked: Number of cells that miss a prerequisite; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
-        facts: What the plugins in use declare, by `<axis>:<full name>`, e.g. `dataset:fcilbench/digits`.
+        facts: What the entries' plugins declare, and their full names as `plugin`, by `<axis>:<label>`.
         flops: Operations of one input's forward pass, of the backbones that tell it, by `key_of(name, identity)`.
         unused: `tuned` and `exclude` rules that match no cell.
     """
@@ -236,7 +236,7 @@ class _Builder:
             suite=self._suite.name,
             protocol=protocol,
             tasks=self._tasks[dataset.index],
-            data_fingerprint=str(self.facts[f"dataset:{dataset.ref.name}"].get("fingerprint", "")),
+            data_fingerprint=str(self.facts[f"dataset:{dataset.label}"].get("fingerprint", "")),
             partition=point.partition,
             seeds=Seeds(base=seeds.base, index=seed, vary=tuple(seeds.vary)),
             evaluate=self._suite.evaluate,
@@ -287,7 +287,7 @@ class _Builder:
 
     def _note(self, entry: Entry, answer: Resolved) -> None:
         """Notes what a plugin declares, and splits a data set into its tasks."""
-        facts = self.facts[f"{entry.axis}:{entry.ref.name}"] = answer.facts
+        facts = self.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
         if facts.get("forward_flops") is not None:
             self.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
         if entry.axis != "dataset" or entry.index in self._tasks:

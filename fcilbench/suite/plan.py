@@ -226,14 +226,14 @@ class CostModel:
         if flops is None:
             return trained * PRIOR_SECONDS_PER_SAMPLE
         speed = _SPEED[f"gpu/{cell.protocol.precision}"] if self._gpu else _SPEED["cpu"] * cell.runtime.threads
-        tasks = cell.tasks or self._facts.get(f"dataset:{cell.dataset.name}", {}).get("default_tasks", 1)
+        tasks = cell.tasks or self._facts.get(f"dataset:{cell.dataset.label}", {}).get("default_tasks", 1)
         # After each task the samples of all tasks so far are evaluated: half of them on average.
         evaluated = self._samples(cell, "test") * ((tasks if isinstance(tasks, int) else len(tasks)) + 1) / 2
         training = trained * max(flops * (1.0 + _BACKWARD) / speed, _OVERHEAD["gpu" if self._gpu else "cpu"])
         return training + evaluated * flops / speed
 
     def _samples(self, cell: Cell, split: Literal["train", "test"]) -> int:
-        facts = self._facts.get(f"dataset:{cell.dataset.name}", {})
+        facts = self._facts.get(f"dataset:{cell.dataset.label}", {})
         total = int(facts.get(split, _UNKNOWN_TRAIN))
         kept = cell.dataset.params.get(f"{split}_per_class")
         return min(total, kept * int(facts["classes"])) if isinstance(kept, int) and "classes" in facts else total

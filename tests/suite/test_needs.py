@@ -12,7 +12,7 @@ def expansion(**facts):
         prerequisites=[],
         blocked=0,
         axes={},
-        facts={f"dataset:lab/{name}": value for name, value in facts.items()},
+        facts={f"dataset:{name}": {**value, "plugin": f"lab/{name}"} for name, value in facts.items()},
     )
 
 

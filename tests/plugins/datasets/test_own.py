@@ -15,6 +15,8 @@ from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 from fcilbench.plugins.datasets.eurosat import EuroSat
 from fcilbench.plugins.datasets.own import Csv, ImageFolder
+from fcilbench.suite.expand import expand
+from fcilbench.suite.load import load_suite
 
 EUROSAT = Path(os.environ.get("FCILBENCH_DATA", "")) / "EuroSAT_RGB"
 
@@ -103,6 +105,21 @@ class TestImageFolder:
             for split in ("train", "test"):
                 photo(tmp_path / split / name / "1.png", 9)
         assert folder(tmp_path).default_tasks == (3, 3, 2, 2, 2)
+
+    def test_two_folders_in_one_suite_keep_their_own_facts(self, pets: Path) -> None:
+        grid = (
+            "{dataset: [{use: image-folder, label: one, path: split, size: 8},"
+            " {use: image-folder, label: two, path: all, test_share: 0.5, size: 8, tasks: 1}],"
+            " backbone: [{use: timm, model: resnet10t, weights: none, input_size: 32}], partition: [iid],"
+            " aggregator: [ncm]}"
+        )
+        (pets / "suite.yaml").write_text(f"fcilbench: 1\nname: own\ngrid: {grid}\n")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FCILBENCH_DATA", str(pets))
+            cells = expand(load_suite(pets / "suite.yaml")).cells
+        declared = [folder(pets / "split"), folder(pets / "all", test_share=0.5)]
+        assert [cell.data_fingerprint for cell in cells] == [each.identity()["path"] for each in declared]
+        assert [cell.tasks for cell in cells] == [(1, 1, 1), (3,)]
 
     @pytest.mark.slow
     @pytest.mark.skipif(not EUROSAT.is_dir(), reason="FCILBENCH_DATA has no EuroSAT_RGB folder")
