@@ -16,11 +16,11 @@ from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, neares
 if TYPE_CHECKING:
     from fcilbench.registry.catalog import Description
     from fcilbench.registry.entrypoints import PluginRef
-    from fcilbench.testing.law import Verdict
+    from fcilbench.testing.check import Result
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
 TESTED = ("aggregators", "backbones", "datasets")
-_MARKS = {"holds": "holds", "declared": "declared", "skipped": "skipped", "broken": "BROKEN"}
+_MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 
 @app.command("list", epilog="Example: [bold]fcilbench plugins list --kind aggregators[/bold]")
@@ -75,7 +75,7 @@ def show(
 
 
 @app.command("test", epilog="Example: [bold]fcilbench plugins test sum[/bold]")
-def run_laws(
+def run_checks(
     name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
     *,
     kind: options.Kind = None,
@@ -85,10 +85,11 @@ def run_laws(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Check a plugin against the laws of its kind, and print each with what was seen and a way out.
+    """Run the conformance checks of a plugin's kind, and print each with what was seen and what to do.
 
-    A law is broken, holds, is skipped (with the reason), or is declared: the plugin breaks it by nature, says why, and
-    was shown to break it. Exit codes: 0; 3 if a law is broken; 5 if the plugin is missing or cannot be imported.
+    A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature, says
+    why in `breaks`, and was seen to fail. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be
+    imported.
     """
     from fcilbench.cli.plan import use_data_root
 
@@ -97,39 +98,39 @@ def run_laws(
     root = use_data_root(data)
     console.say(f"importing {name} and torch")
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no result
-        from fcilbench.testing.kit import case
+        from fcilbench.testing.conformance import case
 
-        ready = case(ref.kind, name, chosen, root=root)
-        verdicts = []
-        for law in ready.laws:
-            verdicts.append(ready.judge(law))
-            console.say(f"{law.id}: {verdicts[-1].status}", style="dim")
-    _show_verdicts(ready.ref.name, ref.kind, verdicts, form)
-    broken = [verdict for verdict in verdicts if verdict.status == "broken"]
+        results = []
+        for result in case(ref.kind, name, chosen, root=root).results():
+            results.append(result)
+            console.say(f"{result.check}: {result.status}", style="dim")
+    _show_results(ref.name, ref.kind, results, form)
+    failed = [result for result in results if result.status == "failed"]
     if verbose:
-        for verdict in broken:
-            sys.stderr.write(verdict.trace)
-    if broken:
+        for result in failed:
+            sys.stderr.write(result.trace)
+    if failed:
         raise typer.Exit(CELLS_FAILED)
 
 
 @app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the aggregator, or DIST/NAME to name its package too.")],
+    name: Annotated[str, typer.Argument(help="Name of the plugin, or DIST/NAME to name its package too.")],
+    kind: Annotated[str, typer.Option("--kind", help="aggregator, backbone or dataset.")] = "aggregator",
     verbose: options.Verbose = False,
 ) -> None:
-    """Write a package with a working aggregator, its test, its CI and a README into a new folder here.
+    """Write a working plugin with its entry point and its test, into a new package here or into an existing one.
 
-    The package is DIST, or fcilbench-NAME. Nothing is overwritten.
+    The package is DIST, or fcilbench-NAME; a new one gets CI and a README too. No file is overwritten.
     """
     from fcilbench.testing.scaffold import write
 
-    folder = write(name, Path.cwd())
-    console.show(
-        f"wrote {folder.name}/\n"
-        f"next:  pip install -e {folder.name}\n"
-        f"       fcilbench plugins test {folder.name}/{name.rpartition('/')[2]}"
-    )
+    full, (folder, *files) = write(name, Path.cwd(), kind)
+    where = "." if folder == Path.cwd() else folder.name
+    console.show(f"wrote {where}/")
+    for path in files:
+        console.show(f"       {path.relative_to(folder)}")
+    console.show(f"next:  pip install -e {where}\n       fcilbench plugins test {full} --kind {kind}s")
 
 
 def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
@@ -138,16 +139,16 @@ def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
     Args:
         name: Short name or dist/name.
         kind: The kind, if it was given.
-        among: Kinds that have laws, for a plugin that is to be tested.
+        among: Kinds that have checks, for a plugin that is to be tested.
 
     Raises:
         PrerequisiteError: If a plugin that is to be tested is not installed.
-        UsageError: If no plugin or several have the name, or its kind has no laws.
+        UsageError: If no plugin or several have the name, or its kind has no checks.
     """
     from fcilbench.registry.entrypoints import KINDS, find, lookup
 
     if kind is not None and among and kind not in among:
-        raise UsageError(f"there are no laws for {kind!r}{nearest(kind, among)}")
+        raise UsageError(f"there are no checks for {kind!r}{nearest(kind, among)}")
     if kind is not None and not among:
         return lookup(kind, name)
     refs = [ref for each in ([kind] if kind else KINDS) for ref in find(each)]
@@ -160,7 +161,7 @@ def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
         raise UsageError(f"unknown plugin {name!r}{close}", hint="`fcilbench plugins list` shows all plugins")
     fitting = [each for each in kinds if not among or each in among]
     if not fitting:
-        raise UsageError(f"{name!r} is one of the {kinds[0]}, for which there are no laws")
+        raise UsageError(f"{name!r} is one of the {kinds[0]}, for which there are no checks")
     if len(fitting) > 1:
         raise UsageError(f"{name!r} is the name of several plugins", hint=f"add --kind {' or --kind '.join(fitting)}")
     return lookup(fitting[0], name)
@@ -195,17 +196,15 @@ def _parameters(given: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def _show_verdicts(plugin: str, kind: str, verdicts: Sequence[Verdict], form: options.Form) -> None:
-    rows = [
-        (each.law, _MARKS[each.status], each.statement if each.status == "holds" else each.found) for each in verdicts
-    ]
-    headers = ("law", plugin, "what it says, or what was seen")
-    records = [vars(each) for each in verdicts]
-    console.show_list(form, headers, rows, key="laws", records=records, plugin=plugin, kind=kind)
+def _show_results(plugin: str, kind: str, results: Sequence[Result], form: options.Form) -> None:
+    rows = [(r.check, _MARKS[r.status], r.statement if r.status == "passed" else r.found) for r in results]
+    headers = ("check", plugin, "what it requires, or what was seen")
+    records = [vars(each) for each in results]
+    console.show_list(form, headers, rows, key="checks", records=records, plugin=plugin, kind=kind)
     if form in (options.Form.TABLE, options.Form.MD):
-        for verdict in verdicts:
-            if verdict.status == "broken":
-                console.show(f"\n{verdict}")
-        counts = {status: sum(each.status == status for each in verdicts) for status in _MARKS}
+        for result in results:
+            if result.status == "failed":
+                console.show(f"\n{result}")
+        counts = {status: sum(each.status == status for each in results) for status in _MARKS}
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         console.show(f"\n{plugin}: {told}")

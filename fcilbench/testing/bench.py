@@ -1,4 +1,4 @@
-"""The bench on which laws are checked: scikit-learn's digits, a small network, seconds on a CPU."""
+"""Benches: small federations on scikit-learn's digits on which the kit tries aggregators, in milliseconds on a CPU."""
 
 from __future__ import annotations
 
@@ -14,50 +14,82 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.api.dataset import Corpus
-from fcilbench.api.schedule import Indices, Phase, Schedule
-from fcilbench.api.stressor import Stressor
+from fcilbench.api import (
+    Aggregator,
+    Backbone,
+    Corpus,
+    FeatureExtractor,
+    ImageInput,
+    Partition,
+    Phase,
+    Protocol,
+    Schedule,
+    Stressor,
+)
 from fcilbench.data.open import open_dataset
 from fcilbench.federation.experiment import Experiment
-from fcilbench.federation.tasks import TaskStream
 from fcilbench.plugins.datasets.digits import Digits
-from fcilbench.spec.protocol import Partition, Protocol, Runtime, Seeds
+from fcilbench.spec.protocol import Runtime, Seeds
 
 UNEVEN = (3, 1, 2, 4)
-"""Classes of each task on the bench: uneven, with a task of one class."""
+"""Classes of each task on a bench: unequal, with a task of one class."""
 
 Edit = Callable[[Phase], Phase]
 
 
-class BenchNet(Backbone):
-    """A convolution with BatchNorm (buffers and a counter) and a linear layer: 16 features of 8x8 images."""
+class ConvNet(Backbone):
+    """A convolution with BatchNorm, a constant float buffer and a linear layer: 16 features of 8x8 images.
+
+    It has what LayerNorm models lack: running statistics, an integer counter, and a buffer that never changes.
+    """
 
     def build(self) -> FeatureExtractor:
         """Builds the network with random weights."""
-        layers = (
-            nn.Conv2d(1, 4, 3, stride=2),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(36, 16),
-            nn.ReLU(),
-        )
-        return FeatureExtractor(nn.Sequential(*layers), 16)
+        layers = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), _Scale(2.0))
+        return FeatureExtractor(nn.Sequential(*layers, nn.Linear(36, 16), nn.ReLU()), 16)
 
     def image_input(self) -> ImageInput:
-        """Takes digits as they are."""
+        """Returns an input size of 8x8, so that digits are not resized."""
         return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
 
 
-class BenchDigits(Digits):
-    """A few digits of each class, read once a process."""
+class _Scale(nn.Module):
+    """Multiplies by a constant that is a persistent float buffer."""
+
+    factor: torch.Tensor
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.factor
+
+
+class SmallViT(ConvNet):
+    """A vision transformer of timm with two blocks; its patch embedding and its first block are frozen.
+
+    It has what the convolution lacks: several linear layers in a row, attention, tokens, LayerNorm, frozen layers.
+    """
+
+    def build(self) -> FeatureExtractor:
+        """Builds the network with random weights."""
+        from timm.models.vision_transformer import VisionTransformer
+
+        size: dict[str, Any] = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2}
+        body = VisionTransformer(**size, num_heads=2, mlp_ratio=2.0, num_classes=0)
+        body.patch_embed.requires_grad_(False)
+        body.blocks[0].requires_grad_(False)
+        return FeatureExtractor(body, 16)
+
+
+class FewDigits(Digits):
+    """Eight training and five test images of each digit, read once a process."""
 
     train_samples, test_samples, fingerprint = 80, 50, ""
 
     def load(self, root: Path) -> Corpus:
-        """Returns 8 training and 5 test images of each class."""
+        """Returns the kept samples."""
         return _digits()
 
 
@@ -66,39 +98,43 @@ def _digits() -> Corpus:
     return open_dataset(Digits(Digits.Params(train_per_class=8, test_per_class=5)), Path())[0]
 
 
-class Poison(Stressor):
-    """The given clients send NaN instead of their update."""
+class Faulty(Stressor):
+    """The given clients send NaN and nothing by turns."""
 
     def __init__(self, clients: Sequence[int]) -> None:
         super().__init__()
-        self._clients = tuple(clients)
+        self._clients, self._calls = tuple(clients), 0
 
     def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
         """Returns the given clients."""
         return self._clients
 
-    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Returns NaN wherever a number may be one."""
-        nan = float("nan")
-        return {k: torch.full_like(v, nan) if v.is_floating_point() else v for k, v in message.items()}
+    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+        """Returns the message with NaN in each tensor of floats, or no answer."""
+        self._calls += 1
+        if self._calls % 2 == 0:
+            return None
+        return {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in message.items()}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where aggregators are tried.
+    """A small federation in which an aggregator is tried.
 
     Attributes:
+        name: Shown beside a failure that was seen on it.
         backbone: Makes the network to train.
     """
 
-    backbone: Callable[[], Backbone] = BenchNet
+    name: str
+    backbone: Callable[[], Backbone]
 
     def experiment(self, aggregator: Aggregator, edit: Edit | None = None, **changes: Any) -> Experiment:
         """Declares a small experiment.
 
         Args:
-            aggregator: The method; its `build_schedule` is wrapped if there is an `edit`.
-            edit: Changes each phase before the method arranges the schedule.
+            aggregator: The method; if there is an `edit`, its `build_schedule` is wrapped.
+            edit: Changes each phase before the method builds its schedule.
             **changes: Fields of the protocol or of the experiment that differ.
         """
         if edit is not None:
@@ -111,7 +147,7 @@ class Bench:
         protocol: dict[str, Any] = {"clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 8, "lr": 1e-2}
         protocol |= {name: changes.pop(name) for name in list(changes) if name in Protocol.model_fields}
         settings: dict[str, Any] = {
-            "dataset": BenchDigits(),
+            "dataset": FewDigits(),
             "backbone": self.backbone(),
             "stressor": Stressor(),
             "data_root": Path(),
@@ -123,25 +159,32 @@ class Bench:
         return Experiment(aggregator=aggregator, protocol=Protocol(**protocol), **(settings | changes))
 
 
+BENCHES = (Bench("convolution with BatchNorm", ConvNet), Bench("vision transformer", SmallViT))
+"""Every check of an aggregator runs on each of these."""
+
+
 def spread(shares: Sequence[float]) -> Edit:
     """Returns an edit that gives clients these shares of a task's samples, in the order of the samples."""
 
     def edit(phase: Phase) -> Phase:
         pool = np.sort(np.concatenate(phase.clients))
         bounds = [round(float(total) * len(pool)) for total in np.cumsum([0.0, *shares])]
-        held = tuple(pool[a:b] for a, b in pairwise(bounds))
-        return replace(phase, clients=held)
+        return replace(phase, clients=tuple(pool[start:stop] for start, stop in pairwise(bounds)))
 
     return edit
 
 
-def one_class_first(tasks: tuple[int, ...] = UNEVEN) -> Edit:
-    """Returns an edit that gives client 0 all samples of a task's first class, client 1 one sample, 2 the rest."""
-    labels = internal_labels(tasks)
+def one_class_first(labels: Sequence[int]) -> Edit:
+    """Returns an edit that gives client 0 all samples of one class of a task, client 1 one sample, client 2 the rest.
+
+    Args:
+        labels: Original label of each training sample.
+    """
 
     def edit(phase: Phase) -> Phase:
         pool = np.sort(np.concatenate(phase.clients))
-        first = labels[pool] == phase.task.offset
+        own = np.asarray(labels)[pool]
+        first = own == own[0]
         one, rest = pool[first], pool[~first]
         if len(rest) == 0:  # a task of one class
             one, rest = pool[:4], pool[4:]
@@ -150,15 +193,19 @@ def one_class_first(tasks: tuple[int, ...] = UNEVEN) -> Edit:
     return edit
 
 
-def internal_labels(tasks: tuple[int, ...] = UNEVEN) -> Indices:
-    """Returns the internal labels of the bench's training samples."""
-    order = TaskStream.draw(sum(tasks), tasks, Seeds().of("order"))
-    return order.internal(_digits().train.labels)
+def bench_labels() -> Sequence[int]:
+    """Returns the original labels of the benches' training samples."""
+    return [int(label) for label in _digits().train.labels]
+
+
+def no_samples_in_task(index: int) -> Edit:
+    """Returns an edit that leaves all clients without samples in one task."""
+    return lambda phase: spread([0.0] * len(phase.clients))(phase) if phase.task.index == index else phase
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """One torch thread, and torch's global generator put back afterwards."""
+    """Uses one torch thread, and restores the number of threads and torch's global generator afterwards."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:

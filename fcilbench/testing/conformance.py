@@ -1,4 +1,4 @@
-"""The kit as pytest classes: one test a law.
+"""The conformance kit: finds a plugin and runs the checks of its kind, as pytest classes or without pytest.
 
 A plugin's whole test file can be:
 
@@ -10,97 +10,201 @@ A plugin's whole test file can be:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from fcilbench.api.backbone import Backbone
-from fcilbench.testing.kit import LAWS, Case, case
-from fcilbench.testing.law import Law
+from pydantic import ValidationError
+
+from fcilbench.api import Aggregator, Backbone, Plugin
+from fcilbench.errors import UsageError, nearest
+from fcilbench.registry import entrypoints
+from fcilbench.registry.entrypoints import PluginRef
+from fcilbench.testing import backbone, dataset, merging, objective, state, traffic
+from fcilbench.testing.backbone import BackboneSubject
+from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
+from fcilbench.testing.check import Check, Result, plugin_checks, run_check
+from fcilbench.testing.dataset import DatasetSubject
+from fcilbench.testing.subject import AggregatorSubject
+
+CHECKS: Mapping[str, Sequence[Check[Any]]] = {
+    "aggregators": (
+        *plugin_checks("aggregators", Aggregator),
+        *merging.CHECKS,
+        *state.CHECKS,
+        *traffic.CHECKS,
+        *objective.CHECKS,
+    ),
+    "backbones": tuple(backbone.CHECKS),
+    "datasets": tuple(dataset.CHECKS),
+}
+"""The checks of each kind of plugin that has some, in the order in which they are reported."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plugin with hyperparameters, ready to be checked.
+
+    Attributes:
+        ref: Where the plugin is registered.
+        subjects: The plugin on each of its benches; a subject keeps the runs that several checks need.
+        breaks: Checks that the plugin declares to fail by nature, with the reasons.
+        demand: Whether a declared check must fail; `breaks` is about the default hyperparameters only.
+        causes: Exceptions seen so far, each with the check that met it first.
+    """
+
+    ref: PluginRef
+    subjects: Sequence[Any]
+    breaks: Mapping[str, str] = field(default_factory=dict)
+    demand: bool = True
+    causes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def checks(self) -> Sequence[Check[Any]]:
+        """The checks of the plugin's kind."""
+        return CHECKS[self.ref.kind]
+
+    def run(self, check: Check[Any]) -> Result:
+        """Runs one check with one torch thread; an exception that an earlier check met is not reported again."""
+        with quiet_torch():
+            result = run_check(check, self.subjects, self.breaks, demand=self.demand)
+        if not result.trace:
+            return result
+        innermost = result.trace.rpartition('  File "')[2]  # where it was raised, and the message
+        first = self.causes.setdefault(innermost, check.id)
+        if first == check.id:
+            return result
+        return replace(result, status="skipped", found=f"fails with the same error as {first!r}", fix="", trace="")
+
+    def results(self) -> Iterator[Result]:
+        """Runs all checks, one after the other."""
+        return map(self.run, self.checks)
+
+
+def case(
+    kind: str,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    network: Callable[[], Backbone] | None = None,
+    root: Path | None = None,
+) -> Case:
+    """Finds a plugin and prepares its checks.
+
+    Args:
+        kind: `aggregators`, `backbones` or `datasets`.
+        name: Short name or `dist/name`.
+        options: Hyperparameters that differ from the defaults.
+        network: Makes the backbone on which an aggregator is tried, instead of the kit's own two.
+        root: Data root for data sets.
+
+    Raises:
+        UsageError: If there is no such plugin, its kind has no checks, or its hyperparameters or `breaks` are invalid.
+        BrokenPluginError: If it cannot be imported.
+    """
+    if kind not in CHECKS:
+        raise UsageError(f"there are no checks for {kind}{nearest(kind, CHECKS)}")
+    ref = entrypoints.lookup(kind, name)
+    cls, given = entrypoints.load(ref), dict(options or {})
+    if not issubclass(cls, Plugin):
+        base = kind.removesuffix("s").title()
+        raise UsageError(f"{ref.name} ({ref.target}) does not derive from fcilbench.api.{base}")
+    try:
+        cls.Params.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{ref.name}: {where}: {first['msg']}", hint=f"set it, e.g. --set {where or 'name'}=VALUE"
+        ) from error
+    plugin = cast(type[Any], cls)
+    subjects: list[Any]
+    if kind == "aggregators":
+        benches = BENCHES if network is None else (Bench("own network", network),)
+        subjects = [AggregatorSubject(plugin, ref.module, given, bench) for bench in benches]
+    elif kind == "backbones":
+        subjects = [BackboneSubject(plugin, ref.module, given)]
+    else:
+        subjects = [DatasetSubject(plugin, ref.module, given, root)]
+    return Case(ref, subjects, checked_breaks(ref.name, cls.breaks, CHECKS[kind]), demand=not given)
+
+
+def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Check[Any]]) -> Mapping[str, str]:
+    """Returns a plugin's `breaks`.
+
+    Raises:
+        UsageError: If it names an unknown check or gives no reason.
+    """
+    known = [check.id for check in checks]
+    for id_, reason in breaks.items():
+        if id_ not in known:
+            raise UsageError(f"{plugin}: `breaks` names {id_!r}, which is no check{nearest(id_, known)}")
+        if not str(reason).strip():
+            raise UsageError(f"{plugin}: `breaks` gives no reason for {id_!r}", hint="say why it fails by nature")
+    return breaks
 
 
 class _Conformance:
-    """Base of the three classes.
+    """Base of the three classes: one test for each check.
 
     Attributes:
         plugin: Name of the plugin, `dist/name`.
         params: Hyperparameters that differ from the defaults.
         kind: Kind of plugin.
+        backbone: Makes the network on which an aggregator is tried, instead of the kit's two (`staticmethod(...)`).
+        root: Data root of a data set; `None` for the default.
     """
 
     plugin: ClassVar[str]
     params: ClassVar[Mapping[str, Any]] = {}
     kind: ClassVar[str]
+    backbone: ClassVar[Callable[[], Backbone] | None] = None
+    root: ClassVar[Path | None] = None
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Makes one test of each law; pytest calls it."""
+        """Makes one test of each check; pytest calls it."""
         import pytest
 
-        if "law" not in metafunc.fixturenames:
-            return
-        known = [line.partition(":")[0].strip() for line in metafunc.config.getini("markers")]
-        gpu = [pytest.mark.gpu] if "gpu" in known else []
-        laws = [pytest.param(law, id=law.id, marks=gpu if law.gpu else ()) for law in LAWS[self.kind]]
-        metafunc.parametrize("law", laws)
+        if "check" in metafunc.fixturenames:
+            known = [line.partition(":")[0].strip() for line in metafunc.config.getini("markers")]
+            gpu = [pytest.mark.gpu] if "gpu" in known else []
+            checks = [pytest.param(each, id=each.id, marks=gpu if each.gpu else ()) for each in CHECKS[self.kind]]
+            metafunc.parametrize("check", checks)
 
-    def test_law(self, law: Law[Any]) -> None:
-        """Fails with the law, what was seen and a way out."""
+    def test_check(self, check: Check[Any]) -> None:
+        """Fails with the check, what was seen and what to do."""
         import pytest
 
-        verdict = _case(type(self)).judge(law)
-        if verdict.status == "skipped":
-            pytest.skip(verdict.found)
-        if verdict.status == "broken":
-            pytest.fail(f"{self.plugin}: {verdict}\n{verdict.trace}", pytrace=False)
+        result = self.case().run(check)
+        if result.status == "skipped":
+            pytest.skip(result.found)
+        if result.status == "failed":
+            pytest.fail(f"{self.plugin}: {result}\n{result.trace}", pytrace=False)
 
     @classmethod
     def case(cls) -> Case:
-        """Returns the plugin ready to be judged; made once a class."""
-        return case(cls.kind, cls.plugin, cls.params)
+        """Returns the plugin ready to be checked; made once a class."""
+        if "_case" not in vars(cls):
+            cls._case = case(cls.kind, cls.plugin, cls.params, network=cls.backbone, root=cls.root)
+        return cls._case
 
-
-_CASES: dict[type[_Conformance], Case] = {}
-
-
-def _case(cls: type[_Conformance]) -> Case:
-    if cls not in _CASES:
-        _CASES[cls] = cls.case()
-    return _CASES[cls]
+    _case: ClassVar[Case]
 
 
 class AggregatorConformance(_Conformance):
-    """The laws of aggregators, checked on digits with a small network.
-
-    Attributes:
-        backbone: Makes the network, where the method needs another than the kit's (`staticmethod(...)`).
-    """
+    """The checks of aggregators, on digits with two small networks."""
 
     kind = "aggregators"
-    backbone: ClassVar[Callable[[], Backbone] | None] = None
-
-    @classmethod
-    def case(cls) -> Case:
-        """Returns the aggregator on its bench."""
-        return case(cls.kind, cls.plugin, cls.params, network=cls.backbone)
 
 
 class BackboneConformance(_Conformance):
-    """The laws of backbones."""
+    """The checks of backbones."""
 
     kind = "backbones"
 
 
 class DatasetConformance(_Conformance):
-    """The laws of data sets; those that read the data are skipped where they are not there.
-
-    Attributes:
-        root: Data root; `None` for the default.
-    """
+    """The checks of data sets; those that read the data are skipped if the data are missing."""
 
     kind = "datasets"
-    root: ClassVar[Path | None] = None
-
-    @classmethod
-    def case(cls) -> Case:
-        """Returns the data set at its data root."""
-        return case(cls.kind, cls.plugin, cls.params, root=cls.root)

@@ -1,35 +1,39 @@
-"""Writes a package with a working aggregator and the kit as its test. Imports no torch."""
+"""Writes a working plugin with its registration and its test, into a new package or an existing one. No torch."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from string import Template
 
-from fcilbench.errors import UsageError
+from fcilbench.errors import UsageError, nearest
 from fcilbench.registry.entrypoints import normalise
-from fcilbench.testing.templates import FILES
+from fcilbench.testing.templates import PACKAGE, PLUGINS, TEST
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
-def write(name: str, parent: Path) -> Path:
-    """Writes the package of a new aggregator into a new folder.
+def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[Path]]:
+    """Writes a new plugin: its class, its entry point and its test; the package too, unless it exists.
 
     Args:
         name: `gossip` (the package is `fcilbench-gossip`) or `acme-fcil/gossip`.
-        parent: Where the folder goes; it is called like the package.
+        parent: Where the package's folder is or goes, or that folder itself. It is called like the package.
+        kind: `aggregator`, `backbone` or `dataset`.
 
     Returns:
-        The folder.
+        The plugin's full name and the files that were written or changed; the first is the package's folder.
 
     Raises:
-        UsageError: If a name is not usable, or the folder exists.
+        UsageError: If a name cannot be used, or a file would be overwritten.
 
     Example:
-        >>> write("acme-fcil/gossip", Path(".")).name  # doctest: +SKIP
-        'acme-fcil'
+        >>> write("acme-fcil/gossip", Path("."))[0]  # doctest: +SKIP
+        'acme-fcil/gossip'
     """
+    if kind not in PLUGINS:
+        raise UsageError(f"there is no scaffold for {kind!r}{nearest(kind, PLUGINS)}")
     given, _, short = name.rpartition("/")
     dist = normalise(given) if given else f"fcilbench-{short.replace('_', '-')}"
     for word in (short, dist):
@@ -37,19 +41,62 @@ def write(name: str, parent: Path) -> Path:
             raise UsageError(f"{word!r} cannot be a name", hint="use lower-case letters, digits and dashes: my-method")
     if dist == "fcilbench":
         raise UsageError("the package fcilbench is taken", hint=f"name your own, e.g. acme-fcil/{short}")
-    folder = parent / dist
-    if folder.exists():
-        raise UsageError(f"{folder} exists", hint="remove it, or choose another package: DIST/NAME")
-    words = re.split(r"[-_]", short)
+    folder = parent if _project(parent) == dist else parent / dist
     values = {
         "name": short,
         "dist": dist,
-        "module": dist.replace("-", "_"),
-        "test": short.replace("-", "_"),
-        "cls": "".join(word.capitalize() for word in words),
+        "package": dist.replace("-", "_"),
+        "module": short.replace("-", "_"),
+        "cls": "".join(word.capitalize() for word in re.split(r"[-_]", short)),
+        "kind": kind,
+        "base": kind.title(),
     }
-    for path, text in FILES.items():
-        target = folder / Template(path).substitute(values)
+    exists = folder.is_dir() and any(folder.iterdir())
+    root = _package_folder(folder, values["package"]) if exists else values["package"]
+    files = {f"{root}/$module.py": PLUGINS[kind], "tests/test_$module.py": TEST} | ({} if exists else PACKAGE)
+    texts = {Template(path).substitute(values): Template(text).substitute(values) for path, text in files.items()}
+    for path in texts:
+        if (folder / path).exists():
+            raise UsageError(f"{folder / path} exists", hint="remove it, or choose another name")
+    if exists:
+        texts["pyproject.toml"] = _registered(folder, values)
+    for path, text in texts.items():
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template(text).substitute(values), encoding="utf-8")
-    return folder
+        target.write_text(text, encoding="utf-8")
+    return f"{dist}/{short}", [folder, *(folder / path for path in texts)]
+
+
+def _project(folder: Path) -> str | None:
+    """Returns the normalised name of the project in a folder, or `None` if there is none."""
+    try:
+        found = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        return None
+    return normalise(str(found))
+
+
+def _package_folder(folder: Path, package: str) -> str:
+    """Returns where the modules of an existing project are."""
+    for root in (package, f"src/{package}"):
+        if (folder / root).is_dir():
+            return root
+    raise UsageError(
+        f"{folder} has no package folder {package}/", hint=f"create {package}/__init__.py, or choose another package"
+    )
+
+
+def _registered(folder: Path, values: dict[str, str]) -> str:
+    """Returns an existing pyproject.toml with the plugin's entry point added."""
+    path = folder / "pyproject.toml"
+    if _project(folder) != values["dist"]:
+        raise UsageError(f"{path} is not the project {values['dist']}", hint="choose another package: DIST/NAME")
+    text = path.read_text(encoding="utf-8")
+    line = Template('$name = "$package.$module:$cls"\n').substitute(values)
+    group = f"fcilbench.{values['kind']}s"
+    if values["name"] in tomllib.loads(text)["project"].get("entry-points", {}).get(group, {}):
+        raise UsageError(f"{path} already registers {values['name']!r} in {group}", hint="choose another name")
+    head = re.compile(rf"^\[project\.entry-points\.(['\"]){re.escape(group)}\1\][^\n]*\n", re.MULTILINE)
+    if match := head.search(text):
+        return f"{text[: match.end()]}{line}{text[match.end() :]}"
+    return f'{text.rstrip()}\n\n[project.entry-points."{group}"]\n{line}'

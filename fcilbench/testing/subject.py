@@ -1,106 +1,115 @@
-"""An aggregator under test: runs and single rounds of it on the bench, with what it did recorded."""
+"""An aggregator under test: runs of it on a bench, with what it did recorded.
+
+The kit uses the hooks of `fcilbench.api` and `run_experiment`, and nothing else of the federation.
+"""
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.message import Message
-from fcilbench.api.predict import Module, Predictors
-from fcilbench.api.server import Updates
-from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import Federation, RoundContext, Unsupported
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.api import Aggregator, DecisionRule, Message, Module, Predictors, Server, Task, Updates
+from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.run import run_experiment
-from fcilbench.federation.server import FederationServer
 from fcilbench.spec.outcome import Outcome
-from fcilbench.testing.bench import Bench, Edit, quiet_torch
-from fcilbench.testing.law import LawBroken, NotApplicable
+from fcilbench.testing.bench import BENCHES, Bench, Edit, quiet_torch
+from fcilbench.testing.check import CheckFailed, NotApplicable
+
+CLIENT_HOOKS = ("loss", "gradient", "query", "statistics", "task_statistics")
+SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
+CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast", "task_broadcast")
 
 Watch = Callable[[Aggregator], None]
-"""Puts spies on an instance before it runs."""
+"""Wraps hooks of an instance before it runs."""
+
+
+class Stopped(Exception):  # noqa: N818 -- how the kit ends a run early
+    """The kit has seen enough of a run."""
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """What a method had at the end of a task.
+class Answer:
+    """What a decision rule was asked about the test samples of one task, and the labels that it answered."""
 
-    Attributes:
-        theta: Global vector `[D]`.
-        modules: State vectors by name.
-        predictors: As the method returned them.
-        server: The server of the run.
-        tasks: Number of tasks seen.
-    """
+    identity: str
+    rule: DecisionRule
+    logits: Mapping[str, torch.Tensor]
+    tasks: Sequence[Task]
+    true: Task | None
+    labels: torch.Tensor
 
-    theta: torch.Tensor
-    modules: Mapping[str, torch.Tensor]
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """The end of a task: global vector `[D]`, deployed modules, what the method returned, what its rules answered."""
+
+    vector: torch.Tensor
+    modules: Mapping[str, Module]
     predictors: Predictors
-    server: FederationServer
-    tasks: int
+    server: Server
+    tasks: Sequence[Task]
+    answers: list[Answer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A complete run.
+    """A complete run: the instance that ran, what the runner measured, and the end of each phase."""
 
-    Attributes:
-        outcome: What the runner measured.
-        ends: What was deployed at the end of each phase.
-    """
-
+    aggregator: Aggregator
     outcome: Outcome
-    ends: tuple[Deployed, ...]
+    ends: tuple[TaskEnd, ...]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A server in front of its first merge, and the updates that real clients have sent it."""
+    """A server before its first merge, the method's `aggregate`, and the updates that real clients sent."""
 
-    aggregator: Aggregator
-    federation: Federation
+    aggregate: Callable[[Updates, Server], None]
     updates: Updates
+    server: Server
 
-    def merge(self, updates: Updates) -> FederationServer:
-        """Returns a copy of the server after the method has merged `updates`."""
-        server = copy.deepcopy(self.federation.server)
-        self.aggregator.aggregate(updates, server)
-        return server
+    def merge(self, updates: Updates) -> torch.Tensor:
+        """Returns the global vector after the method has merged `updates`, and restores the server."""
+        server, before, state = self.server, self.server.vector.clone(), self.server.state
+        server.state = copy.deepcopy(state)
+        self.aggregate(updates, server)
+        after = server.vector.clone()
+        server.vector.copy_(before)
+        server.state = state
+        return after
 
 
 @dataclass
 class AggregatorSubject:
-    """An aggregator class with hyperparameters.
+    """An aggregator class with hyperparameters, on a bench.
 
     Attributes:
         cls: The plugin's class.
         module: Module that an entry point names; its import is timed.
         options: Hyperparameters that differ from the defaults.
-        bench: Where it is tried.
+        bench: The bench.
     """
 
     cls: type[Aggregator]
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    bench: Bench = field(default_factory=Bench)
+    bench: Bench = BENCHES[0]
+
+    @property
+    def where(self) -> str:
+        """Name of the bench."""
+        return self.bench.name
 
     def make(self) -> Aggregator:
         """Returns a fresh instance."""
         return self.cls(self.cls.Params.model_validate(dict(self.options)))
-
-    @property
-    def trains(self) -> bool:
-        """Whether clients of the method train."""
-        return self.make().trains
 
     @cached_property
     def whole(self) -> Run:
@@ -117,88 +126,123 @@ class AggregatorSubject:
     ) -> Run:
         """Runs a fresh instance on the bench.
 
+        Args:
+            watch: Wraps hooks of the instance.
+            edit: Changes each phase before the method builds its schedule.
+            workdir: Folder of the checkpoint, if the run is resumed or will be.
+            on_event: Told of every round and task as it ends.
+            **changes: See `Bench.experiment`.
+
         Raises:
             NotApplicable: If the method declines the experiment.
         """
-        aggregator = self.make()
-        ends: list[Deployed] = []
+        aggregator, ends = self.make(), list[TaskEnd]()
         if watch is not None:
             watch(aggregator)
-        own = aggregator.predictors
-
-        def predictors(server: Any) -> Predictors:
-            given = own(server)
-            modules = {name: _vector(make()) for name, make in given.modules.items()}
-            ends.append(Deployed(server.vector.clone(), modules, given, server, len(server.tasks)))
-            return given
-
-        aggregator.predictors = predictors  # type: ignore[method-assign]
+        wrap(aggregator, "predictors", lambda own, server: _record(own(server), server, ends))
         experiment = self.bench.experiment(aggregator, edit, **changes)
         with quiet_torch(), tempfile.TemporaryDirectory() as folder:
             try:
                 outcome = run_experiment(experiment, workdir or Path(folder), on_event)
             except Unsupported as reason:
                 raise NotApplicable(f"the method declines this experiment: {reason}") from reason
-        return Run(outcome, tuple(ends))
+        return Run(aggregator, outcome, tuple(ends))
 
     def stage(self, edit: Edit | None = None, **changes: Any) -> Stage:
         """Runs the first round of a fresh instance up to the merge.
 
         Raises:
             NotApplicable: If the method declines the experiment.
+            CheckFailed: If no update arrives.
         """
-        aggregator = self.make()
-        got: list[Updates] = []
+        got: list[Stage] = []
+
+        def stop(own: Callable[[Updates, Server], None], updates: Updates, server: Server) -> None:
+            got.append(Stage(own, updates, server))
+            raise Stopped
+
         try:
-            federation = build(self.bench.experiment(aggregator, edit, **changes))
-        except Unsupported as reason:
-            raise NotApplicable(f"the method declines this experiment: {reason}") from reason
-        server, phase = federation.server, federation.schedule.phases[0]
-        server.enter(phase.task, phase.after)
-        aggregator.begin(server)
-        own = aggregator.aggregate
+            self.run(lambda aggregator: wrap(aggregator, "aggregate", stop), edit, **changes)
+        except Stopped:
+            return got[0]
+        raise CheckFailed("no client sent a finite update in the first round")
 
-        def record(updates: Updates, server: Any) -> None:  # noqa: ARG001 - the merge comes later
-            got.append(updates)
-
-        aggregator.aggregate = record  # type: ignore[method-assign]
-        rows = update_rows(federation)
-        with quiet_torch():
-            run_round(federation, RoundContext(phase, 0), rows, Stopwatch(rows.device))
-        aggregator.aggregate = own  # type: ignore[method-assign]
-        if not got:
-            raise LawBroken("no client sent a finite update in the first round")
-        return Stage(aggregator, federation, got[0])
+    def require_training(self) -> None:
+        """Raises NotApplicable if clients of the method do not train."""
+        if not self.make().trains:
+            raise NotApplicable("the method is training-free: clients send no model")
 
 
-def _vector(built: Module | torch.Tensor) -> torch.Tensor:
-    return (built.vector if isinstance(built, Module) else built).detach().clone()
+def wrap(aggregator: Aggregator, hooks: str | Sequence[str], told: Callable[..., Any]) -> None:
+    """Replaces hooks of an instance by `told(own, *arguments)`, where `own` is the hook itself."""
+    for hook in [hooks] if isinstance(hooks, str) else hooks:
+        setattr(aggregator, hook, partial(told, getattr(aggregator, hook)))
+
+
+def unwrapped(aggregator: Aggregator) -> dict[str, Any]:
+    """Returns the attributes of an instance without the hooks that the kit has wrapped."""
+    return {
+        name: value for name, value in vars(aggregator).items() if not hasattr(Aggregator, name) or name == "params"
+    }
+
+
+class _RecordedRule:
+    """A decision rule that keeps what it was asked and what it answered."""
+
+    def __init__(self, identity: str, rule: DecisionRule, answers: list[Answer]) -> None:
+        self.modules = rule.modules
+        self._identity, self._rule, self._answers = identity, rule, answers
+
+    def __call__(self, logits: Mapping[str, torch.Tensor], tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
+        labels = self._rule(logits, tasks, true)
+        self._answers.append(Answer(self._identity, self._rule, dict(logits), tuple(tasks), true, labels))
+        return labels
+
+
+def _record(given: Predictors, server: Server, ends: list[TaskEnd]) -> Predictors:
+    modules = {name: _copied(make()) for name, make in given.modules.items()}
+    ends.append(TaskEnd(server.vector.clone(), modules, given, server, tuple(server.tasks)))
+    answers = ends[-1].answers
+    return replace(given, rules={name: _RecordedRule(name, rule, answers) for name, rule in given.rules.items()})
+
+
+def _copied(module: Module | torch.Tensor) -> Module:
+    whole = module if isinstance(module, Module) else Module(module)
+    return Module(whole.vector.detach().clone(), copies(whole.frozen))
+
+
+def copies(message: Message) -> dict[str, torch.Tensor]:
+    """Returns copies of a message's tensors."""
+    return {name: value.detach().clone() for name, value in message.items()}
 
 
 def same_bits(one: Run, two: Run) -> str | None:
-    """Returns where two runs first differ in deployed vectors, accuracies or bytes, or `None`."""
+    """Returns where two runs first differ in deployed models or accuracies, or `None`."""
     for index, (left, right) in enumerate(zip(one.ends, two.ends, strict=False)):
-        for name in sorted({*left.modules, *right.modules}):
-            if name not in left.modules or name not in right.modules:
-                return f"module {name!r} is deployed in one of them only, at the end of task {index}"
-            if not torch.equal(left.modules[name], right.modules[name]):
-                gap = float((left.modules[name] - right.modules[name]).abs().max())
-                return f"module {name!r} differs by up to {gap:.3g} at the end of task {index}"
+        a, b = (
+            {(name, key): value for name, each in end.modules.items() for key, value in _parts(each)}
+            for end in (left, right)
+        )
+        for name, key in sorted(a.keys() | b.keys()):
+            if (name, key) not in a or (name, key) not in b:
+                return f"the {key} of module {name!r} is deployed in one of them only, at the end of task {index}"
+            if not torch.equal(a[name, key], b[name, key]):
+                wrong = float((a[name, key] - b[name, key]).abs().max())
+                return f"the {key} of module {name!r} differs by up to {wrong:.3g} at the end of task {index}"
     if one.outcome.model_digest != two.outcome.model_digest:
-        return "the final global models differ"
+        return "the final models or states differ"
     if one.outcome.accuracy != two.outcome.accuracy:
         return "the accuracies differ"
     return None
 
 
+def _parts(module: Module) -> list[tuple[str, torch.Tensor]]:
+    return [("vector", module.vector), *module.frozen.items()]
+
+
 def gap(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
-    """Returns the largest difference, relative to the largest magnitude of `scale`; 0 if both are zero."""
+    """Returns the largest difference, relative to the largest magnitude of `scale` unless that is zero."""
     if found.numel() == 0:
         return 0.0
     difference, size = float((found - expected).abs().max()), float(scale.abs().max())
     return difference / size if size > 0 else difference
-
-
-def tensors(message: Message) -> dict[str, torch.Tensor]:
-    """Returns copies of a message's tensors."""
-    return {name: value.detach().clone() for name, value in message.items()}

@@ -1,11 +1,22 @@
-"""Aggregators that each break a law, to show that the kit finds it."""
+"""Aggregators that each fail a check, to show that the kit finds it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fcilbench.api import Aggregator, AllClasses, Field, No, Params, Predictors, Space, TrueTask, masked_cross_entropy
+from fcilbench.api import (
+    Aggregator,
+    AllClasses,
+    Field,
+    Params,
+    Predictors,
+    Samples,
+    Space,
+    TrueTask,
+    Wire,
+    masked_cross_entropy,
+)
 
 
 class NoVersion(Aggregator):
@@ -28,11 +39,11 @@ class OutsideItsSpace(Aggregator):
         beta: float = Field(5.0, description="x", space=Space(low=0.1, high=1.0))
 
 
-class Declines(Aggregator):
-    """Runs nowhere."""
+class CannotPrepare(Aggregator):
+    """Asks the network for a layer that it does not have."""
 
     def prepare(self, network, request):
-        return No("it is Monday")
+        network.extractor.body.prompts.requires_grad_(False)
 
 
 class Adds(Aggregator):
@@ -98,6 +109,25 @@ class NeedsARound(Aggregator):
 
     def end_task(self, server, statistics):
         server.state["kept"] = server.state["last"].clone()
+
+
+class CountsRoundingNoise(Aggregator):
+    """Keeps a vector for each task and scales the largest one to norm 1, also if it is rounding noise."""
+
+    def aggregate(self, updates, server):
+        server.state["before"] = server.state.get("before", server.vector.clone())
+        super().aggregate(updates, server)
+
+    def end_task(self, server, statistics):
+        before = server.state.pop("before", server.vector)
+        noise = 1e-8 * server.vector.norm() * torch.ones_like(server.vector)
+        step = server.vector - before + noise
+        server.state[f"task-{server.task.index}"] = step / step.norm()
+
+    def predictors(self, server):
+        signs = sum(value.sign() for name, value in server.state.items() if name.startswith("task-"))
+        given = super().predictors(server)
+        return Predictors({"global": lambda: server.vector + signs * 0.01}, given.rules)
 
 
 class Standardises(Aggregator):
@@ -192,6 +222,21 @@ class Whispers(Aggregator):
         server.step((weights / weights.sum()) @ updates.delta)
 
 
+class KeepsTheNetwork(Aggregator):
+    """Keeps the network in which its own layers are."""
+
+    def prepare(self, network, request):
+        self.layers = {"body": [network.extractor.body]}
+
+
+class KeepsAClosure(Aggregator):
+    """Keeps a function that holds the first global model."""
+
+    def begin(self, server):
+        first = server.vector.clone()
+        self.distance = lambda vector: (vector - first).norm()
+
+
 class SendsAView(Aggregator):
     """Sends a view of the resident model, which the next client overwrites."""
 
@@ -211,6 +256,18 @@ class MeanOfMeans(Aggregator):
 
     def statistics(self, client):
         return {"mean": torch.stack([client.net.features(b.inputs).mean(0) for b in client.batches()]).mean(0)}
+
+
+class OneStreamForAllLayers(Aggregator):
+    """Sketches its layers' inputs from one random stream, so the layers take turns in it batch by batch."""
+
+    def statistics(self, client):
+        random, sketches = client.random("sketch"), {}
+        for inputs in client.inputs(["extractor.*"]):
+            for name, rows in inputs.items():
+                draws = torch.from_numpy(random.standard_normal((len(rows), 3))).to(rows)
+                sketches[name] = sketches.get(name, 0) + draws.T @ rows
+        return sketches
 
 
 class TrainsWhileCounting(Aggregator):
@@ -257,6 +314,51 @@ class Branches(Aggregator):
         return loss if loss.item() > 1.0 else 0.5 * loss
 
 
+class FindsTheLargest(Aggregator):
+    """Indexes with a boolean mask."""
+
+    def loss(self, net, batch, context):
+        logits = net.logits(batch.inputs)
+        return masked_cross_entropy(logits, batch) + logits[logits > 3].sum()
+
+
+class AsksTheBatch(Aggregator):
+    """Centres the initial network's features by the mean of their batch."""
+
+    def query(self, net, inputs):
+        features = net.features(inputs)
+        return features - features.mean(0)
+
+
+class MisspellsAPiece(Aggregator):
+    """Trains a layer that the network does not have."""
+
+    def wire(self, server):
+        return Wire(train=("head.*", "*.lora_a"))
+
+
+class MovesWhatIsStill(Aggregator):
+    """Gives the head's bias rate 0, and moves it in its gradient hook."""
+
+    def wire(self, server):
+        return Wire(train=("head.*",), up=("head.*",))
+
+    def rates(self):
+        return {"head.bias": 0.0}
+
+    def gradient(self, gradient, net, context):
+        net.piece("head.bias").add_(1e-3)
+
+
+class ReplaysAtRandom(Aggregator):
+    """Draws its replay samples anew when it is asked again."""
+
+    def replay(self, server):
+        self.calls = getattr(self, "calls", 0) + 1
+        images = torch.full((2, 8, 8, 1), self.calls, dtype=torch.uint8).numpy()
+        return Samples(images, torch.zeros(2, dtype=torch.int64).numpy())
+
+
 class NoOracle(Aggregator):
     """Does not answer under `oracle` in the true task's slice: it forgets the offset."""
 
@@ -283,31 +385,35 @@ class MajorityVote(Aggregator):
 BROKEN = {
     "contract": [NoVersion],
     "params-documented": [Undocumented, OutsideItsSpace],
-    "prepare": [Declines],
+    "runs": [CannotPrepare, MisspellsAPiece],
     "one-client": [Halves],
     "identical-clients": [Adds],
     "empty-client": [CountsRegistered],
     "permutation": [TrustsTheFirst],
     "inputs-untouched": [ScalesInPlace],
     "finite": [DividesByZero],
-    "nan-client": [ExpectsEveryone],
+    "faulty-client": [ExpectsEveryone],
     "no-update": [NeedsARound],
+    "idle-task": [CountsRoundingNoise],
     "one-class-client": [Standardises],
     "partial-participation": [SecondHelping],
     "uneven-tasks": [EqualTasks],
     "accuracy-matrix": [LastTaskOnly],
-    "repeatable": [Lottery],
-    "state-round-trip": [KeepsObjects, KeepsAReference],
-    "resume-rounds": [Momentum],
-    "resume-tasks": [Momentum],
-    "isolation": [Whispers, CountsCalls],
-    "messages": [SendsAView, SendsANumber],
-    "statistics-batch-size": [MeanOfMeans],
-    "statistics-leave-model": [TrainsWhileCounting, LeavesHooks],
-    "loss-pure": [CountsCalls],
-    "loss-mask": [MeanOverPadding],
-    "loss-stacks": [Branches],
     "answers": [NoOracle],
     "answers-per-sample": [MajorityVote],
+    "repeatable": [Lottery],
+    "state-round-trip": [KeepsObjects, KeepsAReference],
+    "resume": [Momentum],
+    "isolation": [Whispers, CountsCalls],
+    "attributes": [KeepsTheNetwork, KeepsAClosure, Momentum],
+    "messages": [SendsAView, SendsANumber],
+    "pieces": [MovesWhatIsStill],
+    "replay": [ReplaysAtRandom],
+    "loss-pure": [CountsCalls],
+    "loss-mask": [MeanOverPadding],
+    "loss-capture": [Branches, FindsTheLargest],
+    "query-per-sample": [AsksTheBatch],
+    "statistics-batch-size": [MeanOfMeans, OneStreamForAllLayers],
+    "statistics-leave-model": [TrainsWhileCounting, LeavesHooks],
 }
-"""For each law the aggregators that break it; the two of the machine (import time, GPU) and of bytes stand alone."""
+"""For each check the aggregators that fail it; those of the machine (import time, GPU) and of bytes stand alone."""

@@ -1,4 +1,4 @@
-"""Small text models with random weights in folders, as a user of `transformers` would have them."""
+"""Small text models with random weights, and small data sets, in folders as users have them."""
 
 import os
 
@@ -29,3 +29,18 @@ def text_models(tmp_path_factory) -> dict[str, str]:
         model.save_pretrained(folder)
         folders[name] = str(folder)
     return folders
+
+
+@pytest.fixture(scope="session")
+def own_data(tmp_path_factory):
+    """Returns a folder with images in class folders and a CSV file of texts: three classes of four samples."""
+    from PIL import Image
+
+    root, lines = tmp_path_factory.mktemp("own"), ["text,label"]
+    for label, name in enumerate(("cat", "dog", "eel")):
+        (root / "images" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9, 8), (40 * label + i, 0, 0)).save(root / "images" / name / f"{i}.png")
+            lines.append(f"{name} number {i},{name}")
+    (root / "texts.csv").write_text("\n".join(lines))
+    return root

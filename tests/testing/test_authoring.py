@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fcilbench.cli import authoring
+from fcilbench.cli import plugins
 from fcilbench.cli.main import app
 from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError
 from fcilbench.plugins.aggregators.joint import Joint
@@ -20,23 +20,24 @@ def data_root(monkeypatch, tmp_path):
     monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path))  # the command line puts its own there
 
 
-def test_a_plugin_that_keeps_the_laws(data_root):
+def test_a_plugin_that_passes(data_root):
     done = run("joint", "--format", "json")
     assert done.exit_code == 0
     body = json.loads(done.stdout)
     assert body["plugin"] == "fcilbench/joint"
-    assert {law["law"] for law in body["laws"] if law["status"] == "declared"} == {"measured-bytes", "accuracy-matrix"}
-    assert all(law["statement"] for law in body["laws"])
+    declared = {each["check"] for each in body["checks"] if each["status"] == "declared"}
+    assert declared == {"measured-bytes", "accuracy-matrix"}
+    assert all(each["statement"] for each in body["checks"])
 
 
-def test_a_broken_law_is_named_with_a_way_out_and_exits_3(data_root, monkeypatch):
+def test_a_failed_check_is_named_with_what_to_do_and_exits_3(data_root, monkeypatch):
     monkeypatch.setattr(Joint, "breaks", {"measured-bytes": "no network", "finite": "it is infinite"})
     done = run("joint")
     assert done.exit_code == CELLS_FAILED == 3
-    assert "law finite: the global model and every deployed module stay finite" in done.stdout
-    assert "way out: remove 'finite' from `breaks`" in done.stdout
-    assert "law accuracy-matrix: " in done.stdout
-    assert done.stdout.rstrip().endswith("2 broken")
+    assert "\nfinite: the global model and every deployed module stay finite" in done.stdout
+    assert "what to do: remove 'finite' from `breaks`" in done.stdout
+    assert "\naccuracy-matrix: " in done.stdout
+    assert done.stdout.rstrip().endswith("2 failed")
 
 
 def test_a_plugin_that_is_missing_is_a_prerequisite_with_the_nearest_name():
@@ -50,7 +51,7 @@ def test_a_plugin_that_is_missing_is_a_prerequisite_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("accuracy",), "one of the boards, for which there are no laws"),
+        (("accuracy",), "one of the boards, for which there are no checks"),
         (("sum", "--kind", "aggregator"), "did you mean 'aggregators'"),
         (("sum", "--set", "lambda_s"), "is not NAME=VALUE"),
         (("sum", "--set", "lambda_s=-1"), "fcilbench/sum: lambda_s: "),
@@ -64,4 +65,4 @@ def test_usage_errors(data_root, words, text):
 def test_values_are_yaml():
     given = ["a=1.5", "b=[1, 2]", "c=none", "d=null", "e={x: 1}"]
     expected = {"a": 1.5, "b": [1, 2], "c": "none", "d": None, "e": {"x": 1}}
-    assert authoring._parameters(given) == expected
+    assert plugins._parameters(given) == expected

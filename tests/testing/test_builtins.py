@@ -1,9 +1,9 @@
-"""Every registered plugin keeps the laws of its kind, so that a new one is covered when it is registered."""
+"""Every built-in plugin passes the checks of its kind, so that a new one is covered when it is registered."""
 
 import pytest
 
 from fcilbench.registry.entrypoints import find
-from fcilbench.testing import LAWS, Case, case
+from fcilbench.testing import CHECKS, Case, case
 
 SMALL = {
     "timm": {
@@ -14,36 +14,40 @@ SMALL = {
     "efficientnet-lite0": {"input_size": 32},
     "hf-encoder": {"model": "bert", "max_length": 8},
     "t5": {"model": "t5", "max_length": 8},
+    "image-folder": {"path": "images", "test_share": 0.5, "size": 8},
+    "csv": {"path": "texts.csv", "test_share": 0.5},
 }
-"""Small hyperparameters of the backbones; one that is not here is tried with its defaults."""
+"""Hyperparameters of plugins that have to be small, or to be told where something is."""
 READY: dict[tuple[str, str], Case] = {}
 
 
 def ready(kind, name, request) -> Case:
-    """Returns a plugin ready to be judged, made once."""
+    """Returns a plugin ready to be checked, made once."""
     if (kind, name) not in READY:
-        options = dict(SMALL.get(name.rpartition("/")[2], {})) if kind == "backbones" else {}
+        options = dict(SMALL.get(name.rpartition("/")[2], {}))
         if options.get("model") in ("bert", "t5"):
             options["model"] = request.getfixturevalue("text_models")[options["model"]]
+        if "path" in options:
+            options["path"] = str(request.getfixturevalue("own_data") / options["path"])
         READY[kind, name] = case(kind, name, options)
     return READY[kind, name]
 
 
-def laws():
-    for kind, each in LAWS.items():
+def checks():
+    for kind, each in CHECKS.items():
         for ref in find(kind):
             if ref.dist == "fcilbench":
-                for law in each:
-                    marks = [pytest.mark.gpu] if law.gpu else []
-                    yield pytest.param(kind, ref.name, law, id=f"{ref.short}-{law.id}", marks=marks)
+                for check in each:
+                    marks = [pytest.mark.gpu] if check.gpu else []
+                    yield pytest.param(kind, ref.name, check, id=f"{ref.short}-{check.id}", marks=marks)
 
 
-@pytest.mark.parametrize(("kind", "name", "law"), list(laws()))
-def test_law(kind, name, law, request):
-    verdict = ready(kind, name, request).judge(law)
-    if verdict.status == "skipped":
-        pytest.skip(verdict.found)
-    assert verdict.status in ("holds", "declared"), f"{name}: {verdict}\n{verdict.trace}"
+@pytest.mark.parametrize(("kind", "name", "check"), list(checks()))
+def test_check(kind, name, check, request):
+    result = ready(kind, name, request).run(check)
+    if result.status == "skipped":
+        pytest.skip(result.found)
+    assert result.status in ("passed", "declared"), f"{name}: {result}\n{result.trace}"
 
 
 def test_every_kind_is_covered():

@@ -1,4 +1,6 @@
-"""`plugins new` writes a package that installs, passes its own tests and runs, on every commit."""
+"""`plugins new` writes plugins that install, pass their own tests and can be named in a suite, on every commit."""
+
+import tomllib
 
 import pytest
 
@@ -7,18 +9,19 @@ from fcilbench.testing.scaffold import write
 
 
 @pytest.mark.slow
-def test_a_scaffolded_package_installs_and_passes_the_kit(empty_site):
+def test_three_plugins_in_one_package_install_and_pass_the_kit(empty_site):
     site = empty_site
     done = site.fcilbench("plugins", "new", "acme-two/my-method")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "wrote acme-two/"
+    assert done.stdout.splitlines()[:2] == ["wrote acme-two/", "       acme_two/my_method.py"]
     project = site.folder / "acme-two"
+    for kind, name in (("backbone", "tiny"), ("dataset", "stripes")):
+        done = site.fcilbench("plugins", "new", f"acme-two/{name}", "--kind", kind, cwd=project)
+        assert done.returncode == 0, done.stderr
     site.install(project)
     tested = site.pytest(project)
     assert tested.returncode == 0, tested.stdout
-    judged = site.fcilbench("plugins", "test", "acme-two/my-method", "-q")
-    assert judged.returncode == 0, judged.stdout
-    assert "BROKEN" not in judged.stdout
+    assert "failed" not in tested.stdout
     shown = site.fcilbench("plugins", "show", "my-method")
     assert "exponent of the sample counts" in shown.stdout
     again = site.fcilbench("plugins", "new", "acme-two/my-method")
@@ -26,18 +29,55 @@ def test_a_scaffolded_package_installs_and_passes_the_kit(empty_site):
 
 
 def test_the_files_of_a_package(tmp_path):
-    folder = write("gossip_2", tmp_path)
-    assert folder.name == "fcilbench-gossip-2"
+    name, (folder, *_) = write("gossip_2", tmp_path)
+    assert (name, folder.name) == ("fcilbench-gossip-2/gossip_2", "fcilbench-gossip-2")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {
-        *("pyproject.toml", "fcilbench_gossip_2.py", "tests/test_gossip_2.py", "README.md"),
-        *(".github/workflows/test.yml", ".gitignore"),
+        *("pyproject.toml", "fcilbench_gossip_2/__init__.py", "fcilbench_gossip_2/gossip_2.py"),
+        *("tests/test_gossip_2.py", "README.md", ".github/workflows/test.yml", ".gitignore"),
     }
     texts = "".join((folder / name).read_text() for name in files)
-    assert 'gossip_2 = "fcilbench_gossip_2:Gossip2"' in texts
+    assert 'gossip_2 = "fcilbench_gossip_2.gossip_2:Gossip2"' in texts
     assert 'plugin = "fcilbench-gossip-2/gossip_2"' in texts
     assert "$" not in texts.replace("$ pip", "").replace("$ pytest", "").replace("$ fcilbench", "")
-    assert len((folder / "fcilbench_gossip_2.py").read_text().splitlines()) < 40
+    assert len((folder / "fcilbench_gossip_2" / "gossip_2.py").read_text().splitlines()) < 40
+
+
+def test_a_second_plugin_is_added_to_an_existing_project_and_nothing_is_overwritten(tmp_path):
+    (tmp_path / "src" / "acme_fcil").mkdir(parents=True)
+    toml = tmp_path / "pyproject.toml"
+    group = '[project.entry-points."fcilbench.aggregators"] # ours'
+    toml.write_text(f'[project]\nname = "Acme_FCIL"\n\n{group}\na = "b:C"\n')
+    write("acme-fcil/second", tmp_path)
+    write("acme-fcil/tiny", tmp_path, "backbone")
+    groups = tomllib.loads(toml.read_text())["project"]["entry-points"]
+    assert groups == {
+        "fcilbench.aggregators": {"a": "b:C", "second": "acme_fcil.second:Second"},
+        "fcilbench.backbones": {"tiny": "acme_fcil.tiny:Tiny"},
+    }
+    assert "# ours" in toml.read_text()
+    assert (tmp_path / "src" / "acme_fcil" / "tiny.py").is_file()
+    assert "BackboneConformance" in (tmp_path / "tests" / "test_tiny.py").read_text()
+    before = toml.read_text()
+    for name, kind, text in (
+        ("acme-fcil/tiny", "backbone", "tiny.py exists"),
+        ("acme-fcil/a", "aggregator", "already registers 'a'"),
+        ("acme-fcil/x", "board", "no scaffold for 'board'"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            write(name, tmp_path, kind)
+    assert toml.read_text() == before
+
+
+def test_a_folder_that_is_no_such_project_is_left_alone(tmp_path):
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "notes.txt").touch()
+    with pytest.raises(UsageError, match="has no package folder acme/"):
+        write("acme/x", tmp_path)
+    (tmp_path / "acme" / "acme").mkdir()
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not the project acme"):
+        write("acme/x", tmp_path)
+    assert sorted(path.name for path in (tmp_path / "acme").rglob("*")) == ["acme", "notes.txt"]
 
 
 @pytest.mark.parametrize("name", ["Gossip", "acme/2x", "fcilbench/gossip", "a b", "../x", ""])

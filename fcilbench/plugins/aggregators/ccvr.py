@@ -128,6 +128,8 @@ class Ccvr(Aggregator):
             self._calibrate(server, latest if self.params.stats_on == "local" else sent)
 
     def _calibrate(self, server: Server, messages: Sequence[Message]) -> None:
+        if not messages:  # no client had samples: nothing new is known of any class
+            return
         params, parts = self.params, server.layout
         groups = self._groups(server, [dict(message) for message in messages])
         features = VirtualFeatures.of(groups, params)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -31,6 +31,7 @@ class _OwnData(Dataset):
     """What the two have in common: facts of the instance, and an identity that is the content."""
 
     licence = "as the owner of the files says"
+    breaks: ClassVar = {"terms": "homepage and citation are for the owner of the files to say"}
 
     def _declare(self, classes: int, train: int, test: int) -> None:
         self.classes, self.train_samples, self.test_samples = classes, train, test

@@ -1,4 +1,4 @@
-"""Laws of backbones and data sets can fail too, and the kit's errors are plain."""
+"""Checks of backbones and data sets can fail too, and the kit's errors are plain."""
 
 from pathlib import Path
 
@@ -9,28 +9,28 @@ from torch import nn
 
 from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Phase, Samples, Task
 from fcilbench.errors import UsageError
-from fcilbench.testing import LAWS, AggregatorConformance, BackboneConformance, DatasetConformance, case
-from fcilbench.testing.bench import BenchNet, one_class_first, spread
-from fcilbench.testing.law import judge
-from fcilbench.testing.laws.backbone import BackboneSubject
-from fcilbench.testing.laws.dataset import DatasetSubject
+from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, DatasetConformance, case
+from fcilbench.testing.backbone import BackboneSubject
+from fcilbench.testing.bench import ConvNet, SmallViT, no_samples_in_task, one_class_first, spread
+from fcilbench.testing.check import run_check
+from fcilbench.testing.dataset import DatasetSubject
 
 
-class TwoMeans(BenchNet):
+class TwoMeans(ConvNet):
     """Has two means for one channel."""
 
     def image_input(self):
         return ImageInput(size=8, channels=1, mean=(0.5, 0.5), std=(0.5,))
 
 
-class WrongWidth(BenchNet):
+class WrongWidth(ConvNet):
     """Says 17 features and gives 16."""
 
     def build(self):
         return FeatureExtractor(super().build().body, 17)
 
 
-class CentresTheBatch(BenchNet):
+class CentresTheBatch(ConvNet):
     """Subtracts the batch's mean."""
 
     def build(self):
@@ -46,7 +46,7 @@ class CentresTheBatch(BenchNet):
         return FeatureExtractor(Centred(super().build().body), 16)
 
 
-class OwnDice(BenchNet):
+class OwnDice(ConvNet):
     """Initialises from the system's randomness."""
 
     def build(self):
@@ -54,7 +54,7 @@ class OwnDice(BenchNet):
         return super().build()
 
 
-class Outside(BenchNet):
+class Outside(ConvNet):
     """Keeps a weight that is neither parameter nor persistent buffer, drawn anew in each build."""
 
     def build(self):
@@ -70,7 +70,7 @@ class Outside(BenchNet):
         return FeatureExtractor(Scaled(super().build().body), 16)
 
 
-class Unused(BenchNet):
+class Unused(ConvNet):
     """Has a classifier that the features do not use."""
 
     def build(self):
@@ -79,7 +79,7 @@ class Unused(BenchNet):
         return extractor
 
 
-class NoFederation(BenchNet):
+class NoFederation(ConvNet):
     """Works for one batch size only."""
 
     def build(self):
@@ -93,20 +93,21 @@ class NoFederation(BenchNet):
         ("features", WrongWidth),
         ("per-sample", CentresTheBatch),
         ("seeded", OwnDice),
-        ("flat", Outside),
+        ("state", Outside),
         ("gradients", Unused),
         ("federation", NoFederation),
     ],
 )
 def test_a_broken_backbone_is_found(id_, cls):
-    laws = {law.id: law for law in LAWS["backbones"]}
-    assert judge(laws[id_], BackboneSubject(cls, __name__), {}).status == "broken"
+    checks = {check.id: check for check in CHECKS["backbones"]}
+    assert run_check(checks[id_], [BackboneSubject(cls, __name__)], {}).status == "failed"
 
 
-def test_the_bench_network_keeps_the_laws_of_backbones():
-    subject = BackboneSubject(BenchNet, "fcilbench.testing.bench")
-    verdicts = [judge(law, subject, {}) for law in LAWS["backbones"] if law.id != "import-time"]
-    assert {verdict.status for verdict in verdicts} == {"holds"}
+@pytest.mark.parametrize("network", [ConvNet, SmallViT])
+def test_the_benches_networks_pass_the_checks_of_backbones(network):
+    subject = BackboneSubject(network, "fcilbench.testing.bench")
+    results = [run_check(check, [subject], {}) for check in CHECKS["backbones"] if check.id != "import-time"]
+    assert {result.status for result in results} == {"passed"}
 
 
 class Toy(Dataset):
@@ -167,16 +168,16 @@ class CutsItself(Toy):
     ],
 )
 def test_a_broken_data_set_is_found(id_, cls):
-    laws = {law.id: law for law in LAWS["datasets"]}
-    assert judge(laws[id_], DatasetSubject(cls, __name__), {}).status == "broken"
-    assert judge(laws[id_], DatasetSubject(Toy, __name__), {}).status == "holds"
+    checks = {check.id: check for check in CHECKS["datasets"]}
+    assert run_check(checks[id_], [DatasetSubject(cls, __name__)], {}).status == "failed"
+    assert run_check(checks[id_], [DatasetSubject(Toy, __name__)], {}).status == "passed"
 
 
-def test_data_that_are_not_here_are_no_finding(tmp_path):
+def test_missing_data_are_no_failure(tmp_path):
     found = case("datasets", "cifar100", root=tmp_path)
-    status = {verdict.law: verdict.status for verdict in found.verdicts() if verdict.law != "import-time"}
+    status = {result.check: result.status for result in found.results() if result.check != "import-time"}
     assert status == {
-        **dict.fromkeys(("contract", "params-documented", "terms", "default-tasks"), "holds"),
+        **dict.fromkeys(("contract", "params-documented", "terms", "default-tasks"), "passed"),
         **dict.fromkeys(("declared-content", "samples", "per-class"), "skipped"),
     }
 
@@ -184,7 +185,7 @@ def test_data_that_are_not_here_are_no_finding(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "options", "text"),
     [
-        ("boards", "accuracy", {}, "there are no laws for boards"),
+        ("boards", "accuracy", {}, "there are no checks for boards"),
         ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
         ("aggregators", "fedavg", {"weighting": "odd"}, "fcilbench/fedavg: weighting: "),
         ("backbones", "timm", {}, "fcilbench/timm: model: Field required"),
@@ -199,7 +200,7 @@ def test_the_three_classes_find_their_plugins():
     class Uniform(AggregatorConformance):
         plugin = "fcilbench/fedavg"
         params = {"weighting": "uniform"}  # noqa: RUF012
-        backbone = BenchNet
+        backbone = ConvNet
 
     class Net(BackboneConformance):
         plugin = "fcilbench/timm"
@@ -209,11 +210,12 @@ def test_the_three_classes_find_their_plugins():
         plugin = "digits"
         root = Path("/nowhere")
 
-    assert Uniform.case().subject.make().params.weighting == "uniform"
-    assert isinstance(Uniform.case().subject.bench.backbone(), Backbone)
-    assert isinstance(Net.case().subject, BackboneSubject)
-    assert Data.case().subject.root == Path("/nowhere")
-    assert len(Uniform.case().laws) > len(Net.case().laws) > len(Data.case().laws)
+    (subject,) = Uniform.case().subjects
+    assert subject.make().params.weighting == "uniform"
+    assert isinstance(subject.bench.backbone(), Backbone)
+    assert isinstance(Net.case().subjects[0], BackboneSubject)
+    assert Data.case().subjects[0].root == Path("/nowhere")
+    assert len(Uniform.case().checks) > len(Net.case().checks) > len(Data.case().checks)
 
 
 def test_edits_of_phases_by_hand():
@@ -221,6 +223,9 @@ def test_edits_of_phases_by_hand():
     phase = Phase(Task(0, 0, 3), (pool[:20], pool[20:]), 1, 1, 8, after=0)
     assert [len(own) for own in spread([0.5, 0.25, 0.25, 0.0])(phase).clients] == [18, 9, 9, 0]
     assert np.concatenate(spread([0.3, 0.7])(phase).clients).tolist() == pool.tolist()
-    edited = one_class_first()(phase)
-    assert len(edited.clients[1]) == 1
+    edited = one_class_first([0, 1, 2] * 12)(phase)
+    assert [len(own) for own in edited.clients] == [12, 1, 23]
+    assert edited.clients[0].tolist() == list(range(0, 36, 3))
     assert sorted(np.concatenate(edited.clients).tolist()) == pool.tolist()
+    assert [len(own) for own in no_samples_in_task(0)(phase).clients] == [0, 0]
+    assert no_samples_in_task(1)(phase) is phase

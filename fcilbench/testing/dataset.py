@@ -1,4 +1,4 @@
-"""The laws of data sets: complete, declared, numbered by content, and honest about their terms."""
+"""Checks of data sets: terms, default tasks, declared content, samples per class."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset
+from fcilbench.api import Augmentation, Corpus, Dataset
 from fcilbench.data.open import open_dataset
 from fcilbench.data.root import data_root
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.federation.tasks import equal_tasks
-from fcilbench.testing.law import LawBroken, Laws, NotApplicable
-from fcilbench.testing.laws.contract import contract
+from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, plugin_checks
 
-LAWS: Laws[DatasetSubject] = contract("datasets", Dataset)
+CHECKS: Checks[DatasetSubject] = plugin_checks("datasets", Dataset)
 
 
 @dataclass
@@ -57,84 +56,80 @@ class DatasetSubject:
         except PrerequisiteError as error:
             if type(error) is PrerequisiteError or "expected" not in str(error):
                 raise NotApplicable(f"the data are not here: {error}") from error
-            raise LawBroken(str(error)) from error
+            raise CheckFailed(str(error)) from error
 
 
-@LAWS.law(
-    "terms",
-    "licence, homepage and citation are declared, and so is the content digest",
-    fix="copy the terms from the data set's own page, and the digest from the message of `fcilbench data verify`",
-)
+@CHECKS.add
 def terms(subject: DatasetSubject) -> None:
-    """Looks at the class alone."""
-    missing = [name for name in ("licence", "homepage", "citation") if not getattr(subject.make(), name).strip()]
-    if missing:
-        raise LawBroken(f"not declared: {', '.join(missing)}")
-    if subject.cls.fingerprint and not subject.cls.fingerprint.startswith("sha256:"):
-        raise LawBroken(f"fingerprint {subject.cls.fingerprint!r} is no `sha256:...`")
+    """Licence, homepage and citation are declared, and so is the content digest.
+
+    Fix: copy the terms from the data set's own page, and the digest from the message of `fcilbench data verify`.
+    """
+    plugin = subject.make()
+    if missing := [name for name in ("licence", "homepage", "citation") if not getattr(plugin, name).strip()]:
+        raise CheckFailed(f"not declared: {', '.join(missing)}")
+    if plugin.fingerprint and not plugin.fingerprint.startswith("sha256:"):
+        raise CheckFailed(f"fingerprint {plugin.fingerprint!r} is no `sha256:...`")
 
 
-@LAWS.law(
-    "default-tasks",
-    "its default split into tasks uses each class once",
-    fix="a number that divides the classes, or a tuple of class counts that sums to them",
-)
+@CHECKS.add
 def default_tasks(subject: DatasetSubject) -> None:
-    """Looks at the class alone."""
+    """Its default split into tasks uses each class once.
+
+    Fix: a number that divides the classes, or a tuple of class counts that sums to them.
+    """
+    plugin = subject.make()
     try:
-        sizes = equal_tasks(subject.cls.classes, subject.cls.default_tasks)
+        sizes = equal_tasks(plugin.classes, plugin.default_tasks)
     except FcilbenchError as error:
-        raise LawBroken(str(error)) from error
-    if sum(sizes) != subject.cls.classes or min(sizes) < 1:
-        raise LawBroken(f"tasks {list(sizes)} sum to {sum(sizes)}, there are {subject.cls.classes} classes")
+        raise CheckFailed(str(error)) from error
+    if sum(sizes) != plugin.classes or min(sizes) < 1:
+        raise CheckFailed(f"tasks {list(sizes)} sum to {sum(sizes)}, there are {plugin.classes} classes")
 
 
-@LAWS.law(
-    "declared-content",
-    "what is loaded has the declared counts and digest",
-    fix="correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again",
-)
+@CHECKS.add
 def declared_content(subject: DatasetSubject) -> None:
-    """`open` itself compares; the digest is compared once more."""
+    """What is loaded has the declared counts and digest.
+
+    Fix: correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again.
+    """
     _, digest = subject.loaded
     if subject.cls.fingerprint and digest != subject.cls.fingerprint:
-        raise LawBroken(f"the digest is {digest}, declared is {subject.cls.fingerprint}")
+        raise CheckFailed(f"the digest is {digest}, declared is {subject.cls.fingerprint}")
 
 
-@LAWS.law(
-    "samples",
-    "inputs are uint8 images `[n, height, width, channels]` or texts; every class has train and test samples",
-    fix="labels are indices into `class_names`; convert images to uint8 RGB or grey",
-)
+@CHECKS.add
 def samples(subject: DatasetSubject) -> None:
-    """Looks at both splits."""
+    """Inputs are uint8 images `[n, height, width, channels]` or texts; every class has train and test samples.
+
+    Fix: labels are indices into `class_names`; convert images to uint8 RGB or grey.
+    """
     corpus, _ = subject.loaded
     if len(set(corpus.class_names)) != len(corpus.class_names):
-        raise LawBroken("two classes have the same name")
+        raise CheckFailed("two classes have the same name")
     for name, split in (("train", corpus.train), ("test", corpus.test)):
         image = split.inputs.dtype == np.uint8 and split.inputs.ndim == 4 and split.inputs.shape[3] in (1, 3)
         text = subject.cls.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
         if not (text or (subject.cls.modality == "vision" and image)):
-            raise LawBroken(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
+            raise CheckFailed(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
         found = set(np.unique(split.labels).tolist())
         if found != set(range(len(corpus.class_names))):
-            raise LawBroken(f"{name} labels are {min(found)}..{max(found)}, {len(found)} of {len(corpus.class_names)}")
+            raise CheckFailed(f"{name} labels are {min(found)}..{max(found)}: {len(found)} classes")
     if not isinstance(subject.make().augmentation, Augmentation):
-        raise LawBroken(f"augmentation is a {type(subject.make().augmentation).__name__}")
+        raise CheckFailed(f"augmentation is a {type(subject.make().augmentation).__name__}")
 
 
-@LAWS.law(
-    "per-class",
-    "`train_per_class` and `test_per_class` keep the first samples of each class, and the digest of the whole",
-    fix="derive `Params` from DatasetParams, and return all samples from `load`",
-)
+@CHECKS.add
 def per_class(subject: DatasetSubject) -> None:
-    """Two training samples and one test sample a class."""
+    """`train_per_class` and `test_per_class` keep the first samples of each class, and the digest of the whole.
+
+    Fix: derive `Params` from DatasetParams, and return all samples from `load`.
+    """
     whole, digest = subject.loaded
     corpus, other = subject.open(subject.make(train_per_class=2, test_per_class=1))
     if other != digest:
-        raise LawBroken("the digest is that of the kept samples")
+        raise CheckFailed("the digest is that of the kept samples")
     for name, split, full, limit in (("train", corpus.train, whole.train, 2), ("test", corpus.test, whole.test, 1)):
         counts, available = np.bincount(split.labels), np.bincount(full.labels)
         if not np.array_equal(counts, np.minimum(available, limit)):
-            raise LawBroken(f"{name} keeps {counts.min()}..{counts.max()} samples a class, not {limit}")
+            raise CheckFailed(f"{name} keeps {counts.min()}..{counts.max()} samples a class, not {limit}")

@@ -1,0 +1,230 @@
+"""Checks of the conformance kit, their results, and the checks that every kind of plugin shares."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Generic, Literal, TypeVar
+
+from fcilbench.errors import PrerequisiteError
+from fcilbench.registry.entrypoints import find
+from fcilbench.spec.params import search_space
+from fcilbench.spec.plugin import Plugin
+
+S = TypeVar("S")
+
+Status = Literal["passed", "declared", "skipped", "failed"]
+"""`declared`: the plugin says in `breaks` why it fails this check by nature, and the kit saw it fail."""
+IMPORT_SECONDS = 1.0
+"""Upper bound of the processor time of a plugin's own import; torch's import does not count."""
+
+
+class CheckFailed(Exception):  # noqa: N818 -- a finding, not an error
+    """The plugin fails the check; the message says what was seen."""
+
+
+class NotApplicable(Exception):  # noqa: N818 -- an answer, not an error
+    """The check does not apply to this plugin on this machine; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[S]):
+    """One check.
+
+    Attributes:
+        id: Its name, e.g. `one-client`; `Plugin.breaks` refers to it.
+        statement: What must hold, in one line.
+        fix: What an author can do if it fails.
+        function: Raises `CheckFailed`, `NotApplicable`, or a PrerequisiteError if weights or data are missing. Any
+            other exception is the plugin's own failure.
+        gpu: Whether it needs a CUDA device.
+        required: Whether it must apply to the plugin on some bench.
+    """
+
+    id: str
+    statement: str
+    fix: str
+    function: Callable[[S], None]
+    gpu: bool = False
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one check of one plugin.
+
+    Attributes:
+        check: Id of the check.
+        statement: What must hold.
+        status: `passed`, `declared`, `skipped` or `failed`.
+        found: What was seen, the declared reason, or why it was skipped; empty if it passed.
+        fix: What to do about a failure; otherwise empty.
+        trace: Traceback of an exception that the plugin raised; otherwise empty.
+    """
+
+    check: str
+    statement: str
+    status: Status
+    found: str = ""
+    fix: str = ""
+    trace: str = ""
+
+    def __str__(self) -> str:
+        """Returns the check, what was seen and what to do, in a few lines."""
+        text = f"{self.check}: {self.statement}\n  found: {self.found}"
+        return f"{text}\n  what to do: {self.fix}" if self.fix else text
+
+
+class Checks(list[Check[S]]):
+    """The checks of one module, in the order in which they are written."""
+
+    def add(self, function: Callable[[S], None], **flags: bool) -> Callable[[S], None]:
+        """Registers a function as a check. Its name is the id; its docstring states what must hold, and the fix.
+
+        Example:
+            >>> CHECKS: Checks[type] = Checks()
+            >>> @CHECKS.add
+            ... def has_name(subject: type) -> None:
+            ...     '''A plugin has a name.
+            ...
+            ...     Fix: name it.
+            ...     '''
+            >>> CHECKS[0].id, CHECKS[0].statement, CHECKS[0].fix
+            ('has-name', 'a plugin has a name', 'name it')
+        """
+        statement, _, fix = (inspect.getdoc(function) or "").partition("\n\nFix: ")
+        id_ = function.__name__.strip("_").replace("_", "-")
+        first = statement[:1].lower() if statement[1:2] != "`" else statement[:1]
+        self.append(Check(id_, first + statement[1:].rstrip("."), " ".join(fix.split()).rstrip("."), function, **flags))
+        return function
+
+
+def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str], *, demand: bool = True) -> Result:
+    """Runs one check on every subject.
+
+    Args:
+        check: The check.
+        subjects: The plugin on each of its benches.
+        breaks: Ids of the checks that the plugin declares to fail by nature, with the reasons.
+        demand: Whether a declared check must really fail on some bench.
+
+    Returns:
+        The first failure, otherwise `passed` if one bench passed, otherwise `skipped`. A declared check must fail by
+        what the kit sees, not by an exception.
+    """
+    result, reason = partial(Result, check.id, check.statement), breaks.get(check.id)
+    passed, skips = False, []
+    for subject in subjects:
+        where = getattr(subject, "where", "")
+        on = f" (on the kit's {where})" if where else ""
+        try:
+            check.function(subject)
+            passed = True
+        except (NotApplicable, PrerequisiteError) as answer:
+            skips.append(str(answer))
+        except CheckFailed as finding:
+            if reason is not None:
+                return result("declared", f"{reason} ({finding}{on})")
+            return result("failed", f"{finding}{on}", check.fix)
+        except Exception as error:
+            found = f"{type(error).__name__}: {' '.join(str(error).split())}{on}"
+            return result("failed", found, check.fix, traceback.format_exc())
+    if not passed:
+        return result("failed" if check.required else "skipped", "; ".join(dict.fromkeys(skips)))
+    if reason is None or not demand:
+        return result("passed")
+    found = f"`breaks` says that the plugin fails this check ({reason}), but it passes"
+    return result("failed", found, f"remove {check.id!r} from `breaks`")
+
+
+def plugin_checks(kind: str, base: type[Plugin]) -> Checks[Any]:
+    """Returns the checks that every plugin of a kind must pass; a subject has its class, `module` and `make()`."""
+    checks: Checks[Any] = Checks()
+
+    @checks.add
+    def contract(subject: Any) -> None:
+        """The plugin derives from its kind's base class, has a version and a summary, and its facts fit into JSON.
+
+        Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, and return plain values
+        from `facts` and `identity`.
+        """
+        cls = subject.cls
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise CheckFailed(f"{cls!r} does not derive from fcilbench.api.{base.__name__}")
+        if not isinstance(cls.version, str) or not cls.version.strip():
+            raise CheckFailed(f"version is {cls.version!r}, not a text")
+        if not (cls.__doc__ or "").strip():
+            raise CheckFailed("the class has no docstring; `plugins list` shows its first line")
+        for what, value in (("facts()", cls.facts()), ("identity()", subject.make().identity())):
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise CheckFailed(f"{what} is not JSON: {error}") from error
+
+    @checks.add
+    def params_documented(subject: Any) -> None:
+        """Every hyperparameter has a description, and a default inside its own search space.
+
+        Fix: `lr_scale: float = Field(1.0, gt=0, description="what it does, with its unit")`, and widen the space.
+        """
+        fields = subject.cls.Params.model_fields
+        if silent := [name for name, field in fields.items() if not (field.description or "").strip()]:
+            raise CheckFailed(f"no description: {', '.join(silent)}")
+        for name, space in search_space(subject.cls.Params).items():
+            default = fields[name].default
+            numeric = isinstance(default, int | float) and not isinstance(default, bool)
+            if space.choices is not None and default is not None and default not in space.choices:
+                raise CheckFailed(f"{name} = {default!r} is not among its choices {list(space.choices)}")
+            if numeric and not (space.low or default) <= default <= (space.high or default):
+                raise CheckFailed(f"{name} = {default} is outside its search space {space.low} .. {space.high}")
+
+    @checks.add
+    def import_time(subject: Any) -> None:
+        """Its module imports in under a second of processor time; torch, and timm for backbones, do not count.
+
+        Fix: import heavy packages inside the functions that need them.
+        """
+        modules = {ref.module for ref in find(kind)} | {subject.module}
+        seconds = import_seconds(kind, tuple(sorted(modules))).get(subject.module)
+        if seconds is None:
+            raise CheckFailed(f"module {subject.module} cannot be imported in a fresh process")
+        if seconds >= IMPORT_SECONDS:
+            raise CheckFailed(f"importing {subject.module} took {seconds:.2f} s")
+
+    return checks
+
+
+_SCRIPT = """
+import importlib, json, sys, time
+for module in sys.argv[1:]:
+    start = time.process_time()
+    try:
+        importlib.import_module(module)
+    except BaseException:
+        continue
+    print("\\0" + json.dumps([module, time.process_time() - start]), flush=True)
+"""
+
+
+@cache
+def import_seconds(kind: str, modules: tuple[str, ...]) -> dict[str, float]:
+    """Imports modules one after the other in a fresh process, after what plugins of their kind may count on.
+
+    Returns:
+        Seconds of processor time of each module; those that cannot be imported are missing.
+    """
+    base = ["torch", "fcilbench.api", *(["timm"] if kind == "backbones" else [])]
+    path = os.pathsep.join(each for each in sys.path if each)  # the child must find what this process finds
+    command = [sys.executable, "-c", _SCRIPT, *base, *modules]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"PYTHONPATH": path}
+    )
+    lines = [line.rpartition("\0")[2] for line in done.stdout.splitlines() if "\0" in line]
+    return dict(json.loads(line) for line in lines)

@@ -1,1 +1,0 @@
-"""The laws, by subject; each is a plain function in a registry."""

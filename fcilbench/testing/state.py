@@ -1,0 +1,177 @@
+"""Checks of state: runs repeat and resume, and the halves share nothing but messages."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fcilbench.api import Aggregator
+from fcilbench.spec.protocol import Runtime
+from fcilbench.testing.bench import UNEVEN
+from fcilbench.testing.check import CheckFailed, Checks
+from fcilbench.testing.subject import (
+    CLIENT_HOOKS,
+    CLIENT_MESSAGES,
+    SERVER_HOOKS,
+    AggregatorSubject,
+    Stopped,
+    same_bits,
+    unwrapped,
+    wrap,
+)
+
+CHECKS: Checks[AggregatorSubject] = Checks()
+
+
+@CHECKS.add
+def repeatable(subject: AggregatorSubject) -> None:
+    """The same experiment gives the same bits, whatever was drawn from global generators before.
+
+    Fix: draw from `client.random(purpose)` or `server.random(purpose)`, never from a global generator; sum rows in
+    client-id order.
+    """
+    seeds = itertools.count(20)
+
+    def shaken(own: Callable[..., Any], *arguments: Any) -> Any:
+        seed = next(seeds)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        return own(*arguments)
+
+    shaken_run = subject.run(lambda method: wrap(method, (*SERVER_HOOKS, *CLIENT_MESSAGES), shaken))
+    if difference := same_bits(subject.whole, shaken_run):
+        raise CheckFailed(f"between two runs of one experiment, {difference}")
+
+
+@CHECKS.add
+def state_round_trip(subject: AggregatorSubject) -> None:
+    """The server's state survives torch.save and torch.load(weights_only=True), and goes on bit for bit.
+
+    Fix: keep tensors, numbers, strings, lists and dicts of these in `server.state`; clone what is kept of
+    `server.vector`, whose memory changes with every step.
+    """
+
+    def reloaded(own: Callable[..., Any], *arguments: Any) -> Any:
+        server = next(each for each in arguments if hasattr(each, "vector"))
+        server.state = _reload(server.state)
+        return own(*arguments)
+
+    if difference := same_bits(subject.whole, subject.run(lambda method: wrap(method, SERVER_HOOKS, reloaded))):
+        raise CheckFailed(f"with its state saved and loaded, {difference}")
+
+
+def _reload(state: dict[str, Any]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+        buffer.seek(0)
+        loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckFailed(f"`server.state` ({sorted(state)}) cannot be saved and loaded: {reason[0]}") from error
+    return loaded
+
+
+@CHECKS.add
+def resume(subject: AggregatorSubject) -> None:
+    """A run that stops between two tasks or two rounds and is resumed ends bit for bit like an uninterrupted one.
+
+    Fix: keep state in `server.state` and `client.state`; attributes of the plugin object are lost.
+    """
+    whole, runtime = subject.whole, Runtime(eval_batch_size=64, checkpoint="round")
+    for stop in (5, 6):  # in the first and in the second round of the third task, before it is saved
+        rounds = itertools.count(1)
+
+        def listen(event: dict[str, Any], rounds: Iterator[int] = rounds, stop: int = stop) -> None:
+            if event["event"] == "round" and next(rounds) == stop:
+                raise Stopped
+
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                resumed = subject.run(workdir=Path(folder), on_event=listen, runtime=runtime)
+            except Stopped:
+                resumed = subject.run(workdir=Path(folder), runtime=runtime)
+        tail = type(whole)(whole.aggregator, whole.outcome, whole.ends[len(whole.ends) - len(resumed.ends) :])
+        if difference := same_bits(tail, resumed):
+            raise CheckFailed(f"stopped at round {stop} of {2 * len(UNEVEN)} and resumed, {difference}")
+        costs = whole.outcome.cost, resumed.outcome.cost
+        if len({(cost.bytes_up, cost.bytes_down) for cost in costs}) > 1:
+            raise CheckFailed("a resumed run counts other bytes")
+
+
+@CHECKS.add
+def isolation(subject: AggregatorSubject) -> None:
+    """Client and server share nothing but messages: client hooks may run on another copy of the plugin object.
+
+    Fix: what clients need goes into `broadcast`, what the server needs into `statistics`; the client's own memory is
+    `client.state`.
+    """
+
+    def watch(aggregator: Aggregator) -> None:
+        template: list[Aggregator] = []
+
+        def begin(own: Callable[..., Any], *arguments: Any) -> None:
+            template.append(_detached(aggregator))
+            own(*arguments)
+
+        wrap(aggregator, ("begin",), begin)
+        for hook in CLIENT_HOOKS:
+
+            def call(_own: Callable[..., Any], *arguments: Any, hook: str = hook) -> Any:
+                return getattr(_detached((template or [aggregator])[0]), hook)(*arguments)
+
+            wrap(aggregator, (hook,), call)
+
+    if difference := same_bits(subject.whole, subject.run(watch)):
+        raise CheckFailed(f"with the client half on an object of its own, {difference}")
+
+
+def _detached(aggregator: Aggregator) -> Aggregator:
+    """Returns a copy without wrapped hooks whose containers are its own; tensors and modules are shared."""
+    other = object.__new__(type(aggregator))
+    for name, value in unwrapped(aggregator).items():
+        setattr(other, name, copy.copy(value) if isinstance(value, dict | list | set) else value)
+    return other
+
+
+@CHECKS.add
+def attributes(subject: AggregatorSubject) -> None:
+    """The plugin object keeps no tensor and no module: neither the network nor anything that was learned.
+
+    Fix: keep state in `server.state` and `client.state`; read the network through `net`, `client` and `server`.
+    """
+    aggregator = subject.whole.aggregator
+    for path, kind in _held("self", unwrapped(aggregator), {id(aggregator)}):
+        raise CheckFailed(f"`{path}` is a {kind}")
+
+
+def _held(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """Finds tensors and modules in containers, closures and attributes of objects."""
+    if id(value) in seen or isinstance(value, type):
+        return
+    seen.add(id(value))
+    parts: dict[str, Any] = {}
+    if isinstance(value, torch.Tensor | nn.Module):
+        yield path, type(value).__name__
+    elif isinstance(value, dict):
+        parts = {f".{name}" if path == "self" else f"[{name!r}]": each for name, each in value.items()}
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = {f"[{i}]": each for i, each in enumerate(value)}
+    elif closure := getattr(value, "__closure__", None):
+        parts = {f" (closure {i})": cell.cell_contents for i, cell in enumerate(closure)}
+    elif hasattr(value, "__dict__") or hasattr(value, "__self__"):
+        own = {".__self__": value.__self__} if hasattr(value, "__self__") else {}
+        parts = own | {f".{name}": each for name, each in getattr(value, "__dict__", {}).items()}
+    for name, each in parts.items():
+        yield from _held(path + name, each, seen)
