@@ -63,7 +63,7 @@ class Description:
         summary: First line of its docstring.
         fields: Its hyperparameters, in the author's order.
         schema: JSON Schema of its `Params`.
-        facts: What its class declares: counts, default tasks, licence, traits.
+        facts: What its class declares: counts, default tasks, licence.
         origin: `file:line` of the class.
         import_ms: Milliseconds its import took, that of torch not counted.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
@@ -80,11 +80,6 @@ class Description:
     import_ms: float = 0.0
     code_digest: str = ""
     problem: str | None = None
-
-    @property
-    def traits(self) -> dict[str, Any]:
-        """The columns of the comparison table that an aggregator declares."""
-        return dict(self.facts.get("traits", {}))
 
     @property
     def field_names(self) -> tuple[str, ...]:

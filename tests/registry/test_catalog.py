@@ -39,7 +39,7 @@ class Gossip(Plugin):
 
     @classmethod
     def facts(cls):
-        return {"traits": {"server": "none"}}
+        return {"server": "none"}
 
     def files(self):
         return [self.params.weights] if self.params.weights else []
@@ -76,7 +76,7 @@ def no_child(monkeypatch):
 def test_describe(gossip):
     (found,) = describe([gossip])
     assert found.problem is None
-    assert (found.version, found.summary, found.traits) == (
+    assert (found.version, found.summary, found.facts) == (
         "7",
         "Average with the ring neighbours.",
         {"server": "none"},
