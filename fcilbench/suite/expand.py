@@ -205,7 +205,7 @@ class _Builder:
         self._uses: dict[str, PluginUse | None] = {}
         self._used: set[int] = set()
         self._protocols: dict[str, Protocol | None] = {}
-        self._tasks: dict[int, tuple[int, ...]] = {}
+        self._splits: dict[str, tuple[tuple[int, ...], str]] = {}  # tasks and fingerprint of a data set
 
     def build(self, entries: Entries, tuned: list[Rule], exclude: list[Rule]) -> None:
         """Iterates over the grid: excluded cells are noted with their reason, the others are built."""
@@ -225,24 +225,25 @@ class _Builder:
             self._use(entry, {})  # an entry whose cells are all excluded is still checked
 
     def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings]) -> None:
-        uses = {axis: self._use(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
+        keys = {axis: self._use(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
+        uses = {str(axis): use for axis, key in keys.items() if (use := self._uses[key]) is not None}
         protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
-        dataset = point.entries["dataset"]
-        if None in uses.values() or protocol is None or dataset.index not in self._tasks:
+        if len(uses) < len(keys) or protocol is None or keys["dataset"] not in self._splits:
             self.blocked += 1
             return
+        tasks, fingerprint = self._splits[keys["dataset"]]
         seeds = self._suite.seeds
         cell = Cell(
             suite=self._suite.name,
             protocol=protocol,
-            tasks=self._tasks[dataset.index],
-            data_fingerprint=str(self.facts[f"dataset:{dataset.label}"].get("fingerprint", "")),
+            tasks=tasks,
+            data_fingerprint=fingerprint,
             partition=point.partition,
             seeds=Seeds(base=seeds.base, index=seed, vary=tuple(seeds.vary)),
             evaluate=self._suite.evaluate,
             runtime=self._suite.runtime,
             limits=self._limits,
-            **{str(axis): use for axis, use in uses.items() if use is not None},
+            **uses,
         )
         self.cells.append(cell)
         self.points.append(point)
@@ -261,11 +262,11 @@ class _Builder:
                     self.findings.append(Finding(f"protocol.{problem.message}", path, check="params"))
         return self._protocols[key]
 
-    def _use(self, entry: Entry, tuned: Settings) -> PluginUse | None:
-        """Returns what a cell carries of a plugin, `None` if it cannot be used."""
+    def _use(self, entry: Entry, tuned: Settings) -> str:
+        """Returns the key of what a cell carries of a plugin: `None` under it means that it cannot be used."""
         key = key_of(entry.axis, entry.index, {name: setting.value for name, setting in tuned.items()})
         if key in self._uses:
-            return self._uses[key]
+            return key
         settings = {**entry.options, **tuned}
         answer = resolve([(entry, settings)])[0] if tuned else entry.answer
         self._uses[key] = None
@@ -282,19 +283,20 @@ class _Builder:
                 identity=answer.identity,
                 code_digest=answer.code_digest,
             )
-            self._note(entry, answer)
-        return self._uses[key]
+            self._note(key, entry, answer)
+        return key
 
-    def _note(self, entry: Entry, answer: Resolved) -> None:
+    def _note(self, key: str, entry: Entry, answer: Resolved) -> None:
         """Notes what a plugin declares, and splits a data set into its tasks."""
         facts = self.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
         if facts.get("forward_flops") is not None:
             self.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
-        if entry.axis != "dataset" or entry.index in self._tasks:
+        if entry.axis != "dataset":
             return
         tasks = getattr(entry.written, "tasks", None)
         try:
-            self._tasks[entry.index] = split_classes(tasks, int(facts["classes"]), facts["default_tasks"])
+            split = split_classes(tasks, int(facts["classes"]), facts["default_tasks"])
+            self._splits[key] = split, str(facts.get("fingerprint", ""))
         except ValueError as error:
             self.findings.append(Finding(f"dataset {entry.label!r}: {error}", (*entry.path, "tasks"), check="tasks"))
         except KeyError as error:

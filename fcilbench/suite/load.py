@@ -127,16 +127,13 @@ def _bytes(path: Path, where: str | None) -> bytes:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
         found = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-        near = "" if found or not os.path.isdir(path.parent) else nearest(path.name, _siblings(path))
+        siblings = path.parent.glob("*.y*ml") if os.path.isdir(path.parent) else ()
+        near = nearest(path.name, (each.name for each in siblings))
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}" if found else f"does not exist{near}"
         raise SuiteError(one_line(f"suite {path} {reason}"), where=where) from error
     if len(data) > MAX_BYTES:
         raise SuiteError(one_line(f"suite {path} is larger than {MAX_BYTES / 1e6:g} MB"), where=where)
     return data
-
-
-def _siblings(path: Path) -> list[str]:
-    return [each.name for each in path.parent.glob("*.y*ml")]
 
 
 def _override(values: Any, text: str) -> tuple[Layer, Any]:

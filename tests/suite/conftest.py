@@ -67,6 +67,16 @@ class Cars(Ten):
         return {"classes": 196, "default_tasks": [20] * 9 + [16], "fingerprint": "", "train": 8144}
 
 
+class Own(Plugin):
+    """A data set by parameters."""
+
+    class Params(Params):
+        size: int
+
+    def instance_facts(self):
+        return {"classes": self.params.size, "default_tasks": 1, "fingerprint": f"sha256:{self.params.size}"}
+
+
 class Net(Plugin):
     """A backbone."""
 
@@ -99,7 +109,7 @@ class Shift(Plugin):
 
 POINTS = {
     "aggregators": {"mean": "Mean", "ring": "Ring", "needy": "Needy"},
-    "datasets": {"ten": "Ten", "cars": "Cars"},
+    "datasets": {"ten": "Ten", "cars": "Cars", "own": "Own"},
     "backbones": {"net": "Net"},
     "stressors": {"clean": "Clean", "shift": "Shift"},
 }

@@ -74,6 +74,14 @@ def test_other_values_are_another_cell(cells, base, way):
     assert cell_id(cells(base, way)[0]) != cell_id(cells(base)[0])
 
 
+def test_a_data_set_by_parameters_has_its_own_classes_and_digest(cells, base):
+    found = cells(base, "grid.dataset=[{use: own, size: 4}, {use: own, size: 6}]", "grid.aggregator=[mean]")
+    assert [(cell.tasks, cell.data_fingerprint) for cell in found] == [((4,), "sha256:4"), ((6,), "sha256:6")]
+    rules = "tuned=[{where: {stress: clean}, set: {dataset.size: 8}}, {where: {seed: 1}, set: {dataset.size: 9}}]"
+    found = cells(base, "grid.dataset=[{use: own}]", "grid.aggregator=[mean]", "seeds=2", rules)
+    assert [cell.tasks for cell in found] == [(8,), (9,)]
+
+
 def test_default_split_may_be_uneven(cells, base):
     assert cells(base, "grid.dataset=[cars]")[0].tasks == (*[20] * 9, 16)
 
@@ -195,40 +203,23 @@ def test_required_parameter_may_come_from_a_rule(cells, problems, base):
     assert cell.aggregator.params == {"must": 4, "batch_size": 3}
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        (
-            "{where: {dataset: ten}, set: {lambda_s: 0.2}}",
-            "s.yaml:10:39: unknown key 'lambda_s' (one of:",
-        ),
-        ("{where: {aggregator: ring}, set: {lambda_S: 0.2}}", "unknown key 'lambda_S' (did you mean 'lambda_s'?)"),
-        (
-            "{where: {aggregator: ring}, set: {protocol.ruonds: 2}}",
-            "unknown key 'ruonds' of the protocol (did you mean",
-        ),
-        (
-            "{where: {aggregator: ring}, set: {agregator.mode: x}}",
-            "unknown key 'agregator.mode' (did you mean 'aggregator'",
-        ),
-        (
-            "{where: {aggregator: ring}, set: {backbone.widht: 2}}",
-            "backbone 'net': unknown key 'widht' (did you mean 'width'",
-        ),
-        (
-            "{where: {aggregator: ring}, set: {lambda_s: 2}}",
-            "aggregator 'ring': lambda_s: 2 is not less than or equal to 1",
-        ),
-        ("{where: {aggregator: ring}, set: {lr: -1}}", "protocol.lr: -1 is not greater than 0"),
-        (
-            "{where: {aggregator.lambda_S: 1}, set: {lr: 1}}",
-            "unknown key 'aggregator.lambda_S' (did you mean 'lambda_s'",
-        ),
-        ("{where: {agg: x}, set: {lr: 1}}", "s.yaml:10:18: unknown axis 'agg' (one of: aggregator, backbone"),
-        ("{where: {partition.beta: 1}, set: {lr: 1}}", "s.yaml:10:18: unknown key 'beta' of a partition"),
-    ],
-)
-def test_wrong_rules(problems, base, rule, message):
+WRONG_RULES = """\
+{where: {dataset: ten}, set: {lambda_s: 0.2}} => s.yaml:10:39: unknown key 'lambda_s' (one of:
+{where: {aggregator: ring}, set: {lambda_S: 0.2}} => unknown key 'lambda_S' (did you mean 'lambda_s'?)
+{where: {aggregator: ring}, set: {protocol.ruonds: 2}} => unknown key 'ruonds' of the protocol (did you mean
+{where: {aggregator: ring}, set: {agregator.mode: x}} => unknown key 'agregator.mode' (did you mean 'aggregator'
+{where: {aggregator: ring}, set: {backbone.widht: 2}} => backbone 'net': unknown key 'widht' (did you mean 'width'
+{where: {aggregator: ring}, set: {lambda_s: 2}} => aggregator 'ring': lambda_s: 2 is not less than or equal to 1
+{where: {aggregator: ring}, set: {lr: -1}} => protocol.lr: -1 is not greater than 0
+{where: {aggregator.lambda_S: 1}, set: {lr: 1}} => unknown key 'aggregator.lambda_S' (did you mean 'lambda_s'
+{where: {agg: x}, set: {lr: 1}} => s.yaml:10:18: unknown axis 'agg' (one of: aggregator, backbone
+{where: {partition.beta: 1}, set: {lr: 1}} => s.yaml:10:18: unknown key 'beta' of a partition
+"""
+
+
+@pytest.mark.parametrize("line", WRONG_RULES.splitlines())
+def test_wrong_rules(problems, base, line):
+    rule, message = line.split(" => ")
     (found,) = problems(base + f"tuned: [{rule}]\n")
     assert found.startswith("s.yaml:10:")
     assert message in found
@@ -308,12 +299,13 @@ def test_broken_plugin_blocks_its_cells_only(lab, install, write, base):
 
 def test_all_semantic_problems_at_once(problems, base):
     text = base.replace("[ten]", "[tenn]").replace("[net]", "[{use: net, widht: 3}]")
-    text = text.replace("[mean, ring]", "[maen, {use: ring, lambda_S: x}]") + "boards: [acuracy]\n"
+    text = text.replace("[mean, ring]", "[maen, {use: ring, lambda_S: x, k_pct: x}]") + "boards: [acuracy]\n"
     assert problems(text) == [
         "s.yaml:5:13: unknown dataset 'tenn' (did you mean 'ten'?)",
         "s.yaml:6:25: backbone 'net': unknown key 'widht' (did you mean 'width'?)",
         "s.yaml:8:16: unknown aggregator 'maen' (did you mean 'mean'?)",
         "s.yaml:8:34: aggregator 'ring': unknown key 'lambda_S' (did you mean 'lambda_s'?)",
+        "s.yaml:8:54: aggregator 'ring': k_pct: \"x\" is not a valid number",
         "s.yaml:10:10: unknown board 'acuracy' (did you mean 'accuracy'?)",
     ]
 
@@ -340,12 +332,6 @@ def test_entries_keep_their_labels_and_splits_beside_a_structural_problem(proble
     assert problems(wrong.replace("[mean, ring]", "[mean, mean]")) == [
         "s.yaml:8:22: grid.aggregator.1 and grid.aggregator.0 are both 'mean'",
         stray,
-    ]
-
-
-def test_wrong_type_of_a_parameter(problems, base):
-    assert problems(base.replace("ring]", "{use: ring, lambda_s: x}]")) == [
-        "s.yaml:8:44: aggregator 'ring': lambda_s: \"x\" is not a valid number"
     ]
 
 

@@ -5,36 +5,35 @@ import pytest
 from fcilbench.suite.expand import split_classes
 from fcilbench.suite.resolve import route
 
+TARGETS = """\
+lambda_s => aggregator lambda_s
+lr => protocol lr
+protocol.rounds => protocol rounds
+aggregator.rounds => aggregator rounds
+protocol.batch_size => protocol batch_size
+backbone.anything => backbone anything
+dataset.train_per_class => dataset train_per_class
+stress.clients => stress clients
+"""
+UNKNOWN = """\
+rounds => ambiguous: write 'aggregator.rounds' or 'protocol.rounds'
+lamda_s => unknown key 'lamda_s' (did you mean 'lambda_s'?)
+aggregator.lr => unknown key 'lr' (one of: lambda_s, rounds)
+protocol.lambda_s => unknown key 'lambda_s' of the protocol
+partition.value => unknown key 'partition.value'
+protocl.lr => unknown key 'protocl.lr' (did you mean 'protocol'?)
+"""
 
-@pytest.mark.parametrize(
-    ("key", "target"),
-    [
-        ("lambda_s", ("aggregator", "lambda_s")),
-        ("lr", ("protocol", "lr")),
-        ("protocol.rounds", ("protocol", "rounds")),
-        ("aggregator.rounds", ("aggregator", "rounds")),
-        ("protocol.batch_size", ("protocol", "batch_size")),
-        ("backbone.anything", ("backbone", "anything")),
-        ("dataset.train_per_class", ("dataset", "train_per_class")),
-        ("stress.clients", ("stress", "clients")),
-    ],
-)
-def test_route(key, target):
-    assert route(key, ["lambda_s", "rounds"]) == target
+
+@pytest.mark.parametrize("line", TARGETS.splitlines())
+def test_route(line):
+    key, target = line.split(" => ")
+    assert route(key, ["lambda_s", "rounds"]) == tuple(target.split())
 
 
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("rounds", "ambiguous: write 'aggregator.rounds' or 'protocol.rounds'"),
-        ("lamda_s", "unknown key 'lamda_s' (did you mean 'lambda_s'?)"),
-        ("aggregator.lr", "unknown key 'lr' (one of: lambda_s, rounds)"),
-        ("protocol.lambda_s", "unknown key 'lambda_s' of the protocol"),
-        ("partition.value", "unknown key 'partition.value'"),
-        ("protocl.lr", "unknown key 'protocl.lr' (did you mean 'protocol'?)"),
-    ],
-)
-def test_keys_that_nothing_has(key, message):
+@pytest.mark.parametrize("line", UNKNOWN.splitlines())
+def test_keys_that_nothing_has(line):
+    key, message = line.split(" => ")
     with pytest.raises(ValueError, match="key") as hit:
         route(key, ["lambda_s", "rounds"])
     assert message in str(hit.value)

@@ -53,82 +53,70 @@ def test_durations_that_are_none(problems, base, text):
     assert found.startswith("s.yaml:10:16: limits.wall: ")
 
 
-WRONG = [
-    ("aggregator:", "agregator:", "s.yaml:8:3: unknown key 'agregator' (did you mean 'aggregator'?) in grid"),
-    ("protocol:", "protocl:", "s.yaml:3:1: unknown key 'protocl' (did you mean 'protocol'?)"),
-    ("clients:", "client:", "s.yaml:3:12: unknown key 'client' (did you mean 'clients'?) in protocol"),
-    ("clients: 4", "clients: 0", "s.yaml:3:21: protocol.clients: 0 is not greater than or equal to 1"),
-    ("clients: 4", "clients: '4'", 's.yaml:3:21: protocol.clients: "4" is not a valid integer'),
-    ("clients: 4", "clients: 4.5", "s.yaml:3:21: protocol.clients: 4.5 is not a valid integer"),
-    ("clients: 4", "clients: true", "s.yaml:3:21: protocol.clients: true is not a valid integer"),
-    ("clients: 4", "augment: yes", 's.yaml:3:21: protocol.augment: "yes" is not a valid boolean'),
-    ("clients: 4", "lr: .inf", "s.yaml:3:16: protocol.lr: Infinity is not a finite number"),
-    (
-        "clients: 4",
-        "precision: bf61",
-        "s.yaml:3:23: protocol.precision: \"bf61\" is not 'fp32' or 'bf16' (did you mean 'bf16'?)",
-    ),
-    ("fcilbench: 1", "fcilbench: 2", "s.yaml:1:12: fcilbench: 2 is not 1"),
-    ("fcilbench: 1\n", "", "s.yaml:1:1: missing key 'fcilbench'"),
-    ("  dataset: [ten]\n", "", "s.yaml:4:1: missing key 'dataset' in grid"),
-    ("[ten]", "[]", "s.yaml:5:12: grid.dataset: must not be empty"),
-    ("[ten]", "ten", 's.yaml:5:12: grid.dataset: "ten" is not a valid array'),
-    ("[ten]", "[{name: ten}]", "s.yaml:5:13: missing key 'use' in grid.dataset.0"),
-    ("[ten]", "[{use: ten, tasks: 0}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a"),
-    ("[ten]", "[{use: ten, tasks: [5, x]}]", "s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks"),
-    ("{dirichlet: 0.5}", "{dirichlet: -1}", "s.yaml:7:27: grid.partition.0.value: -1 is not greater than 0"),
-    (
-        "{dirichlet: 0.5}",
-        "{dirichlt: 1}",
-        "s.yaml:7:16: unknown key 'dirichlt' (did you mean 'dirichlet'?) in grid.part",
-    ),
-    ("{dirichlet: 0.5}", "idd", "s.yaml:7:15: grid.partition.0: unknown partition 'idd' (did you mean 'iid'?)"),
-    (
-        "{dirichlet: 0.5}",
-        "dirichlet",
-        "s.yaml:7:15: grid.partition.0: dirichlet takes a concentration: {dirichlet: 0.5}",
-    ),
-    ("name: test", "name: a/b", "s.yaml:2:7: name: string should match pattern"),
-    ("name: test", "name: test\nname: again", "s.yaml:3:1: duplicate key 'name', first at line 2"),
-    ("name: test", "name: test\n3: x", "s.yaml:3:1: a key must be a word, not '3'"),
-    ("name: test", "name: test\n<<: {a: 1}", "s.yaml:3:1: merge keys `<<` are not part of YAML 1.2"),
-    ("name: test", "name: !x test", "s.yaml:2:7: unknown tag !x"),
-]
+WRONG = r"""
+aggregator: => agregator: => s.yaml:8:3: unknown key 'agregator' (did you mean 'aggregator'?) in grid
+protocol: => protocl: => s.yaml:3:1: unknown key 'protocl' (did you mean 'protocol'?)
+clients: => client: => s.yaml:3:12: unknown key 'client' (did you mean 'clients'?) in protocol
+clients: 4 => clients: 0 => s.yaml:3:21: protocol.clients: 0 is not greater than or equal to 1
+clients: 4 => clients: '4' => s.yaml:3:21: protocol.clients: "4" is not a valid integer
+clients: 4 => clients: 4.5 => s.yaml:3:21: protocol.clients: 4.5 is not a valid integer
+clients: 4 => clients: true => s.yaml:3:21: protocol.clients: true is not a valid integer
+clients: 4 => augment: yes => s.yaml:3:21: protocol.augment: "yes" is not a valid boolean
+clients: 4 => lr: .inf => s.yaml:3:16: protocol.lr: Infinity is not a finite number
+clients: 4 => precision: bf61 => s.yaml:3:23: protocol.precision: "bf61" is not 'fp32' or 'bf16' (did you mean 'bf16'?)
+fcilbench: 1 => fcilbench: 2 => s.yaml:1:12: fcilbench: 2 is not 1
+fcilbench: 1\n =>  => s.yaml:1:1: missing key 'fcilbench'
+  dataset: [ten]\n =>  => s.yaml:4:1: missing key 'dataset' in grid
+[ten] => [] => s.yaml:5:12: grid.dataset: must not be empty
+[ten] => ten => s.yaml:5:12: grid.dataset: "ten" is not a valid array
+[ten] => [{name: ten}] => s.yaml:5:13: missing key 'use' in grid.dataset.0
+[ten] => [{use: ten, tasks: 0}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a
+[ten] => [{use: ten, tasks: [5, x]}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks
+{dirichlet: 0.5} => {dirichlet: -1} => s.yaml:7:27: grid.partition.0.value: -1 is not greater than 0
+{dirichlet: 0.5} => {dirichlt: 1} => s.yaml:7:16: unknown key 'dirichlt' (did you mean 'dirichlet'?) in grid.part
+{dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0: unknown partition 'idd' (did you mean 'iid'?)
+{dirichlet: 0.5} => dirichlet => s.yaml:7:15: grid.partition.0: dirichlet takes a concentration: {dirichlet: 0.5}
+name: test => name: a/b => s.yaml:2:7: name: string should match pattern
+name: test => name: test\nname: again => s.yaml:3:1: duplicate key 'name', first at line 2
+name: test => name: test\n3: x => s.yaml:3:1: a key must be a word, not '3'
+name: test => name: test\n<<: {a: 1} => s.yaml:3:1: merge keys `<<` are not part of YAML 1.2
+name: test => name: !x test => s.yaml:2:7: unknown tag !x
+"""
 
 
-@pytest.mark.parametrize(("old", "new", "expected"), WRONG)
-def test_one_mistake_is_one_problem_at_its_place(problems, base, old, new, expected):
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
+def test_one_mistake_is_one_problem_at_its_place(problems, base, line):
+    old, new, expected = line.split(" => ")
+    old, new = old.replace(r"\n", "\n"), new.replace(r"\n", "\n")
     assert old in base
-    found = problems(base.replace(old, new, 1))
-    (only,) = found
-    assert only.startswith(expected)
+    (found,) = problems(base.replace(old, new, 1))
+    assert found.startswith(expected)
 
 
-SECTIONS = [
-    ("seeds: 0", "s.yaml:10:8: seeds.count: 0 is not greater than or equal to 1"),
-    ("seeds: {count: 2, vry: []}", "s.yaml:10:19: unknown key 'vry' (did you mean 'vary'?) in seeds"),
-    (
-        "seeds: {vary: [trian]}",
-        "s.yaml:10:16: seeds.vary.0: \"trian\" is not 'order', 'partition' or 'train' (did you mean",
-    ),
-    ("exclude: [{dataset: ten}]", "s.yaml:10:11: missing key 'because' in exclude.0"),
-    ("exclude: [{because: x}]", "s.yaml:10:11: exclude.0: no condition: it would exclude every cell"),
-    ("tuned: [{where: {}, set: {lr: 1}}]", "s.yaml:10:17: tuned.0.where: must not be empty"),
-    ("tuned: [{where: {seed: 1}}]", "s.yaml:10:9: missing key 'set' in tuned.0"),
-    ("evaluate: {task_identity: [oracel]}", "s.yaml:10:28: evaluate.task_identity.0: \"oracel\" is not 'none', 'inf"),
-    ("runtime: {threads: 0}", "s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1"),
-    ("runtime:", "s.yaml:11:1: runtime: null is not an object"),
-    ("date: 2024-01-01", "s.yaml:10:1: unknown key 'date'"),
-    ("seeds: 99999999999", "s.yaml:10:8: seeds.count: 99999999999 is not less than or equal to 100000"),
-    ("limits: {wall: 9999999999999h}", 's.yaml:10:16: limits.wall: "9999999999999h" is not less than or equal to'),
-    ("limits: {retries: 1000}", "s.yaml:10:19: limits.retries: 1000 is not less than or equal to 100"),
-    (f"limits: {{wall: {'x' * 9999}}}", "s.yaml:10:16: limits.wall: 'xxx"),
-    ('"a\\nb\\u202e": 1', "s.yaml:10:1: unknown key 'a\\nb\\u202e'"),
-]
+SECTIONS = r"""
+seeds: 0 => s.yaml:10:8: seeds.count: 0 is not greater than or equal to 1
+seeds: {count: 2, vry: []} => s.yaml:10:19: unknown key 'vry' (did you mean 'vary'?) in seeds
+seeds: {vary: [trian]} => s.yaml:10:16: seeds.vary.0: "trian" is not 'order', 'partition' or 'train' (did you mean
+exclude: [{dataset: ten}] => s.yaml:10:11: missing key 'because' in exclude.0
+exclude: [{because: x}] => s.yaml:10:11: exclude.0: no condition: it would exclude every cell
+tuned: [{where: {}, set: {lr: 1}}] => s.yaml:10:17: tuned.0.where: must not be empty
+tuned: [{where: {seed: 1}}] => s.yaml:10:9: missing key 'set' in tuned.0
+evaluate: {task_identity: [oracel]} => s.yaml:10:28: evaluate.task_identity.0: "oracel" is not 'none', 'inf
+runtime: {threads: 0} => s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1
+runtime: => s.yaml:11:1: runtime: null is not an object
+date: 2024-01-01 => s.yaml:10:1: unknown key 'date'
+seeds: 99999999999 => s.yaml:10:8: seeds.count: 99999999999 is not less than or equal to 100000
+limits: {wall: 9999999999999h} => s.yaml:10:16: limits.wall: "9999999999999h" is not less than or equal to
+limits: {retries: 1000} => s.yaml:10:19: limits.retries: 1000 is not less than or equal to 100
+"a\nb\u202e": 1 => s.yaml:10:1: unknown key 'a\nb\u202e'
+"""
 
 
-@pytest.mark.parametrize(("section", "expected"), SECTIONS)
-def test_mistakes_of_other_sections(problems, base, section, expected):
+@pytest.mark.parametrize(
+    "line", [*SECTIONS.strip().splitlines(), f"limits: {{wall: {'x' * 9999}}} => s.yaml:10:16: lim"]
+)
+def test_mistakes_of_other_sections(problems, base, line):
+    section, expected = line.split(" => ")
     (found,) = problems(base + section + "\n")
     assert found.startswith(expected)
     assert len(found) < 700

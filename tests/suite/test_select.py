@@ -39,26 +39,29 @@ def test_terms_and_alternatives(expressions, selected):
     assert parse_selectors(expressions).matches(CELL) is selected
 
 
-@pytest.mark.parametrize(
-    ("expression", "status", "state", "selected"),
-    [
-        ("status:failed", "oom", None, True),
-        ("status:oom", "oom", None, True),
-        ("status:oom", "timeout", None, False),
-        ("status:done", "ok", None, True),
-        ("status:ok", "skipped", None, False),
-        ("status:new", None, None, True),
-        ("status:new", "interrupted", None, True),
-        ("status:interrupted", "interrupted", None, True),
-        ("status:stale", "ok", "stale", True),
-        ("status:done", "ok", "stale", False),
-        ("status:ok", "ok", "stale", True),
-        ("status:*", "ok", None, True),
-        ("status:failed,dataset:x", "oom", None, False),
-    ],
-)
-def test_status_is_that_of_the_row_or_of_the_plan(expression, status, state, selected):
-    assert parse_selectors([expression]).matches(CELL, status, state) is selected
+# expression | status of the row | state in the plan | selected
+STATUS = """\
+status:failed | oom | - | yes
+status:oom | oom | - | yes
+status:oom | timeout | - | no
+status:done | ok | - | yes
+status:ok | skipped | - | no
+status:new | - | - | yes
+status:new | interrupted | - | yes
+status:interrupted | interrupted | - | yes
+status:stale | ok | stale | yes
+status:done | ok | stale | no
+status:ok | ok | stale | yes
+status:* | ok | - | yes
+status:failed,dataset:x | oom | - | no
+"""
+
+
+@pytest.mark.parametrize("line", STATUS.splitlines())
+def test_status_is_that_of_the_row_or_of_the_plan(line):
+    expression, status, state, selected = line.split(" | ")
+    found = parse_selectors([expression]).matches(CELL, *(None if each == "-" else each for each in (status, state)))
+    assert found is (selected == "yes")
 
 
 @pytest.mark.parametrize(
