@@ -90,7 +90,7 @@ def sync(
     """
     from fcilbench.results.store import Store
     from fcilbench.tracking.base import open_tracker
-    from fcilbench.tracking.sync import sync as sync_store
+    from fcilbench.tracking.base import sync as sync_store
 
     store = Store(out)
     _, uri = parse_tracking(tracking)

@@ -1,12 +1,15 @@
-"""What a tracker is, and how one is found by name."""
+"""What a tracker is, how one is found by name, and how one is back-filled from a results folder."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from fcilbench.errors import NothingSelectedError
+from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
@@ -73,7 +76,31 @@ def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn 
         UsageError: If there is no such tracker.
         PrerequisiteError: If its module cannot be imported.
     """
-    from fcilbench.registry import entrypoints
-
     cls = entrypoints.load(entrypoints.lookup("trackers", name))
     return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
+
+
+def sync(store: Store, tracker: Tracker) -> Report:
+    """Shows the last row of every cell to a tracker; doing it twice changes nothing.
+
+    Args:
+        store: Results folder.
+        tracker: Tracker of that folder (`open_tracker`).
+
+    Returns:
+        The tracker's report: rows logged, present already, lost; `warning` says why any were lost.
+
+    Raises:
+        NothingSelectedError: If the folder has no rows.
+    """
+    suites: dict[str, list[Row]] = defaultdict(list)
+    for row in store.latest().values():
+        suites[row.suite].append(row)
+    if not suites:
+        raise NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
+    for suite, rows in suites.items():
+        tracker.suite_started(suite, {})
+        for row in rows:
+            tracker.cell_finished(row)
+        tracker.suite_finished()
+    return tracker.report

@@ -1,28 +1,50 @@
-"""The MLflow tracker: mirrors rows in a background thread, so that neither its import nor its server delays a cell."""
+"""The MLflow tracker: a parent run per suite, a child run per cell, written in a background thread.
+
+Neither MLflow's import nor its server delays a cell, and none of its failures reaches one.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import re
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, ClassVar
 
+from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
-from fcilbench.spec.row import Row
+from fcilbench.spec.row import Row, Status
 from fcilbench.tracking.base import Report, Warn
-from fcilbench.tracking.mlflow_session import MLflowSession
-from fcilbench.tracking.uri import tracking_uri, without_password
+from fcilbench.tracking.curves import curve_points, flat_params, flatten
+from fcilbench.tracking.uri import artifact_location, scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)
+
+EXPERIMENT = "fcilbench"
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
+_BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH = 100, 1000, 6000
+_FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
+_HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 
 
 class MLflowTracker:
     """MLflow: a parent run per suite, a child run per cell with parameters, curves, metrics and files.
 
-    MLflow is imported when the first cell finishes. The first failure of any kind is one warning; the remaining
-    cells of the suite are then left to `results sync mlflow`.
+    MLflow is imported, and its store opened, while the first cell trains. The first failure of any kind is one
+    warning; the remaining cells of the suite are then left to `results sync mlflow`.
 
     Args:
         store: Results folder.
@@ -43,69 +65,77 @@ class MLflowTracker:
         self.report = Report()
         self._warn = warn
         self._patience = patience
-        self._suite: tuple[str, Mapping[str, Any]] = ("", {})
         self._queue: queue.Queue[Row | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._progress = time.monotonic()
 
     def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
-        """Notes which suite the next cells belong to; writes nothing yet."""
-        self._suite = (suite, dict(facts))
+        """Opens MLflow in the background."""
+        self._queue = queue.Queue()
+        self._progress = time.monotonic()
+        # A daemon: a server that hangs must not keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._work, args=(self._queue, suite, dict(facts)), name="fcilbench-mlflow", daemon=True
+        )
+        self._thread.start()
 
     def cell_finished(self, row: Row) -> None:
         """Hands a row to the background thread."""
-        if self._thread is None:
-            self._queue = queue.Queue()
-            self._progress = time.monotonic()
-            # A daemon: a server that hangs must not keep the process from ending.
-            self._thread = threading.Thread(
-                target=self._drain, args=(self._queue, *self._suite), name="fcilbench-mlflow", daemon=True
-            )
-            self._thread.start()
         self._queue.put(row)
 
     def suite_finished(self, interrupted: bool = False) -> None:
-        """Waits for the thread as long as it gets on, at most `patience` seconds between two rows."""
+        """Waits while the thread makes progress, at most `patience` seconds between two rows; after Ctrl-C only two."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._queue.put(None)
-        while thread.is_alive() and time.monotonic() - self._progress < self._patience:
+        asked = time.monotonic()
+        while thread.is_alive():
+            now = time.monotonic()
+            if interrupted and now - asked > _HURRY_SECONDS:
+                self._fail("the run was interrupted before all rows were written", self._pending())
+                return
+            if now - max(asked, self._progress) > self._patience:
+                self._fail(f"no progress for {self._patience:g} s", self._pending())
+                return
             thread.join(0.05)
-        if thread.is_alive():
-            self._fail(f"no progress for {self._patience:g} s", lost=max(1, self._queue.qsize() - 1))
 
-    def _drain(self, rows: queue.Queue[Row | None], suite: str, facts: Mapping[str, Any]) -> None:
+    def _pending(self) -> int:
+        return max(1, self._queue.qsize() - 1)
+
+    def _work(self, rows: queue.Queue[Row | None], suite: str, facts: Mapping[str, Any]) -> None:
+        """Writes rows until there are no more; after a failure it only counts them."""
         session: MLflowSession | None = None
-        dead = False
+        try:
+            session = MLflowSession(self.store, self.uri, suite, facts)
+        except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
+            self._fail(_reason(error))
         while (row := rows.get()) is not None:
-            if dead:
-                self.report.lost += 1
-                continue
             try:
-                session = session or MLflowSession(self.store, self.uri, suite, facts)
-                if session.log(row):
+                if session is None:
+                    self.report.lost += 1
+                elif session.log(row):
                     self.report.logged += 1
                 else:
                     self.report.present += 1
-            except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
-                dead = True
+            except Exception as error:
+                session = None
                 self._fail(_reason(error), lost=1)
             self._progress = time.monotonic()
         try:
-            if session is not None and not dead:
+            if session is not None:
                 session.close()
         except Exception as error:
-            self._fail(_reason(error), lost=0)
+            self._fail(_reason(error))
 
-    def _fail(self, reason: str, lost: int) -> None:
+    def _fail(self, reason: str, lost: int = 0) -> None:
         with self._lock:
             self.report.lost += lost
             if self.report.warning is not None:
                 return
             self.report.warning = (
-                f"MLflow at {without_password(self.uri)}: {reason}; results on disk are complete, "
+                f"MLflow at {without_password(self.uri)}: {scrub(reason, self.uri)}; results on disk are complete, "
                 "`fcilbench results sync mlflow` back-fills"
             )
         self._warn(self.report.warning)
@@ -114,3 +144,188 @@ class MLflowTracker:
 def _reason(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class MLflowSession:
+    """One suite of one results folder in an MLflow store.
+
+    A cell is found again by the tags `fcilbench.store`, `fcilbench.suite` (through its parent) and
+    `fcilbench.cell_id`, so that logging twice leaves one run. A run of an earlier or half-logged row is deleted in
+    MLflow's sense: out of sight, restorable.
+
+    Args:
+        store: Results folder.
+        uri: Tracking URI.
+        suite: Name of the suite.
+        facts: What describes the suite.
+
+    Raises:
+        ConnectionError: If nothing listens at an http(s) URI.
+    """
+
+    def __init__(self, store: Store, uri: str, suite: str, facts: Mapping[str, Any]) -> None:
+        reason = unreachable(uri)
+        if reason is not None:
+            raise ConnectionError(reason)
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):  # both announce the making of tables on stderr
+            logging.getLogger(name).setLevel(logging.WARNING)
+        store.root.mkdir(parents=True, exist_ok=True)
+        _make_database(uri)
+        self._store = store
+        self._client = MlflowClient(tracking_uri=uri)
+        self._experiment = self._find_experiment(uri)
+        self._parent = self._find_parent(suite, facts)
+        self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in self._search_children()}
+
+    def log(self, row: Row) -> bool:
+        """Writes a row as a child run.
+
+        Returns:
+            False if the store held exactly this row already.
+        """
+        known = self._children.get(row.cell_id)
+        if known is not None:
+            if known.data.tags.get("fcilbench.row") == row.digest:
+                return False
+            self._client.delete_run(known.info.run_id)
+        run = self._client.create_run(
+            self._experiment,
+            start_time=_milliseconds(row.started),
+            run_name=" ".join(str(value) for value in row.coords.values()),
+            tags=_tags(row, self._parent),
+        )
+        self._children[row.cell_id] = run
+        self._log_params(run.info.run_id, flat_params(row))
+        self._log_metrics(run.info.run_id, row)
+        self._log_files(run.info.run_id, row)
+        # Last: a run without this tag is half-logged and will be replaced.
+        self._client.set_tag(run.info.run_id, "fcilbench.row", row.digest)
+        self._client.set_terminated(
+            run.info.run_id, status=_RUN_STATUS.get(row.status, "FAILED"), end_time=_milliseconds(row.ended)
+        )
+        self._children[row.cell_id] = self._client.get_run(run.info.run_id)
+        return True
+
+    def close(self) -> None:
+        """Ends the parent run, with the number of cells by status."""
+        statuses = [run.data.tags.get("fcilbench.status", "") for run in self._children.values()]
+        for status in sorted(set(statuses)):
+            self._client.set_tag(self._parent, f"cells.{status}", str(statuses.count(status)))
+        self._client.set_terminated(self._parent)
+
+    def _find_experiment(self, uri: str) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        location = artifact_location(self._store.root, uri)
+        return str(self._client.create_experiment(name, artifact_location=location))
+
+    def _find_parent(self, suite: str, facts: Mapping[str, Any]) -> str:
+        # Digests, because a suite's name may hold characters that the filter's grammar does not take.
+        key = sha256(f"{self._store.identifier()}/{suite}".encode()).hexdigest()
+        found = self._client.search_runs([self._experiment], f"tags.`fcilbench.suite_key` = '{key}'", max_results=1)
+        if found:
+            run_id = str(found[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            tags = {"fcilbench.suite_key": key, "fcilbench.suite": suite, "fcilbench.store": self._store.identifier()}
+            run_id = str(self._client.create_run(self._experiment, run_name=suite or "suite", tags=tags).info.run_id)
+            self._log_params(run_id, flatten(facts, "suite") if facts else {})
+        if facts:
+            self._client.log_dict(run_id, dict(facts), "suite.json")
+        return run_id
+
+    def _search_children(self) -> Iterable[Any]:
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], f"tags.`mlflow.parentRunId` = '{self._parent}'", page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entities = [Param(_name(key), _cut(value)) for key, value in params.items()]
+        for batch in _batches(entities, _BATCH_PARAMS):
+            self._client.log_batch(run_id, params=batch)
+
+    def _log_metrics(self, run_id: str, row: Row) -> None:
+        from mlflow.entities import Metric
+
+        moment = _milliseconds(row.ended)
+        final = {name: metric.value for name, metric in row.metrics.items() if metric.value is not None}
+        final |= {f"cost/{name}": float(value) for name, value in row.cost.model_dump().items()}
+        entities = [Metric(_name(name), value, moment, 0) for name, value in final.items()]
+        points = curve_points(self._store.rounds(row.cell_id))
+        entities += [Metric(_name(point.name), point.value, moment, point.step) for point in points]
+        for batch in _batches(entities, _BATCH_METRICS):
+            self._client.log_batch(run_id, metrics=batch)
+
+    def _log_files(self, run_id: str, row: Row) -> None:
+        folder = self._store.cell_dir(row.cell_id)
+        for name in _FILES:
+            if (folder / name).is_file():
+                self._client.log_artifact(run_id, str(folder / name))
+        environment = self._store.environment(row.env)
+        if environment is not None:
+            self._client.log_dict(run_id, environment, "environment.json")
+
+
+def _make_database(uri: str) -> None:
+    """Makes a missing SQLite database elsewhere and puts it in its place when it is whole.
+
+    MLflow runs many migrations; an interrupt amid them, or another process that starts, must not meet a half-made one.
+    """
+    scheme, _, name = uri.partition(":///")
+    path = Path(name)
+    if scheme != "sqlite" or not name or path.exists() or not path.parent.is_dir():
+        return
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / path.name
+        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
+        if not path.exists():
+            write_atomic(path, made.read_bytes())
+
+
+def _tags(row: Row, parent: str) -> dict[str, str]:
+    tags = {
+        "mlflow.parentRunId": parent,
+        "fcilbench.cell_id": row.cell_id,
+        "fcilbench.suite": row.suite,
+        "fcilbench.status": row.status,
+        "fcilbench.env": row.env,
+        "fcilbench.data": row.data.fingerprint or row.data.declared,
+        "fcilbench.git_sha": row.code.git_sha or "",
+        "fcilbench.model_digest": row.model_digest or "",
+        "fcilbench.reason": row.skipped or (f"{row.failure.type}: {row.failure.message}" if row.failure else ""),
+        "fcilbench.warnings": "\n".join(row.warnings),
+    }
+    return {key: _cut(value, 5000) for key, value in tags.items() if value}
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _name(text: str) -> str:
+    """Returns a name MLflow takes: letters, digits and `_-. /:`."""
+    return re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII)
+
+
+def _cut(text: str, length: int = _VALUE_LENGTH) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _batches(items: list[Any], size: int) -> Iterable[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

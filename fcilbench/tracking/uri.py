@@ -1,11 +1,12 @@
-"""Where a tracker writes to, and whether anything listens there."""
+"""Where a tracker writes to, whether anything listens there, and how to name it without its secrets."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 VARIABLES = ("FCILBENCH_TRACKING_URI", "MLFLOW_TRACKING_URI")
 _PORTS = {"http": 80, "https": 443}
@@ -30,10 +31,8 @@ def tracking_uri(root: Path, option: str | None = None) -> str:
 
 
 def artifact_location(root: Path, uri: str) -> str | None:
-    """Returns where a new experiment keeps its files; `None` leaves it to a server that has its own place."""
-    if urlsplit(uri).scheme in _SERVED:
-        return None
-    return (root.resolve() / "mlartifacts").as_uri()
+    """Returns the artifact location of a new experiment, or `None` for the tracking server's default."""
+    return None if uri.partition(":")[0] in _SERVED else (root.resolve() / "mlartifacts").as_uri()
 
 
 def unreachable(uri: str, seconds: float = 3.0) -> str | None:
@@ -46,24 +45,45 @@ def unreachable(uri: str, seconds: float = 3.0) -> str | None:
     Returns:
         One line, or `None` if something listens there (or there is nothing to try).
     """
-    parts = urlsplit(uri)
-    if parts.scheme not in _PORTS:
+    scheme = uri.partition("://")[0]
+    if scheme not in _PORTS:
         return None
     try:
-        address = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+        parts = urlsplit(uri)
+        address = (parts.hostname or "", parts.port or _PORTS[scheme])
+    except ValueError:
+        shown = without_password(uri)
+        return f"{shown} is not a URL with a legal port (special characters of a password are percent-encoded)"
+    try:
         socket.create_connection(address, timeout=seconds).close()
-    except (OSError, ValueError) as error:
-        return f"no answer from {without_password(uri)}: {error}"
+    except (OSError, OverflowError) as error:
+        return f"no answer from {without_password(uri)}: {scrub(str(error), uri)}"
     return None
 
 
 def without_password(uri: str) -> str:
-    """Returns a URI fit for messages: without user name and password.
+    """Returns a URI fit for messages: without user name, password and query.
 
     Example:
-        >>> without_password("https://ann:secret@tracking:5000/x")
+        >>> without_password("https://ann:secret@tracking:5000/x?token=secret")
         'https://tracking:5000/x'
     """
     scheme, mark, rest = uri.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{authority.rpartition('@')[2]}{slash}{path}" if mark else uri
+    if not mark:
+        return uri
+    # A file has no user name, so an @ belongs to its path; elsewhere all before the last one may be a password.
+    shown = rest if rest.startswith("/") else rest.rpartition("@")[2]
+    return f"{scheme}{mark}{re.split('[?#]', shown)[0]}"
+
+
+def scrub(text: str, uri: str) -> str:
+    """Returns a text, e.g. of a library's exception, without the secrets of a URI that it may repeat."""
+    text = text.replace(uri, without_password(uri))
+    user, at, place = uri.partition("://")[2].rpartition("@")
+    password, query = user.partition(":")[2], re.split("[?#]", place, maxsplit=1)[1:]
+    found = {user if at else "", password, *re.split("[/?#@:]", password), *query}
+    found |= {value.partition("=")[2] for each in query for value in re.split("[&;#]", each)}
+    for secret in sorted({*found, *map(unquote, found)}, key=len, reverse=True):
+        if len(secret) > 1:
+            text = text.replace(secret, "***")
+    return text

@@ -156,7 +156,7 @@ def test_unknown_keys_are_refused(make_cell, make_row):
 def test_the_left_half_imports_nothing_heavy():
     code = (
         "import sys, fcilbench.results.row, fcilbench.results.store, fcilbench.results.merge, "
-        "fcilbench.tracking.mlflow, fcilbench.tracking.sync, fcilbench.boards.accuracy, fcilbench.boards.render; "
+        "fcilbench.tracking.mlflow, fcilbench.boards.accuracy, fcilbench.boards.render; "
         "print([m for m in ('torch', 'mlflow', 'scipy', 'numpy', 'rich', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,9 +5,8 @@ import pytest
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
-from fcilbench.tracking.base import Report, open_tracker
+from fcilbench.tracking.base import Report, open_tracker, sync
 from fcilbench.tracking.mlflow import MLflowTracker
-from fcilbench.tracking.sync import sync
 
 
 def test_a_tracker_is_found_by_its_plugin_name(tmp_path):

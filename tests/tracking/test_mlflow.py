@@ -4,14 +4,13 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from fcilbench.results.store import Store
-from fcilbench.tracking.mlflow import MLflowTracker
-from fcilbench.tracking.sync import sync
+from fcilbench.tracking.base import sync
+from fcilbench.tracking.mlflow import MLflowSession, MLflowTracker
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -127,8 +126,6 @@ def test_a_newer_row_replaces_the_run_of_its_cell(store, make_cell, make_row):
 
 
 def test_a_half_logged_run_is_replaced(store, monkeypatch):
-    from fcilbench.tracking.mlflow_session import MLflowSession
-
     warnings: list[str] = []
     with monkeypatch.context() as patch:
 
@@ -192,19 +189,39 @@ def test_an_unusable_uri_is_a_warning(store, tmp_path):
     assert len(warnings) == 1
 
 
-def test_a_suite_without_finished_cells_starts_nothing(store):
+def test_mlflow_is_set_up_before_the_first_cell_ends(store):
     tracker = MLflowTracker(store)
-    before = threading.active_count()
-    tracker.suite_started("demo", {})
+    tracker.suite_started("demo", {"planned": 1})
+    deadline = time.monotonic() + 60
+    while not (store.root / "mlflow.db").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     tracker.suite_finished()
-    assert threading.active_count() == before
-    assert not (store.root / "mlflow.db").exists()
+    assert (tracker.report.logged, tracker.report.warning) == (0, None)
+    assert len(_runs(store)[1]) == 1
+    assert not [path for path in store.root.iterdir() if path.name.startswith(".")]
+
+
+def test_an_interrupt_does_not_wait_for_mlflow(store):
+    """A process of its own: importing MLflow, which takes longest, happens once a process."""
+    code = (
+        "import sys, time; from fcilbench.results.store import Store; "
+        "from fcilbench.tracking.mlflow import MLflowTracker; store = Store(sys.argv[1]); "
+        "tracker = MLflowTracker(store, warn=print); tracker.suite_started('demo', {}); "
+        "[tracker.cell_finished(row) for row in store.latest().values()]; tracker.suite_finished(interrupted=True)"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, str(store.root)], capture_output=True, text=True, check=False)
+    assert time.monotonic() - start < 5 + 1
+    assert done.returncode == 0
+    assert "the run was interrupted before all rows were written" in done.stdout or done.stdout == ""
+    assert sync(store, MLflowTracker(store)).lost == 0  # no half-made database is left
 
 
 def test_mlflow_stays_silent_on_stdout_and_stderr(store):
     code = (
         "import sys; from fcilbench.results.store import Store; from fcilbench.tracking.mlflow import MLflowTracker; "
-        "from fcilbench.tracking.sync import sync; store = Store(sys.argv[1]); "
+        "from fcilbench.tracking.base import sync; store = Store(sys.argv[1]); "
         "assert 'mlflow' not in sys.modules; assert sync(store, MLflowTracker(store)).logged == 2"
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(store.root)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.tracking.uri import artifact_location, tracking_uri, unreachable, without_password
+from fcilbench.tracking.uri import artifact_location, scrub, tracking_uri, unreachable, without_password
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +40,42 @@ def test_a_listening_port_is_reachable_and_a_closed_one_is_not():
     assert reason is not None
     assert reason.startswith(f"no answer from http://127.0.0.1:{port}: ")
     assert unreachable("sqlite:///x.db") is None
-    assert "no answer" in str(unreachable("http://127.0.0.1:99999"))
+    assert "is not a URL" in str(unreachable("http://127.0.0.1:99999"))
 
 
-def test_passwords_stay_out_of_messages():
-    assert without_password("https://ann:p@ss@host:1/x") == "https://host:1/x"
-    assert without_password("sqlite:////a/b.db") == "sqlite:////a/b.db"
-    assert without_password("mlruns") == "mlruns"
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://ann:p@ss@host:1/x", "https://host:1/x"),
+        ("http://ann:s3/cret@h", "http://h"),
+        ("http://ann:s3?cret#x@h/p", "http://h/p"),
+        ("http://h/p?password=s3cret", "http://h/p"),
+        ("http://h?token=s3cret&x=1", "http://h"),
+        ("foo://ann:s3cret@host/db", "foo://host/db"),
+        ("foo://ann:s3%2Fcret@host/db", "foo://host/db"),
+        ("sqlite:////home/a@b/x.db", "sqlite:////home/a@b/x.db"),
+        ("mlruns", "mlruns"),
+    ],
+)
+def test_passwords_stay_out_of_messages(uri, shown):
+    assert without_password(uri) == shown
+
+
+@pytest.mark.parametrize(
+    ("uri", "said", "scrubbed"),
+    [
+        ("foo://ann:s3cret@h/db", "no store for 'foo://ann:s3cret@h/db'", "no store for 'foo://h/db'"),
+        ("foo://ann:s3cret@h/db", "ann:s3cret is refused, s3cret is wrong", "*** is refused, *** is wrong"),
+        ("foo://ann:s3%2Fcret@h", "s3/cret is wrong", "*** is wrong"),
+        ("http://ann:s3/cret@h", "port 's3' of ann:s3/cret", "port '***' of ***"),
+        ("http://h?token=s3cret&x=1", "url: /?token=s3cret&x=1 (s3cret)", "url: /?*** (***)"),
+        ("sqlite:////a/b.db", "unable to open /a/b.db", "unable to open /a/b.db"),
+    ],
+)
+def test_secrets_stay_out_of_what_libraries_say(uri, said, scrubbed):
+    assert scrub(said, uri) == scrubbed
+
+
+def test_a_url_that_cannot_be_parsed_is_named_without_its_secrets():
+    reason = unreachable("http://ann:s3/cret@h")
+    assert reason == "http://h is not a URL with a legal port (special characters of a password are percent-encoded)"
