@@ -77,7 +77,7 @@ def show_list(
     rows: Iterable[Sequence[object]],
     *,
     key: str,
-    records: Sequence[Mapping[str, Any]] = (),
+    records: Iterable[Mapping[str, Any] | str] = (),
     right: Collection[int] = (),
     **about: Any,
 ) -> None:
@@ -88,14 +88,20 @@ def show_list(
         headers: Titles of the columns; none prints a `table` without a header.
         rows: Texts of each row.
         key: Name of the list in the JSON document.
-        records: The same things as JSON objects.
+        records: The same things as JSON objects, or as their JSON texts.
         right: Numbers of the columns that are aligned to the right.
         **about: What else the JSON document says.
     """
+    lines = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str) for each in records)
     if form == "json":
-        show_json({**about, key: records})
+        head = json.dumps({"schema": 1, **about}, indent=2, ensure_ascii=False, default=str).removesuffix("\n}")
+        show(f'{head},\n  "{key}": [')
+        for number, each in enumerate(lines):
+            show(f"{',' if number else ' '} {each}")
+        show("]}")
     elif form == "jsonl":
-        show("\n".join(json.dumps(record, ensure_ascii=False, default=str) for record in records))
+        for each in lines:
+            show(each)
     elif form == "csv":
         show(comma_separated(headers, rows))
     elif form == "md":

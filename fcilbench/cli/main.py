@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import check, console, data, doctor, module, plan, plugins, results, run, show
+from fcilbench.cli import check, console, data, doctor, module, plan, plugins, reproduce, results, run, show
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
@@ -46,6 +46,7 @@ _VERBS = (
     (check.check, "check suites/quickstart.yaml --deep"),
     (show.board, "board accuracy --out results -o board.md"),
     (show.show, "show 9f2c --out results"),
+    (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-baselines"),
     (check.schema, "schema suite"),
     (doctor.doctor, "doctor suites/quickstart.yaml"),
 )

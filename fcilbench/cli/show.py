@@ -36,9 +36,12 @@ def show(
     if cell is not None:
         _show_cell(store, find_row(store, cell), form, verbose)
         return
-    rows = select_rows(store, only, metrics=None if form in ("json", "jsonl") else _RANKING)
+    if form in ("json", "jsonl"):
+        _show_whole(store, only, form)
+        return
+    rows = select_rows(store, only, metrics=_RANKING)
     if not rows:
-        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+        raise _nothing(store)
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.partition("/")[0] in _RANKING))
     axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
     table = [
@@ -50,9 +53,8 @@ def show(
         for row in rows
     ]
     headers = ("cell", "suite", *axes, "status", *metrics, "wall")
-    records = [_plain(row) for row in rows] if form in ("json", "jsonl") else ()
     first = len(headers) - len(metrics) - 1
-    console.show_list(form, headers, table, key="rows", records=records, right=range(first, len(headers)))
+    console.show_list(form, headers, table, key="rows", right=range(first, len(headers)))
 
 
 def board(
@@ -89,7 +91,7 @@ def board(
         store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
         rows = [row for cell_id, row in prepared.rows.items() if cell_id in planned]
     if not rows:
-        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+        raise _nothing(store)
     text = render(
         build_board(name, rows, store, planned), chosen, width=console.width() if not output else console.WIDTH
     )
@@ -116,19 +118,18 @@ def build_board(name: str, rows: Sequence[Row], store: Store, planned: Mapping[s
     return built.model_copy(update={"notes": (*built.notes, *notes)})
 
 
-def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str] | None = None) -> list[Row]:
-    """Returns the last row of each cell that `--only` selects, in the order of the file.
+def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str]) -> list[Row]:
+    """Returns the last row of each cell that `--only` selects, light (`Store.latest_light`), in the order of the file.
 
     Args:
         store: The folder.
         only: Values of `--only`.
-        metrics: Returns light rows with these metrics; `None` returns whole rows.
+        metrics: Metrics that the rows keep.
     """
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
-    rows = store.latest() if metrics is None else store.latest_light(metrics)
-    return [row for row in rows.values() if chosen.matches(row.coords, row.status)]
+    return [row for row in store.latest_light(metrics).values() if chosen.matches(row.coords, row.status)]
 
 
 def find_row(store: Store, prefix: str) -> Row:
@@ -203,17 +204,37 @@ def _figure(row: Row, name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _plain(row: Row) -> dict[str, Any]:
-    """Returns a row as JSON values, with every metric that its matrices give, those of later versions too."""
+def _nothing(store: Store) -> NothingSelectedError:
+    return NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
+
+
+def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) -> None:
+    """Prints whole rows as JSON; thousands of them are kept as texts, which take a tenth of their memory as objects."""
+    from fcilbench.suite.select import parse_selectors
+
+    chosen = parse_selectors(only or ())
+    texts: dict[str, str] = {}
+    for row in store.scan():
+        texts.pop(row.cell_id, None)
+        if chosen.matches(row.coords, row.status):  # a later row that is not selected takes an earlier one's place
+            texts[row.cell_id] = _filled(row).to_json()
+    if not texts:
+        raise _nothing(store)
+    console.show_list(form, (), (), key="rows", records=texts.values())
+
+
+def _filled(row: Row) -> Row:
+    """Returns a row with the metrics that a later fcilbench computes from its matrices."""
     from fcilbench.results.light import metric_values
     from fcilbench.spec.metrics import METRICS
 
-    metrics = {**row.metrics, **metric_values(row, METRICS)}
-    return row.model_copy(update={"metrics": metrics}).model_dump(mode="json", by_alias=True)
+    recorded = {name.partition("/")[0] for name in row.metrics}
+    later = [name for name in METRICS if name not in recorded]
+    return row.model_copy(update={"metrics": {**row.metrics, **metric_values(row, later)}}) if later else row
 
 
 def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
-    plain = _plain(row)
+    plain = _filled(row).model_dump(mode="json", by_alias=True)
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
     table: list[tuple[str, object]] = [
         (path, value)

@@ -44,7 +44,8 @@ class Comparison:
     Attributes:
         differences: Metrics and entries of accuracy matrices that differ beyond the tolerance.
         digests: Digests that differ, by name (`model`, `data`), with both values.
-        same_origin: Whether environment, code, engine version and device are equal: then digests should be, too.
+        same_origin: Whether environment, device, commit, engine version and plugin code are known to be equal: then
+            digests should be, too.
     """
 
     differences: tuple[Difference, ...]
@@ -78,7 +79,7 @@ def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison
     return Comparison(
         differences=tuple(each for each in pair_up(kept, other, tolerance) if not each.within),
         digests={name: pair for name, pair in digests.items() if pair[0] != pair[1]},
-        same_origin=_origin(kept) == _origin(other),
+        same_origin=_origin(kept) == _origin(other) and not (kept.code.dirty or other.code.dirty),
     )
 
 

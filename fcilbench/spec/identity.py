@@ -93,15 +93,23 @@ def _identity_fields(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _at_default(plain: Any, default: Any) -> bool:
-    return default is not REQUIRED and same(plain, _plain(default))
+@functools.cache
+def _plain_defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns the default of each identity field that has one, as it would stand in a record."""
+    defaults = {name: default_of(model.model_fields[name]) for name in _identity_fields(model)}
+    return {name: _plain(default) for name, default in defaults.items() if default is not REQUIRED}
+
+
+def _at_default(model: type[BaseModel], name: str, plain: Any) -> bool:
+    defaults = _plain_defaults(model)
+    return name in defaults and same(plain, defaults[name])
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        fields = {name: _plain(getattr(value, name)) for name in _identity_fields(type(value))}
-        defaults = {name: default_of(type(value).model_fields[name]) for name in fields}
-        return {name: each for name, each in fields.items() if not _at_default(each, defaults[name])}
+        model = type(value)
+        fields = {name: _plain(getattr(value, name)) for name in _identity_fields(model)}
+        return {name: each for name, each in fields.items() if not _at_default(model, name, each)}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"keys must be strings in an identity: {list(value)}")

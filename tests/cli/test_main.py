@@ -31,7 +31,7 @@ ALL = dict(commands())
 
 def test_all_verbs_are_there() -> None:
     assert {" ".join(path) for path in ALL} == {
-        *("run", "plan", "check", "board", "show", "schema", "doctor"),
+        *("run", "plan", "check", "board", "show", "schema", "doctor", "reproduce"),
         *("plugins test", "plugins new"),
         *("plugins list", "plugins show", "data list", "data verify"),
         *("results merge", "results export", "results sync"),

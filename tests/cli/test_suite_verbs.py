@@ -1,6 +1,8 @@
 """Exit codes and output of run, plan, check, show, board, results and doctor, in real processes."""
 
+import csv
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -189,6 +191,45 @@ class TestAfterARun:
         assert cli("board", "accuracy", "-o", "board.md", "--format", "json").returncode == 2
         planned = cli.json("board", "accuracy", "--suite", "tiny.yaml", "-s", "seeds=2")
         assert {entry["planned"] for entry in planned["blocks"][0]["entries"]} == {2}
+
+    def test_lists_have_every_form(self, finished: Callable[[], Any]) -> None:
+        cli = finished()
+        lines = cli("show", "--format", "jsonl").stdout.splitlines()
+        assert [json.loads(line)["cell_id"] for line in lines] == [row["cell_id"] for row in cli.json("show")["rows"]]
+        header, *rows = csv.reader(cli("show", "--format", "csv").stdout.splitlines())
+        assert (header[:2], len(rows)) == (["cell", "suite"], 2)
+        assert cli("show", "--format", "md").stdout.splitlines()[1].startswith("| --- | --- |")
+        done = cli("board", "accuracy", "--format", "jsonl")
+        assert (done.returncode, "a board has no form 'jsonl'" in done.stderr) == (2, True)
+        assert len(list(csv.DictReader(cli("board", "accuracy", "--format", "csv").stdout.splitlines()))) == 2 * 3 * 3
+
+    def test_a_cell_is_reproduced_from_what_travels_with_it(self, finished: Callable[[], Any]) -> None:
+        """Exported, trained again from the export alone, and compared; then with a published row that is not right."""
+        cli = finished()
+        assert cli("results", "export", "published", "--only", "status:ok").stdout == "published: 1 rows\n"
+        names = {path.parent.name for path in (cli.folder / "published").rglob("*.*")}
+        assert {"env", "suites"} <= names
+        (line,) = (cli.folder / "published" / "rows.jsonl").read_text().splitlines()
+        row = json.loads(line)
+        done = cli("reproduce", row["cell_id"][:8], "--from", "published", "--format", "json")
+        assert done.returncode == 0, done.stderr
+        body = json.loads(done.stdout)
+        assert body["model_digest"]["published"] == body["model_digest"]["here"] == row["model_digest"]
+        assert {each["metric"] for each in body["metrics"]} >= set(row["metrics"])
+        assert all(each["within"] for each in body["metrics"])
+        assert "the model's digest is equal" in done.stderr
+        assert f"cell {row['cell_id'][:12]} is reproduced" in done.stderr
+
+        row["metrics"]["faa/none"]["value"] += 0.02
+        (cli.folder / "published" / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        wrong = cli("reproduce", row["cell_id"][:8], "--from", "published")
+        assert wrong.returncode == 3, wrong.stderr
+        assert re.search(r"faa/none .* NO\n", wrong.stdout)
+        assert "is not reproduced" in wrong.stderr
+        loose = cli("reproduce", row["cell_id"][:8], "--from", "published", "--tolerance", "faa/*=0.03")
+        assert loose.returncode == 0, loose.stderr
+        failed = next(each for each in cli.json("show")["rows"] if each["status"] == "failed")
+        assert cli("reproduce", failed["cell_id"][:8], "--from", "results").returncode == 2
 
     def test_merge(self, finished: Callable[[], Any]) -> None:
         cli = finished()
