@@ -168,7 +168,7 @@ def _form(form: options.Form, output: Path | None) -> str:
     named = _SUFFIXES[suffix]
     if named is not None and form not in (options.Form.TABLE, named):
         raise UsageError(f"-o {output} contradicts --format {form}", hint="leave one of them out")
-    return named or form
+    return named or str(form)
 
 
 def _here(rows: Sequence[Row], store: Store) -> Here:
