@@ -16,8 +16,8 @@ class Plugin:
     Attributes:
         version: Raised by the author whenever the plugin's results change; part of a cell's identity.
         params: The validated hyperparameters of this instance.
-        breaks: Laws of the conformance kit (`fcilbench.testing`) that the plugin breaks by nature, each with the
-            reason; the kit tests that it really breaks them, with its default hyperparameters.
+        breaks: Checks of the conformance kit (`fcilbench.testing`) that the plugin fails by nature, each with the
+            reason; the kit tests that it really fails them, with its default hyperparameters.
     """
 
     version: ClassVar[str] = "1"

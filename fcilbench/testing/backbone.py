@@ -14,7 +14,7 @@ from fcilbench.federation.probe import probe
 from fcilbench.testing.bench import Bench, quiet_torch
 from fcilbench.testing.check import CheckFailed, Checks, plugin_checks
 
-CHECKS: Checks[BackboneSubject] = plugin_checks("backbones", Backbone)
+CHECKS: Checks[BackboneSubject] = plugin_checks(Backbone)
 
 _TOLERANCE = 1e-4
 _TEXTS = ("one short text", "another one that is quite a bit longer than the first", "a", "the last of the four")
@@ -26,12 +26,10 @@ class BackboneSubject:
 
     Attributes:
         cls: The plugin's class.
-        module: Module that an entry point names.
         options: Hyperparameters that differ from the defaults.
     """
 
     cls: type[Backbone]
-    module: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self) -> Backbone:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.registry.entrypoints import find
 from fcilbench.spec.params import search_space
 from fcilbench.spec.plugin import Plugin
 
@@ -22,8 +18,6 @@ S = TypeVar("S")
 
 Status = Literal["passed", "declared", "skipped", "failed"]
 """`declared`: the plugin says in `breaks` why it fails this check by nature, and the kit saw it fail."""
-IMPORT_SECONDS = 1.0
-"""Upper bound of the processor time of a plugin's own import; torch's import does not count."""
 
 
 class CheckFailed(Exception):  # noqa: N818 -- a finding, not an error
@@ -144,8 +138,8 @@ def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str],
     return result("failed", found, f"remove {check.id!r} from `breaks`")
 
 
-def plugin_checks(kind: str, base: type[Plugin]) -> Checks[Any]:
-    """Returns the checks that every plugin of a kind must pass; a subject has its class, `module` and `make()`."""
+def plugin_checks(base: type[Plugin]) -> Checks[Any]:
+    """Returns the checks of every plugin that derives from `base`; a subject has the class `cls`, and `make()`."""
     checks: Checks[Any] = Checks()
 
     @checks.add
@@ -185,46 +179,4 @@ def plugin_checks(kind: str, base: type[Plugin]) -> Checks[Any]:
             if numeric and not (space.low or default) <= default <= (space.high or default):
                 raise CheckFailed(f"{name} = {default} is outside its search space {space.low} .. {space.high}")
 
-    @checks.add
-    def import_time(subject: Any) -> None:
-        """Its module imports in under a second of processor time; torch, and timm for backbones, do not count.
-
-        Fix: import heavy packages inside the functions that need them.
-        """
-        modules = {ref.module for ref in find(kind)} | {subject.module}
-        seconds = import_seconds(kind, tuple(sorted(modules))).get(subject.module)
-        if seconds is None:
-            raise CheckFailed(f"module {subject.module} cannot be imported in a fresh process")
-        if seconds >= IMPORT_SECONDS:
-            raise CheckFailed(f"importing {subject.module} took {seconds:.2f} s")
-
     return checks
-
-
-_SCRIPT = """
-import importlib, json, sys, time
-for module in sys.argv[1:]:
-    start = time.process_time()
-    try:
-        importlib.import_module(module)
-    except BaseException:
-        continue
-    print("\\0" + json.dumps([module, time.process_time() - start]), flush=True)
-"""
-
-
-@cache
-def import_seconds(kind: str, modules: tuple[str, ...]) -> dict[str, float]:
-    """Imports modules one after the other in a fresh process, after what plugins of their kind may count on.
-
-    Returns:
-        Seconds of processor time of each module; those that cannot be imported are missing.
-    """
-    base = ["torch", "fcilbench.api", *(["timm"] if kind == "backbones" else [])]
-    path = os.pathsep.join(each for each in sys.path if each)  # the child must find what this process finds
-    command = [sys.executable, "-c", _SCRIPT, *base, *modules]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"PYTHONPATH": path}
-    )
-    lines = [line.rpartition("\0")[2] for line in done.stdout.splitlines() if "\0" in line]
-    return dict(json.loads(line) for line in lines)

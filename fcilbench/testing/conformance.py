@@ -30,7 +30,7 @@ from fcilbench.testing.subject import AggregatorSubject
 
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
     "aggregators": (
-        *plugin_checks("aggregators", Aggregator),
+        *plugin_checks(Aggregator),
         *merging.CHECKS,
         *state.CHECKS,
         *traffic.CHECKS,
@@ -122,11 +122,11 @@ def case(
     subjects: list[Any]
     if kind == "aggregators":
         benches = BENCHES if network is None else (Bench("own network", network),)
-        subjects = [AggregatorSubject(plugin, ref.module, given, bench) for bench in benches]
+        subjects = [AggregatorSubject(plugin, given, bench) for bench in benches]
     elif kind == "backbones":
-        subjects = [BackboneSubject(plugin, ref.module, given)]
+        subjects = [BackboneSubject(plugin, given)]
     else:
-        subjects = [DatasetSubject(plugin, ref.module, given, root)]
+        subjects = [DatasetSubject(plugin, given, root)]
     return Case(ref, subjects, checked_breaks(ref.name, cls.breaks, CHECKS[kind]), demand=not given)
 
 

@@ -17,7 +17,7 @@ from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.federation.tasks import equal_tasks
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, plugin_checks
 
-CHECKS: Checks[DatasetSubject] = plugin_checks("datasets", Dataset)
+CHECKS: Checks[DatasetSubject] = plugin_checks(Dataset)
 
 
 @dataclass
@@ -26,13 +26,11 @@ class DatasetSubject:
 
     Attributes:
         cls: The plugin's class.
-        module: Module that an entry point names.
         options: Hyperparameters that differ from the defaults.
         root: Data root; `None` for the default.
     """
 
     cls: type[Dataset]
-    module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     root: Path | None = None
 

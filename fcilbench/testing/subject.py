@@ -92,13 +92,11 @@ class AggregatorSubject:
 
     Attributes:
         cls: The plugin's class.
-        module: Module that an entry point names; its import is timed.
         options: Hyperparameters that differ from the defaults.
         bench: The bench.
     """
 
     cls: type[Aggregator]
-    module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     bench: Bench = BENCHES[0]
 

@@ -416,4 +416,4 @@ BROKEN = {
     "statistics-batch-size": [MeanOfMeans, OneStreamForAllLayers],
     "statistics-leave-model": [TrainsWhileCounting, LeavesHooks],
 }
-"""For each check the aggregators that fail it; those of the machine (import time, GPU) and of bytes stand alone."""
+"""For each check the aggregators that fail it; those of GPUs and of bytes stand alone."""

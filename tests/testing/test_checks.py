@@ -10,7 +10,7 @@ import torch
 from fcilbench.api import Aggregator, Module, No, Predictors, Samples, Wire
 from fcilbench.errors import UsageError
 from fcilbench.registry.entrypoints import PluginRef
-from fcilbench.testing import CHECKS, Case, case, check
+from fcilbench.testing import CHECKS, Case, case
 from fcilbench.testing.bench import BENCHES
 from fcilbench.testing.check import run_check
 from fcilbench.testing.conformance import checked_breaks
@@ -24,12 +24,12 @@ PAIRS = [(id_, cls) for id_, classes in broken.BROKEN.items() for cls in classes
 CONVOLUTION, TRANSFORMER = BENCHES
 
 
-def on(cls, *benches, module=None):
-    return [AggregatorSubject(cls, module or cls.__module__, bench=bench) for bench in benches or BENCHES]
+def on(cls, *benches):
+    return [AggregatorSubject(cls, bench=bench) for bench in benches or BENCHES]
 
 
-def result(id_, cls, *benches, module=None):
-    return run_check(BY_ID[id_], on(cls, *benches, module=module), cls.breaks)
+def result(id_, cls, *benches):
+    return run_check(BY_ID[id_], on(cls, *benches), cls.breaks)
 
 
 @pytest.mark.parametrize(("id_", "cls"), PAIRS, ids=lambda value: getattr(value, "__name__", value))
@@ -42,8 +42,8 @@ def test_a_broken_aggregator_is_found(id_, cls):
     assert "\n  what to do: " in str(found)
 
 
-def test_every_check_but_those_of_the_machine_and_of_bytes_has_a_broken_example():
-    assert set(BY_ID) - set(broken.BROKEN) == {"import-time", "measured-bytes", "cpu-gpu"}
+def test_every_check_but_those_of_bytes_and_gpus_has_a_broken_example():
+    assert set(BY_ID) - set(broken.BROKEN) == {"measured-bytes", "cpu-gpu"}
 
 
 @pytest.mark.parametrize("kind", CHECKS)
@@ -66,16 +66,6 @@ def test_attributes_are_searched_in_containers_and_closures():
     paths = [result("attributes", cls).found for cls in (broken.KeepsTheNetwork, broken.KeepsAClosure)]
     assert paths[0].startswith("`self.layers['body'][0]` is a Sequential")
     assert paths[1].startswith("`self.distance (closure 0)` is a Tensor")
-
-
-def test_a_slow_module_fails_the_check_of_import_time(tmp_path, monkeypatch):
-    busy = "import time\nend = time.process_time() + 1.1\nwhile time.process_time() < end:\n    pass\n"
-    (tmp_path / "slow_plugin.py").write_text(busy)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert check.import_seconds("aggregators", ("json",))["json"] < 0.5
-    found = result("import-time", Aggregator, CONVOLUTION, module="slow_plugin")
-    assert found.status == "failed"
-    assert "importing slow_plugin took 1.1" in found.found
 
 
 # ---------------------------------------------------------------- bytes, counted by hand
@@ -259,7 +249,7 @@ def test_declarations_are_checked_themselves(breaks, text):
 
 def results_of(cls):
     ref = PluginRef("aggregators", "acme", "1", "x", "acme:X")
-    return {each.check: each for each in Case(ref, on(cls)).results() if each.check != "import-time"}
+    return {each.check: each for each in Case(ref, on(cls)).results()}
 
 
 def test_a_prepare_that_raises_is_reported_once():
