@@ -93,7 +93,7 @@ def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[
         environment: Where `CUDA_VISIBLE_DEVICES` is read.
     """
     for gpu in find_gpus(environment) if visible else []:
-        if str(gpu.index) == visible:
+        if visible in (str(gpu.index), gpu.uuid):
             return {"gpu": gpu.name, "gpu_memory": gpu.memory, "driver": gpu.driver}
     return {}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fcilbench.errors import FcilbenchError
+from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Asker, Event
 from fcilbench.spec.cell import Cell
 
@@ -16,7 +16,6 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a data set, the number of samples done and of all samples."""
 
 _SECONDS = 600.0  # of silence, after which the worker is given up
-_EVERY = 0.2  # seconds between two reports of progress
 
 
 def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
@@ -68,13 +67,15 @@ def verify_dataset(
 def _ask(
     questions: Sequence[dict[str, Any]], data_root: Path | None, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    def show(event: Event) -> None:
-        if progress is not None:
-            progress(event["name"], event["done"], event["total"])
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        def show(event: Event) -> None:
+            if progress is not None:
+                progress(question["name"], event["done"], event["total"])
 
-    root = str(data_root) if data_root else None
+        return asker.ask({**question, "root": str(data_root) if data_root else None}, show, _SECONDS)
+
     with Asker() as asker:
-        answers = [asker.ask({**question, "root": root}, show, _SECONDS) for question in questions]
+        answers = [ask(question) for question in questions]
     return [{"problem": answer["died"]} if "died" in answer else answer for answer in answers]
 
 
@@ -101,21 +102,11 @@ def _probe_cell(cell: Cell, device: str, root: Path | None) -> None:
 
 
 def _open_dataset(request: dict[str, Any], root: Path | None, emit: Callable[[Event], None]) -> str:
-    from typing import cast
-
     from fcilbench.api.dataset import Dataset
     from fcilbench.data.open import open_dataset
     from fcilbench.data.root import data_root
-    from fcilbench.registry import entrypoints
+    from fcilbench.federation.decoding import decoding_events
 
     plugin = cast(type[Dataset], entrypoints.load(entrypoints.lookup("datasets", request["name"])))
-    told = 0.0
-
-    def report(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or time.monotonic() - told > _EVERY:
-            told = time.monotonic()
-            emit({"event": "progress", "name": request["name"], "done": done, "total": total})
-
     dataset = plugin(plugin.Params.model_validate(request["params"]))
-    return open_dataset(dataset, data_root(root), report, fresh=request["fresh"])[1]
+    return open_dataset(dataset, data_root(root), decoding_events(emit), fresh=request["fresh"])[1]

@@ -4,7 +4,7 @@ Started as `python -P -m fcilbench.execution.worker REQUESTS EVENTS`, where the 
 requests from and writes events to (`fcilbench.registry.process`). A request has a `token` and an `ask`:
 
     describe, resolve    about a plugin (`registry.describe`); one `answer`
-    probe, verify        about a cell or a data set (`execution.probe`); `progress` events, then one `answer`
+    probe, verify        about a cell or a data set (`execution.probe`); `decoding` events, then one `answer`
     run                  trains a cell (`execution.jobs`); ends with one of `TERMINAL`
 
 Standard output and error belong to whatever the plugins print. When the pipe of requests closes, the parent is gone and

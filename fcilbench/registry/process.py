@@ -212,7 +212,7 @@ class Asker:
 
         Args:
             question: An object with `ask`; see `fcilbench.execution.worker`.
-            on_progress: Takes the `progress` events that come before the answer.
+            on_progress: Takes the events that come before the answer.
             seconds: How long the worker may be silent; `ANSWER_SECONDS` by default.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds

@@ -11,8 +11,7 @@ import functools
 import hashlib
 import json
 import math
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -49,36 +48,6 @@ def cell_id(cell: Cell) -> str:
     """
     record = json.dumps(canonical(cell), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(record.encode()).hexdigest()
-
-
-def unclassified(model: type[BaseModel]) -> list[str]:
-    """Returns the fields that have no role, in a model and in every model reachable from it, as `Model.field`."""
-    return [
-        f"{each.__name__}.{name}"
-        for each in reachable(model)
-        for name, field in each.model_fields.items()
-        if role_of(field) is None
-    ]
-
-
-def reachable(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """Returns a model and all models in the annotations of its fields, recursively."""
-    found: list[type[BaseModel]] = []
-    pending = [model]
-    while pending:
-        current = pending.pop()
-        if current not in found:
-            found.append(current)
-            for field in current.model_fields.values():
-                pending += _models_in(field.annotation)
-    return found
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
 
 
 @functools.cache

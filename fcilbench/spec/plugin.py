@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,8 +52,3 @@ class Plugin:
     def files(self) -> list[Path]:
         """Returns the files whose content `identity` depends on."""
         return []
-
-    @classmethod
-    def summary(cls) -> str:
-        """Returns the first line of the class's docstring."""
-        return (inspect.getdoc(cls) or "").partition("\n")[0]

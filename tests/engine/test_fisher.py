@@ -14,7 +14,6 @@ from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network
 from fcilbench.engine.sample_taps import SampleTaps
-from fcilbench.plugins.aggregators.ewc import pool
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 

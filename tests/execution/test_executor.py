@@ -1,0 +1,87 @@
+"""An executor of a third party, chosen by name: a queue on another machine, of which the supervisor knows nothing."""
+
+import importlib
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcilbench.errors import OK
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.run import run_plan
+
+QUEUE = """
+from fcilbench.execution.base import Handle
+from fcilbench.execution.local import LocalExecutor
+import time
+
+class Queue:
+    \"\"\"Takes every job at once, and lets each wait for a second before the one machine begins with it.\"\"\"
+
+    version = "1"
+
+    def __init__(self, options):
+        self._node, self._jobs, self._names = LocalExecutor(options), [], {}
+        self.places = ["partition a"]
+
+    def accepts(self, resources):
+        return True
+
+    def submit(self, job, resources):
+        handle = Handle(f"queued-{job.cell_id}", "partition a")
+        self._jobs.append((time.monotonic() + 1.0, handle, job, resources))
+        return handle
+
+    def poll(self, timeout):
+        for entry in list(self._jobs):
+            begin, handle, job, resources = entry
+            if time.monotonic() >= begin and self._node.accepts(resources):
+                self._jobs.remove(entry)
+                self._names[self._node.submit(job, resources)] = handle
+        return [(self._names[handle], event) for handle, event in self._node.poll(timeout)]
+
+    def kill(self, handle):
+        for own, name in self._names.items():
+            if name == handle:
+                self._node.kill(own)
+
+    def ask_to_end(self):
+        self._node.ask_to_end()
+
+    def close(self):
+        self._node.close()
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    info = site / "acme_queue-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_queue.py").write_text(QUEUE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-queue\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fcilbench.executors]\nqueue = acme_queue:Queue\n")
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+
+
+@pytest.mark.usefixtures("queue")
+def test_waiting_in_a_queue_is_no_time_out(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell(name, ["rounds:2:0.05"], wall=0.9) for name in "ab"]
+    begun = time.monotonic()
+    summary = run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="acme-queue/queue"))
+    assert time.monotonic() - begun > 1.0
+    assert summary.exit_code == OK
+    assert kit.row("a").cost.wall_s == 1.0  # the worker's own count
+    environment = kit.store.environment(kit.row("a").env)
+    assert environment is not None
+    assert environment["worker"]["torch"] == "none"  # as the worker said, wherever it is
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_cell_on_another_machine_has_its_wall_limit(kit: Any, options: RunOptions) -> None:
+    queued = replace(options, executor="queue")
+    run_plan(kit.plan(kit.cell("a", ["hang"], wall=0.3), kit.cell("b")), kit.store, options=queued)
+    assert [kit.row(name).status for name in "ab"] == ["timeout", "ok"]
