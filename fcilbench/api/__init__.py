@@ -3,7 +3,7 @@
 from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Listing, Samples
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Phase, Schedule
@@ -35,7 +35,6 @@ __all__ = [
     "ImageInput",
     "LayerGram",
     "Layout",
-    "Listing",
     "Message",
     "Module",
     "MostConfident",

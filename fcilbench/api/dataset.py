@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +24,12 @@ class Samples:
     """Inputs with their labels.
 
     Attributes:
-        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`.
+        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`. A data set may also load images
+            as files that are not decoded yet (`fcilbench.data.images.ImageFiles`).
         labels: int64 `[n]`, index into the corpus' class names.
     """
 
-    inputs: npt.NDArray[Any]
+    inputs: Any
     labels: Labels
 
     def __post_init__(self) -> None:
@@ -57,52 +57,6 @@ class Corpus:
 
     train: Samples
     test: Samples
-    class_names: tuple[str, ...]
-    outside: npt.NDArray[Any] | None = None
-
-
-class Source(Protocol):
-    """Samples of one split that are decoded one by one when they are asked for."""
-
-    @property
-    def labels(self) -> Labels:
-        """int64 `[n]`, index into the class names."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of one decoded input."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the decoded inputs."""
-
-    def digests(self) -> list[bytes]:
-        """Returns the digest of each (label, content), `fcilbench.data.content.salted`."""
-
-    def take(self, index: Labels) -> Source:
-        """Returns the samples at `index`, in that order."""
-
-    def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yields the decoded inputs one after another.
-
-        Raises:
-            DataError: If one cannot be decoded; the message names it.
-        """
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A corpus whose samples are not decoded yet; for data sets that should not be in memory as a whole.
-
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        class_names: Name of each label.
-        outside: See `Corpus.outside`.
-    """
-
-    train: Source
-    test: Source
     class_names: tuple[str, ...]
     outside: npt.NDArray[Any] | None = None
 
@@ -169,8 +123,8 @@ class Dataset(Plugin):
         """Only the common hyperparameters."""
 
     @abstractmethod
-    def load(self, root: Path) -> Corpus | Listing:
-        """Reads the whole data set from the layout of its official archive, or lists what is decoded later.
+    def load(self, root: Path) -> Corpus:
+        """Reads the whole data set from the layout of its official archive.
 
         Args:
             root: The data root.

@@ -12,13 +12,14 @@ import errno
 import fcntl
 import hashlib
 import inspect
+import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -27,9 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fcilbench.api.dataset import Corpus, Dataset, Listing, Samples, Source
+from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.data import content, images
-from fcilbench.data.content import decoded
+from fcilbench.data.content import LazyInputs
 from fcilbench.data.root import find_layout, sha256_file
 from fcilbench.errors import FcilbenchError
 from fcilbench.files import replacing, write_atomic
@@ -38,13 +39,12 @@ from fcilbench.registry.catalog import CACHE, cache_root
 _log = logging.getLogger(__name__)
 _FORMAT = 2
 _FACTS = "cache.json"
-_REPORT_SECONDS = 10.0
 
 
 def open_cached(
     dataset: Dataset,
     root: Path,
-    make: Callable[[], tuple[Listing, str]],
+    make: Callable[[], tuple[Corpus, str]],
     progress: Callable[[int, int], None] | None = None,
     *,
     fresh: bool = False,
@@ -56,12 +56,12 @@ def open_cached(
     Args:
         dataset: A data set with `cached`.
         root: The data root.
-        make: Lists the samples in their final order, with the content digest.
+        make: Returns the samples in their final order, which may be decoded later, and the content digest.
         progress: Called with the number of samples decoded and of all samples.
         fresh: Make the cache again in any case.
 
     Returns:
-        The corpus, memory-mapped (writing to it changes no file), and its content digest.
+        The corpus, memory-mapped (writing to it changes no file) where there is a cache, and its content digest.
 
     Raises:
         DataError: What `make` raises, or if a sample cannot be decoded.
@@ -77,8 +77,8 @@ def open_cached(
             # Another process may have made it meanwhile.
             found = None if fresh else _read(folder, made_from, warn=True)
             if found is None:
-                listing, digest = make()
-                _write(folder, listing, {"made_from": made_from, "digest": digest}, progress)
+                corpus, digest = make()
+                _write(folder, corpus, {"made_from": made_from, "digest": digest}, progress)
                 found = _read(folder, made_from)
     except OSError as error:
         _log.warning(
@@ -89,10 +89,7 @@ def open_cached(
             CACHE,
         )
         found = None
-    if found is not None:
-        return found
-    listing, digest = make()
-    return decoded(listing), digest
+    return make() if found is None else found
 
 
 def _key(dataset: Dataset, root: Path) -> str:
@@ -157,22 +154,25 @@ def _mapped(folder: Path, split: str) -> Samples:
     return Samples(inputs, labels)
 
 
-def _write(folder: Path, listing: Listing, facts: dict[str, Any], progress: Callable[[int, int], None] | None) -> None:
+def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Callable[[int, int], None] | None) -> None:
     """Writes a cache under a temporary name and renames it; leaves nothing behind if it cannot."""
-    splits = {"train": listing.train, "test": listing.test}
-    _leave_room(folder.parent, sum(_nbytes(source) for source in splits.values()))
+    splits = {"train": corpus.train, "test": corpus.test}
+    total = len(corpus.train) + len(corpus.test)
+    _leave_room(
+        folder.parent, sum(math.prod(each.inputs.shape) * each.inputs.dtype.itemsize for each in splits.values())
+    )
     for left_over in folder.parent.glob(f".{folder.name}.*.tmp"):  # of a process that was killed; we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
-        report = _Report(folder.name, sum(len(source.labels) for source in splits.values()), progress)
-        for split, source in splits.items():
-            _save(temporary / f"{split}-labels.npy", source.labels)
-            _save_rows(temporary / f"{split}.npy", source, report)
-        if listing.outside is not None:
-            _save(temporary / "outside.npy", listing.outside)
+        done = itertools.count(1)
+        for split, samples in splits.items():
+            _save(temporary / f"{split}-labels.npy", samples.labels)
+            _save(temporary / f"{split}.npy", samples.inputs, lambda: progress and progress(next(done), total))
+        if corpus.outside is not None:
+            _save(temporary / "outside.npy", corpus.outside)
         files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
-        body = {**facts, "files": files, "class_names": listing.class_names}
+        body = {**facts, "files": files, "class_names": corpus.class_names}
         write_atomic(temporary / _FACTS, json.dumps({**body, "sha256": _sha256(body)}, indent=1))
         temporary.chmod(0o755)  # mkdtemp's 0700 would lock collaborators out of a shared folder
         if folder.exists():
@@ -185,50 +185,24 @@ def _write(folder: Path, listing: Listing, facts: dict[str, Any], progress: Call
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _save_rows(path: Path, source: Source, report: _Report) -> None:
+def _save(path: Path, rows: LazyInputs | npt.NDArray[Any], report: Callable[[], Any] = lambda: None) -> None:
     """Writes a `.npy` file row by row: never through a memory map, where a full disk is a signal that kills."""
-    shape = (len(source.labels), *source.row_shape)
-    header = {"descr": np.lib.format.dtype_to_descr(source.dtype), "fortran_order": False, "shape": shape}
+    header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
     with replacing(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for row in source.rows():
+        for row in rows:
             file.write(np.ascontiguousarray(row).data)
-            report.step()
-
-
-def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with replacing(path) as file:
-        np.save(file, array, allow_pickle=False)
+            report()
 
 
 def _sha256(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _nbytes(source: Source) -> int:
-    return len(source.labels) * int(np.prod(source.row_shape)) * source.dtype.itemsize
-
-
 def _leave_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"{needed / 1e9:.2f} GB needed, {free / 1e9:.2f} GB free")
-
-
-class _Report:
-    """Calls back after every sample, and logs the progress every ten seconds."""
-
-    def __init__(self, name: str, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self._name, self._total, self._progress = name, total, progress
-        self._done, self._logged = 0, time.monotonic()
-
-    def step(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-        if time.monotonic() - self._logged > _REPORT_SECONDS:
-            self._logged = time.monotonic()
-            _log.info("%s: decoded %d of %d samples", self._name, self._done, self._total)
 
 
 @contextlib.contextmanager

@@ -4,86 +4,83 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fcilbench.api.dataset import Corpus, Labels, Listing, Samples, Source
+from fcilbench.api.dataset import Corpus, Labels, Samples
 from fcilbench.errors import DataError
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """Samples that are in memory already, as a `Source`.
-
-    Attributes:
-        held: The samples.
-    """
-
-    held: Samples
+class LazyInputs(Protocol):
+    """Inputs of one split that are decoded one by one when they are asked for."""
 
     @property
-    def labels(self) -> Labels:
-        """int64 `[n]`."""
-        return self.held.labels
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return self.held.inputs.shape[1:]
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all of them decoded, `[n, ...]`."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the inputs."""
-        return self.held.inputs.dtype
+        """Type of them decoded."""
 
-    def digests(self) -> list[bytes]:
-        """Returns the digest of each (label, input)."""
-        pairs = zip(self.held.inputs, self.held.labels, strict=True)
-        return [salted(_bytes(value), int(label)) for value, label in pairs]
+    def __len__(self) -> int:
+        """Returns how many there are."""
 
-    def take(self, index: Labels) -> Arrays:
-        """Returns the samples at `index`, in that order."""
-        return Arrays(self.held.take(index))
+    def __getitem__(self, index: Labels) -> LazyInputs:
+        """Returns those at `index`, in that order."""
 
-    def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yields the inputs one after another."""
-        yield from self.held.inputs
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Iterates over them, decoded.
 
+        Raises:
+            DataError: If one cannot be decoded; the message names it.
+        """
 
-def listed(data: Corpus | Listing) -> Listing:
-    """Returns the samples of a corpus as sources; a listing is returned as it is."""
-    if isinstance(data, Listing):
-        return data
-    return Listing(Arrays(data.train), Arrays(data.test), data.class_names, data.outside)
+    def contents(self) -> Sequence[bytes]:
+        """Returns what each is numbered by."""
 
 
-def decoded(listing: Listing) -> Corpus:
-    """Decodes all samples into memory."""
-    return Corpus(_samples(listing.train), _samples(listing.test), listing.class_names, listing.outside)
+def decoded(samples: Samples) -> Samples:
+    """Returns samples whose inputs are all in memory."""
+    if isinstance(samples.inputs, np.ndarray):
+        return samples
+    inputs = np.empty(samples.inputs.shape, dtype=samples.inputs.dtype)
+    for target, row in zip(inputs, samples.inputs, strict=True):
+        target[...] = row
+    return Samples(inputs, samples.labels)
 
 
-def number(listing: Listing) -> tuple[Listing, str]:
+def number(corpus: Corpus) -> tuple[Corpus, str]:
     """Numbers the samples of each split by the digest of (label, content); equal samples are interchangeable.
 
     Args:
-        listing: Samples in any order.
+        corpus: Samples in any order.
 
     Returns:
         The same samples in the order of their digests, and the content digest of the whole data set.
     """
-    train, train_digests = _by_content(listing.train)
-    test, test_digests = _by_content(listing.test)
-    parts = [*train_digests, b"test", *test_digests, *(name.encode() for name in listing.class_names)]
+    train, train_digests = _by_content(corpus.train)
+    test, test_digests = _by_content(corpus.test)
+    parts = [*train_digests, b"test", *test_digests, *(name.encode() for name in corpus.class_names)]
     digest = "sha256:" + hashlib.sha256(b"\0".join(parts)).hexdigest()
-    return replace(listing, train=train, test=test), digest
+    return replace(corpus, train=train, test=test), digest
 
 
-def salted(content: bytes, label: int) -> bytes:
-    """Returns the digest of (label, content), 16 bytes."""
-    return hashlib.blake2b(content, digest_size=16, salt=label.to_bytes(8, "big")).digest()
+def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
+    inputs = samples.inputs
+    contents = map(_bytes, inputs) if isinstance(inputs, np.ndarray) else inputs.contents()
+    digests = [
+        hashlib.blake2b(content, digest_size=16, salt=int(label).to_bytes(8, "big")).digest()
+        for content, label in zip(contents, samples.labels, strict=True)
+    ]
+    order = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
+    return samples.take(order), [digests[i] for i in order]
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
 def stratified_split(labels: Labels, content: Sequence[bytes], count: int) -> tuple[Labels, Labels]:
@@ -119,22 +116,3 @@ def stratified_split(labels: Labels, content: Sequence[bytes], count: int) -> tu
         members = np.flatnonzero(labels == label).tolist()
         chosen[sorted(members, key=content.__getitem__)[:cut]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
-
-
-def _by_content(source: Source) -> tuple[Source, list[bytes]]:
-    digests = source.digests()
-    order = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
-    return source.take(order), [digests[i] for i in order]
-
-
-def _samples(source: Source) -> Samples:
-    if isinstance(source, Arrays):
-        return source.held
-    inputs = np.empty((len(source.labels), *source.row_shape), dtype=source.dtype)
-    for target, row in zip(inputs, source.rows(), strict=True):
-        target[...] = row
-    return Samples(inputs, source.labels)
-
-
-def _bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from fcilbench.api.dataset import Augmentation, Dataset, DatasetParams, Listing
-from fcilbench.data.images import ImageFiles, class_folders, class_tree, unnested
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams
+from fcilbench.data.images import class_folders, class_tree, sized, split_images, unnested
 from fcilbench.data.root import ARCHIVES, describe_layouts, find_layout
 from fcilbench.errors import DataError
 from fcilbench.spec import params as _params
@@ -39,8 +38,8 @@ class ImageDataset(Dataset):
         super().__init__(params)
         self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
-        """Lists class names, training and test images of an official layout.
+    def official(self, paths: tuple[Path, ...]) -> Corpus:
+        """Lists the images of an official layout.
 
         By default it is a folder of class folders without a split. They are split here, stratified and by the content
         of the files. Override it for any other layout.
@@ -53,11 +52,11 @@ class ImageDataset(Dataset):
         """
         names, images = class_folders(paths[0])
         total = self.train_samples + self.test_samples
-        if len(images.files) != total:
-            raise DataError(f"{len(images.files)} images, expected {total}")
-        return names, *images.split(self.test_samples)
+        if len(images) != total:
+            raise DataError(f"{len(images)} images, expected {total}")
+        return Corpus(*split_images(images, self.test_samples), names)
 
-    def load(self, root: Path) -> Listing:
+    def load(self, root: Path) -> Corpus:
         """Lists the image files of the first layout that is there.
 
         Raises:
@@ -69,13 +68,10 @@ class ImageDataset(Dataset):
         tree = [root / self.name / "train", root / self.name / "test"]
         try:
             places = tuple(map(unnested, paths))
-            names, train, test = class_tree(*places) if list(paths) == tree else self.official(places)
+            found = class_tree(*places) if list(paths) == tree else self.official(places)
         except DataError as error:
             raise DataError(f"{self.name}: {error.message}", hint=error.hint or self._hint(root)) from error
-        return Listing(self._sized(train), self._sized(test), names)
-
-    def _sized(self, images: ImageFiles) -> ImageFiles:
-        return replace(images, size=self.params.size, margin=self.margin)
+        return sized(found, self.params.size, self.margin)
 
     def _hint(self, root: Path) -> str:
         files = ", ".join(f"{archive.file} ({archive.checksum})" for archive in self.archives)

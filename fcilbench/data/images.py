@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fcilbench.api.dataset import Labels
-from fcilbench.data.content import salted, stratified_split
+from fcilbench.api.dataset import Corpus, Labels, Samples
+from fcilbench.data.content import stratified_split
 from fcilbench.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -29,71 +29,73 @@ _AHEAD = 32  # images of a thread that are decoded before they are asked for
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of one split that are still files (a `fcilbench.api.dataset.Source`).
+    """Images of one split that are still files (`fcilbench.data.content.LazyInputs`).
 
     They are numbered by the bytes of the files, so that neither the version of a decoder nor `size` changes a stream.
 
     Attributes:
         files: Where they are.
-        labels: int64 `[n]`.
         size: Height and width of a decoded image.
         margin: Length of the shorter side before the central crop, in units of `size`; 1 crops only what is not square.
-        content: SHA-256 of each file, if known.
+        known: SHA-256 of each file, if known.
     """
 
     files: Sequence[Path]
-    labels: Labels
     size: int = 224
     margin: float = 1.0
-    content: Sequence[bytes] | None = None
+    known: Sequence[bytes] | None = None
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Height, width, channels."""
-        return (self.size, self.size, 3)
+    def shape(self) -> tuple[int, ...]:
+        """Images, height, width, channels."""
+        return (len(self.files), self.size, self.size, 3)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """uint8."""
         return np.dtype(np.uint8)
 
-    def read(self) -> ImageFiles:
-        """Returns the same images with the SHA-256 of each file.
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: Labels) -> ImageFiles:
+        known = None if self.known is None else [self.known[i] for i in index]
+        return replace(self, files=[self.files[i] for i in index], known=known)
+
+    def __iter__(self) -> Iterator[Pixels]:
+        """Yields the images uint8 `[size, size, 3]`, decoded by as many threads as there are cores."""
+        yield from _parallel(functools.partial(read_image, size=self.size, margin=self.margin), self.files)
+
+    def contents(self) -> Sequence[bytes]:
+        """Returns the SHA-256 of each file.
 
         Raises:
             DataError: If one cannot be read.
         """
-        return self if self.content is not None else replace(self, content=list(_parallel(_sha256, self.files)))
-
-    def digests(self) -> list[bytes]:
-        """Returns the digest of each (label, bytes of the file)."""
-        return [salted(each, int(label)) for each, label in zip(self.read().content or (), self.labels, strict=True)]
-
-    def take(self, index: Labels) -> ImageFiles:
-        """Returns the images at `index`, in that order."""
-        content = None if self.content is None else [self.content[i] for i in index]
-        return replace(self, files=[self.files[i] for i in index], labels=self.labels[index], content=content)
-
-    def split(self, count: int) -> tuple[ImageFiles, ImageFiles]:
-        """Returns training and test images: `count` of them are the test set, stratified, by the content of the files.
-
-        Raises:
-            DataError: If no such split exists, or a file cannot be read.
-        """
-        known = self.read()
-        train, test = stratified_split(self.labels, known.content or (), count)
-        return known.take(train), known.take(test)
-
-    def rows(self) -> Iterator[Pixels]:
-        """Yields the images uint8 `[size, size, 3]`, decoded by as many threads as there are cores.
-
-        Raises:
-            DataError: If a file is broken; the message names it.
-        """
-        yield from _parallel(functools.partial(read_image, size=self.size, margin=self.margin), self.files)
+        return list(_parallel(_sha256, self.files)) if self.known is None else self.known
 
 
-def class_folders(folder: Path) -> tuple[tuple[str, ...], ImageFiles]:
+def sized(corpus: Corpus, size: int, margin: float = 1.0) -> Corpus:
+    """Returns the same images, to be decoded to another size (see `ImageFiles`)."""
+    train, test = (
+        Samples(replace(each.inputs, size=size, margin=margin), each.labels) for each in (corpus.train, corpus.test)
+    )
+    return Corpus(train, test, corpus.class_names)
+
+
+def split_images(images: Samples, count: int) -> tuple[Samples, Samples]:
+    """Returns training and test images: `count` of them are the test set, stratified, by the content of the files.
+
+    Raises:
+        DataError: If no such split exists, or a file cannot be read.
+    """
+    content = images.inputs.contents()
+    known = Samples(replace(images.inputs, known=content), images.labels)
+    train, test = stratified_split(images.labels, content, count)
+    return known.take(train), known.take(test)
+
+
+def class_folders(folder: Path) -> tuple[tuple[str, ...], Samples]:
     """Lists a folder whose subfolders are the classes, in the order of their names.
 
     Args:
@@ -116,10 +118,10 @@ def class_folders(folder: Path) -> tuple[tuple[str, ...], ImageFiles]:
             raise DataError(f"class folder {folder / name} has no image ({', '.join(sorted(SUFFIXES))})")
         files += map(Path, images)
         labels += [label] * len(images)
-    return tuple(names), ImageFiles(files, np.array(labels, dtype=np.int64))
+    return tuple(names), Samples(ImageFiles(files), np.array(labels, dtype=np.int64))
 
 
-def class_tree(train: Path, test: Path) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+def class_tree(train: Path, test: Path) -> Corpus:
     """Lists a split that is two folders of the same class folders.
 
     Raises:
@@ -130,7 +132,7 @@ def class_tree(train: Path, test: Path) -> tuple[tuple[str, ...], ImageFiles, Im
     if names != test_names:
         odd = sorted(set(names) ^ set(test_names))
         raise DataError(f"{train} and {test} have different class folders: {', '.join(odd[:5])} is in one only")
-    return names, train_images, test_images
+    return Corpus(train_images, test_images, names)
 
 
 def unnested(folder: Path) -> Path:

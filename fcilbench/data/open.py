@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.dataset import Corpus, Dataset, Listing, Samples
+from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.data.cache import open_cached
-from fcilbench.data.content import decoded, listed, number
+from fcilbench.data.content import decoded, number
 from fcilbench.errors import DataError
 
 
@@ -35,26 +35,24 @@ def open_dataset(
     if dataset.cached:
         corpus, digest = open_cached(dataset, root, lambda: _numbered(dataset, root), progress, fresh=fresh)
     else:
-        listing, digest = _numbered(dataset, root)
-        corpus = decoded(listing)
-    _check(dataset, len(corpus.class_names), len(corpus.train), len(corpus.test), digest)
-    train = _per_class(corpus.train, dataset.params.train_per_class)
-    test = _per_class(corpus.test, dataset.params.test_per_class)
+        corpus, digest = _numbered(dataset, root)
+    _check(dataset, corpus, digest)
+    train = _per_class(decoded(corpus.train), dataset.params.train_per_class)
+    test = _per_class(decoded(corpus.test), dataset.params.test_per_class)
     return Corpus(train, test, corpus.class_names, corpus.outside), digest
 
 
-def _numbered(dataset: Dataset, root: Path) -> tuple[Listing, str]:
-    """Lists the samples in the order of their content and verifies them; counts before anything is hashed."""
-    listing = listed(dataset.load(root))
-    sizes = len(listing.class_names), len(listing.train.labels), len(listing.test.labels)
-    _check(dataset, *sizes, dataset.fingerprint)
-    listing, digest = number(listing)
-    _check(dataset, *sizes, digest)
-    return listing, digest
+def _numbered(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
+    """Loads the samples in the order of their content and verifies them; counts before anything is hashed."""
+    corpus = dataset.load(root)
+    _check(dataset, corpus, dataset.fingerprint)
+    corpus, digest = number(corpus)
+    _check(dataset, corpus, digest)
+    return corpus, digest
 
 
-def _check(dataset: Dataset, classes: int, train: int, test: int, digest: str) -> None:
-    name, found = type(dataset).__name__, (classes, train, test)
+def _check(dataset: Dataset, corpus: Corpus, digest: str) -> None:
+    name, found = type(dataset).__name__, (len(corpus.class_names), len(corpus.train), len(corpus.test))
     expected = (dataset.classes, dataset.train_samples, dataset.test_samples)
     if found != expected:
         raise DataError(f"{name}: classes, train, test are {found}, expected {expected}")

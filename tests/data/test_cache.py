@@ -16,7 +16,6 @@ import pytest
 from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Samples
 from fcilbench.data import images
 from fcilbench.data.image_dataset import ImageDataset
-from fcilbench.data.images import ImageFiles
 from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
 
@@ -29,7 +28,7 @@ class Pets(ImageDataset):
     class Params(DatasetParams):
         size: int = 8
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+    def official(self, paths: tuple[Path, ...]) -> Corpus:
         raise AssertionError("only the tree is here")
 
 
@@ -83,7 +82,7 @@ def test_equals_what_memory_would_hold(root: Path) -> None:
     held, other = open_dataset(InMemory(), root)
     assert digest == other
     assert same(cached, held)
-    rows = {row.tobytes() for row in Pets(Pets.Params()).load(root).train.rows()}
+    rows = {row.tobytes() for row in Pets(Pets.Params()).load(root).train.inputs}
     assert rows == {row.tobytes() for row in cached.train.inputs}
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcilbench.api.dataset import Listing
-from fcilbench.data.content import decoded
+from fcilbench.api.dataset import Corpus, Samples
+from fcilbench.data.content import decoded, number
 from fcilbench.data.images import ImageFiles, class_folders, class_tree, read_image, unnested
 from fcilbench.errors import DataError
 
@@ -87,31 +87,33 @@ def test_a_broken_file_among_many_is_named(tmp_path: Path, image) -> None:
     files = [image(tmp_path / f"{i}.png", i) for i in range(40)]
     files[33].write_bytes(b"no image")
     with pytest.raises(DataError, match=f"broken image {files[33]}: cannot identify image file"):
-        list(ImageFiles(files, np.zeros(40, dtype=np.int64), 8, 1.0).rows())
+        list(ImageFiles(files, 8))
     with pytest.raises(DataError, match=f"cannot read image {tmp_path}/gone.png: No such file"):
-        ImageFiles([tmp_path / "gone.png"], np.zeros(1, dtype=np.int64), 8, 1.0).digests()
+        ImageFiles([tmp_path / "gone.png"], 8).contents()
 
 
-def test_rows_keep_their_order_and_take_selects(tmp_path: Path, image) -> None:
+def test_rows_keep_their_order_and_an_index_selects(tmp_path: Path, image) -> None:
     files = [image(tmp_path / f"{i}.png", i) for i in range(100)]
-    images = ImageFiles(files, np.arange(100), 8, 1.0)
-    for row, path in zip(images.rows(), files, strict=True):
+    images = ImageFiles(files, 8)
+    for row, path in zip(images, files, strict=True):
         np.testing.assert_array_equal(row, read_image(path, 8, 1.0))
-    digests = images.digests()
-    part = images.take(np.array([7, 3]))
+    contents = images.contents()
+    part = Samples(images, np.arange(100)).take(np.array([7, 3]))
     assert part.labels.tolist() == [7, 3]
-    assert part.digests() == [digests[7], digests[3]]
-    both = decoded(Listing(part, part.take(np.array([1])), ("a",)))
-    np.testing.assert_array_equal(both.train.inputs[1], read_image(files[3], 8, 1.0))
-    np.testing.assert_array_equal(both.test.inputs[0], both.train.inputs[1])
+    assert part.inputs.contents() == [contents[7], contents[3]]
+    np.testing.assert_array_equal(decoded(part).inputs[1], read_image(files[3], 8, 1.0))
 
 
 def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image) -> None:
+    def digest(path: Path, label: int, size: int) -> str:
+        samples = Samples(ImageFiles([path], size), np.array([label]))
+        return number(Corpus(samples, samples, ("a", "b", "c")))[1]
+
     path = image(tmp_path / "a.png")
-    one = ImageFiles([path], np.array([1]), 8, 1.0).digests()
-    assert ImageFiles([path], np.array([1]), 16, 1.0).digests() == one
-    assert ImageFiles([path], np.array([2]), 8, 1.0).digests() != one
-    assert ImageFiles([image(tmp_path / "a.png", 9)], np.array([1]), 8, 1.0).digests() != one
+    one = digest(path, 1, 8)
+    assert digest(path, 1, 16) == one
+    assert digest(path, 2, 8) != one
+    assert digest(image(tmp_path / "a.png", 9), 1, 8) != one
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -124,7 +126,7 @@ def test_lists_images_by_class_and_passes_over_the_rest(tmp_path: Path) -> None:
     touch(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/x.jpg", "n01/Thumbs.db", "n01/._x.jpg", "README.txt", ".git/c.jpg")
     names, images = class_folders(tmp_path)
     assert names == ("n01", "n02")
-    assert images.files == [tmp_path / "n01/x.jpg", tmp_path / "n02/a.png", tmp_path / "n02/b.JPEG"]
+    assert images.inputs.files == [tmp_path / "n01/x.jpg", tmp_path / "n02/a.png", tmp_path / "n02/b.JPEG"]
     assert images.labels.tolist() == [0, 1, 1]
 
 
@@ -143,9 +145,9 @@ def test_tree_must_have_the_same_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="different class folders: b is in one only"):
         class_tree(tmp_path / "train", tmp_path / "test")
     touch(tmp_path, "test/b/2.png")
-    names, train, test = class_tree(tmp_path / "train", tmp_path / "test")
-    assert names == ("a", "b")
-    assert (len(train.files), len(test.files)) == (2, 2)
+    corpus = class_tree(tmp_path / "train", tmp_path / "test")
+    assert corpus.class_names == ("a", "b")
+    assert (len(corpus.train), len(corpus.test)) == (2, 2)
 
 
 def test_a_folder_within_a_folder_of_its_own_name(tmp_path: Path) -> None:

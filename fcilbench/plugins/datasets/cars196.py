@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fcilbench.api.dataset import Corpus, Samples
 from fcilbench.data.image_dataset import ImageDataset
 from fcilbench.data.images import ImageFiles
 from fcilbench.errors import DataError
@@ -56,7 +57,7 @@ class Cars196(ImageDataset):
     homepage = "https://ai.stanford.edu/~jkrause/cars/car_dataset.html"
     citation = "Krause et al. (2013), 3D Object Representations for Fine-Grained Categorization, ICCV Workshops"
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+    def official(self, paths: tuple[Path, ...]) -> Corpus:
         """Reads the annotations of the development kit, or the one table of `car_ims`.
 
         Raises:
@@ -71,10 +72,10 @@ class Cars196(ImageDataset):
         else:
             train = _split(paths[0], paths[2] / "cars_train_annos.mat", number)
             test = _split(paths[1], paths[3], number)
-        return tuple(names[old] for old in order), train, test
+        return Corpus(train, test, tuple(names[old] for old in order))
 
 
-def _split(folder: Path, annotations: Path, number: dict[int, int], test: int | None = None) -> ImageFiles:
+def _split(folder: Path, annotations: Path, number: dict[int, int], test: int | None = None) -> Samples:
     """Lists the images of a table, or those of them whose test flag is `test`."""
     table = np.atleast_1d(_read(annotations, "annotations"))
     fields = table.dtype.names or ()
@@ -90,7 +91,8 @@ def _split(folder: Path, annotations: Path, number: dict[int, int], test: int | 
         raise DataError(f"{annotations} names {odd[0]!r}, which is no file name")
     if unknown := sorted(set(classes) - number.keys()):
         raise DataError(f"{annotations} has class {unknown[0]}, which cars_meta.mat has not")
-    return ImageFiles([folder / each for each in names], np.array([number[c] for c in classes], dtype=np.int64))
+    labels = np.array([number[each] for each in classes], dtype=np.int64)
+    return Samples(ImageFiles([folder / each for each in names]), labels)
 
 
 def _read(path: Path, key: str) -> Any:

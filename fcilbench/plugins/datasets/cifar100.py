@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Listing, Samples
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
 from fcilbench.data.content import decoded
-from fcilbench.data.images import class_tree
+from fcilbench.data.images import class_tree, sized
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -66,10 +65,9 @@ class Cifar100(Dataset):
         folder = root / FOLDER
         tree = root / "cifar100"
         if not folder.exists() and (tree / "train").exists() and (tree / "test").exists():
-            names, *splits = class_tree(tree / "train", tree / "test")
-            train, test = (replace(each, size=32) for each in splits)
+            found = sized(class_tree(tree / "train", tree / "test"), 32)
             # Decoded here, so that they are numbered by their pixels like the official archive.
-            return decoded(Listing(train, test, names))
+            return Corpus(decoded(found.train), decoded(found.test), found.class_names)
         names = tuple(map(_text, _entry(_read(folder / "meta"), "fine_label_names", list, folder / "meta")))
         if len(names) != self.classes:
             raise _error(folder / "meta", f"names {len(names)} fine classes, expected {self.classes}")

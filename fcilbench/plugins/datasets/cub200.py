@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fcilbench.api.dataset import Corpus, Samples
 from fcilbench.data.image_dataset import ImageDataset
 from fcilbench.data.images import ImageFiles
 from fcilbench.errors import DataError
@@ -44,7 +45,7 @@ class Cub200(ImageDataset):
     homepage = "https://www.vision.caltech.edu/datasets/cub_200_2011/"
     citation = "Wah et al. (2011), The Caltech-UCSD Birds-200-2011 Dataset, CNS-TR-2011-001, Caltech"
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
+    def official(self, paths: tuple[Path, ...]) -> Corpus:
         """Joins the four tables of the archive by their ids.
 
         Raises:
@@ -62,8 +63,8 @@ class Cub200(ImageDataset):
         for flag in ("1", "0"):
             ids = [key for key in images if chosen[key] == flag]
             found = np.array([number[labels[key]] for key in ids], dtype=np.int64)
-            splits.append(ImageFiles([_inside(folder, images[key]) for key in ids], found))
-        return tuple(sorted(names.values())), splits[0], splits[1]
+            splits.append(Samples(ImageFiles([_inside(folder, images[key]) for key in ids]), found))
+        return Corpus(splits[0], splits[1], tuple(sorted(names.values())))
 
 
 def _table(path: Path) -> dict[str, str]:

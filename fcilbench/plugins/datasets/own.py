@@ -7,6 +7,7 @@ be moved or renamed, and a changed file is another data set.
 from __future__ import annotations
 
 import csv
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -15,9 +16,9 @@ import numpy as np
 from pydantic import model_validator
 
 from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Labels, Samples
-from fcilbench.data.content import listed, number, salted, stratified_split
+from fcilbench.data.content import number, stratified_split
 from fcilbench.data.image_dataset import ImageDataset
-from fcilbench.data.images import ImageFiles, class_folders, class_tree
+from fcilbench.data.images import class_folders, class_tree
 from fcilbench.data.root import find_data
 from fcilbench.errors import DataError
 from fcilbench.spec.params import Field, non_defaults
@@ -40,7 +41,7 @@ class _OwnData(Dataset):
 
     @cached_property
     def _digest(self) -> str:
-        return number(listed(self.load(Path())))[1]
+        return number(self.load(Path()))[1]
 
     def instance_facts(self) -> dict[str, Any]:
         """Returns the counts and the digest of the files."""
@@ -79,18 +80,18 @@ class ImageFolder(_OwnData, ImageDataset):
         self.layouts = (tuple(map(str, self._folders)),)
         try:
             if share is None:
-                names, train, test = class_tree(*self._folders)
-                self._declare(len(names), len(train.files), len(test.files))
+                found = class_tree(*self._folders)
+                self._declare(len(found.class_names), len(found.train), len(found.test))
             else:
                 names, images = class_folders(folder)
-                count = round(share * len(images.files))
-                self._declare(len(names), len(images.files) - count, count)
+                count = round(share * len(images))
+                self._declare(len(names), len(images) - count, count)
         except DataError as error:
             hint = "give train and test, or test_share if path has the class folders itself"
             raise DataError(f"image-folder: {error.message}", hint=error.hint or hint) from error
 
-    def official(self, paths: tuple[Path, ...]) -> tuple[tuple[str, ...], ImageFiles, ImageFiles]:
-        """Lists class names, training and test images."""
+    def official(self, paths: tuple[Path, ...]) -> Corpus:
+        """Lists the images."""
         return super().official(paths) if len(paths) == 1 else class_tree(*paths)
 
     def _hint(self, root: Path) -> str:
@@ -98,8 +99,8 @@ class ImageFolder(_OwnData, ImageDataset):
 
     def files(self) -> list[Path]:
         """Returns the folders and the images: a new file changes its folder."""
-        listing: Any = self.load(Path())
-        images = [*listing.train.files, *listing.test.files]
+        corpus = self.load(Path())
+        images = [*corpus.train.inputs.files, *corpus.test.inputs.files]
         return [*self._folders, *sorted({image.parent for image in images}), *sorted(images)]
 
 
@@ -156,7 +157,7 @@ class Csv(_OwnData):
         self._declare(len(names), len(train), len(test))
 
     def _share(self, samples: Samples, share: float) -> tuple[Labels, Labels]:
-        content = [salted(text.encode(), 0) for text in samples.inputs]
+        content = [hashlib.sha256(text.encode()).digest() for text in samples.inputs]
         try:
             return stratified_split(samples.labels, content, round(share * len(samples)))
         except DataError as error:

@@ -79,7 +79,7 @@ def test_tree_and_archive_with_the_same_split_are_the_same_data(tmp_path: Path, 
     _, digest = open_dataset(dataset, tmp_path / "a")
     listing = dataset.load(tmp_path / "a")
     for split, images in (("train", listing.train), ("test", listing.test)):
-        for i, (path, label) in enumerate(zip(images.files, images.labels, strict=True)):
+        for i, (path, label) in enumerate(zip(images.inputs.files, images.labels, strict=True)):
             copy = tmp_path / "b" / "eurosat" / split / f"Class{label}" / f"copy{i}.jpg"
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
