@@ -19,7 +19,7 @@ from fcilbench.registry.entrypoints import lookup
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
-from fcilbench.spec.protocol import Protocol, Seeds
+from fcilbench.spec.protocol import Limits, Protocol, Seeds
 from fcilbench.suite.load import LoadedSuite, place
 from fcilbench.suite.problems import Finding, InvalidSuiteError, Problem
 from fcilbench.suite.resolve import (
@@ -40,7 +40,7 @@ MAX_CELLS = 10_000
 """Most cells of one suite."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Expansion:
     """The cells of a suite.
 
@@ -57,7 +57,7 @@ class Expansion:
     """
 
     name: str
-    cells: list[Cell]
+    cells: list[Cell] = field(default_factory=list)
     excluded: list[tuple[dict[str, str | int], str]] = field(default_factory=list)
     prerequisites: list[str] = field(default_factory=list)
     blocked: int = 0
@@ -85,27 +85,21 @@ def expand(loaded: LoadedSuite) -> Expansion:
         findings += [each for rule in [*tuned, *exclude] for each in condition_findings(rule, known)]
         if findings:
             raise InvalidSuiteError(place(layers, findings + alone_findings(entries)), ("parse", "schema", "plugins"))
-        builder = _Builder(suite)
+        expansion = Expansion(suite.name)
+        builder = _Builder(suite, expansion)
         builder.build(entries, tuned, exclude)
     # All seeds of two points are equal if the first ones are, but for rules that look at the seed.
     seeds = suite.seeds.count if any("seed" in rule.where for rule in [*tuned, *exclude]) else 1
-    findings = builder.findings or _duplicates(builder.cells, builder.points, seeds)
+    findings = builder.findings or _duplicates(expansion.cells, builder.points, seeds)
     if findings:
         raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins", "params", "tasks"))
     partitions = {name for each in suite.grid.partition for name in (each.label, each.kind)}
     unused = [rule for rule in [*tuned, *exclude] if not rule.used and not loaded.inherited(rule.path)]
-    missing = place(layers, builder.missing)
-    return Expansion(
-        name=suite.name,
-        cells=builder.cells,
-        excluded=builder.excluded,
-        prerequisites=list(dict.fromkeys(f"{each} ({each.hint})" if each.hint else str(each) for each in missing)),
-        blocked=builder.blocked,
-        axes={**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count},
-        facts=builder.facts,
-        flops=builder.flops,
-        unused=place(layers, [unused_finding(rule, entries, partitions) for rule in unused]),
-    )
+    expansion.unused = place(layers, [unused_finding(rule, entries, partitions) for rule in unused])
+    missing = (f"{each} ({each.hint})" if each.hint else str(each) for each in place(layers, builder.missing))
+    expansion.prerequisites = list(dict.fromkeys(missing))
+    expansion.axes = {**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count}
+    return expansion
 
 
 def key_of(*parts: Any) -> str:
@@ -187,21 +181,20 @@ def _grid_findings(suite: Suite) -> list[Finding]:
 
 
 class _Builder:
-    """Builds cells; every distinct plugin with its options, protocol and split is resolved once.
+    """Builds cells into an expansion; every distinct plugin with its options, protocol and split is resolved once.
 
-    `findings` say what is wrong with the suite, `missing` what is not on this machine; the rest is as in `Expansion`.
+    Attributes:
+        findings: What is wrong with the suite.
+        missing: What is not on this machine.
+        points: The point of the grid of each cell.
     """
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: Suite, expansion: Expansion) -> None:
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
-        self.cells: list[Cell] = []
         self.points: list[Point] = []
-        self.excluded: list[tuple[dict[str, str | int], str]] = []
-        self.blocked = 0
-        self.facts: dict[str, dict[str, Any]] = {}
-        self.flops: dict[str, float] = {}
-        self._suite, self._limits = suite, suite.limits.limits()
+        self._suite, self._expansion = suite, expansion
+        self._limits = Limits(wall_seconds=suite.limits.wall, retries=suite.limits.retries)
         self._uses: dict[str, PluginUse | None] = {}
         self._used: set[int] = set()
         self._protocols: dict[str, Protocol | None] = {}
@@ -215,7 +208,8 @@ class _Builder:
             for seed in range(self._suite.seeds.count):
                 hits = [rule for rule in exclude if rule.matches(point, protocol, seed)]
                 if hits:
-                    self.excluded.append(({**{axis: labels[axis] for axis in AXES}, "seed": seed}, hits[0].because))
+                    coords: dict[str, str | int] = {axis: labels[axis] for axis in AXES}
+                    self._expansion.excluded.append(({**coords, "seed": seed}, hits[0].because))
                     continue
                 settings: dict[Target, dict[str, Setting]] = defaultdict(dict)
                 for rule in (rule for rule in tuned if rule.matches(point, protocol, seed)):
@@ -229,7 +223,7 @@ class _Builder:
         uses = {str(axis): use for axis, key in keys.items() if (use := self._uses[key]) is not None}
         protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
         if len(uses) < len(keys) or protocol is None or keys["dataset"] not in self._splits:
-            self.blocked += 1
+            self._expansion.blocked += 1
             return
         tasks, fingerprint = self._splits[keys["dataset"]]
         seeds = self._suite.seeds
@@ -245,7 +239,7 @@ class _Builder:
             limits=self._limits,
             **uses,
         )
-        self.cells.append(cell)
+        self._expansion.cells.append(cell)
         self.points.append(point)
 
     def _protocol(self, settings: Settings) -> Protocol | None:
@@ -288,9 +282,9 @@ class _Builder:
 
     def _note(self, key: str, entry: Entry, answer: Resolved) -> None:
         """Notes what a plugin declares, and splits a data set into its tasks."""
-        facts = self.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
+        facts = self._expansion.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
         if facts.get("forward_flops") is not None:
-            self.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
+            self._expansion.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
         if entry.axis != "dataset":
             return
         tasks = getattr(entry.written, "tasks", None)

@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, ErrorDetails
 
 from fcilbench.errors import nearest
 from fcilbench.registry.validation import sentence
-from fcilbench.spec.protocol import Closed, Evaluation, Limits, Partition, Protocol, Runtime, SeedRole
+from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole
 from fcilbench.suite.problems import Finding, KeyPath
 
 PluginAxis = Literal["dataset", "backbone", "aggregator", "stress"]
@@ -221,10 +221,6 @@ class SuiteLimits(Closed):
 
     wall: Duration | None = Field(None, gt=0.0, le=366 * 86_400.0, description="wall-clock limit of one attempt")
     retries: int = Field(1, ge=0, le=100, description="further attempts after `killed` or `oom`")
-
-    def limits(self) -> Limits:
-        """Returns the limits as a cell carries them."""
-        return Limits(wall_seconds=self.wall, retries=self.retries)
 
 
 class Suite(Closed):
