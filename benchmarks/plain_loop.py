@@ -26,7 +26,7 @@ from benchmarks import common
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.model import Network
 from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.backbones.timm import Timm
@@ -84,7 +84,7 @@ def our_round(work: common.Workload, device: str, precision: str) -> Callable[[i
     rows = update_rows(federation)
 
     def run(number: int) -> None:
-        turn = Turn(federation.schedule.phases[0], number)
+        turn = RoundContext(federation.schedule.phases[0], number)
         run_round(federation, turn, rows, Stopwatch(torch.device(device)))
 
     return run

@@ -17,7 +17,7 @@ from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.federation.build import build
 from fcilbench.federation.experiment import Federation
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.registry import entrypoints
 
@@ -31,11 +31,11 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
     federation.server.enter(phase.task, phase.after)
     target = torch.device(device)
     rows = update_rows(federation)
-    run_round(federation, Turn(phase, 0), rows, Stopwatch(target))
+    run_round(federation, RoundContext(phase, 0), rows, Stopwatch(target))
     watch = Stopwatch(target)
     reset_peak_memory(target)
     start = time.perf_counter()
-    run_round(federation, Turn(phase, 1), rows, watch)
+    run_round(federation, RoundContext(phase, 1), rows, watch)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start

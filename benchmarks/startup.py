@@ -31,13 +31,13 @@ import torch, timm
 from benchmarks import common
 from fcilbench.federation.build import build
 from fcilbench.federation.round import run_round
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 federation = build(common.experiment(common.WORKLOADS["dry"], FedAvg(), "cpu", "fp32"))
 phase = federation.schedule.phases[0]
 rows = torch.empty(2, len(federation.server.vector))
-run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")))
+run_round(federation, RoundContext(phase, 0), rows, Stopwatch(torch.device("cpu")))
 """
 
 

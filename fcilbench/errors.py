@@ -56,6 +56,10 @@ class DataError(PrerequisiteError):
     """A data set is missing, incomplete or not the one that was declared."""
 
 
+class PluginError(FcilbenchError):
+    """A plugin broke its contract, e.g. left a model that is not finite; the cell fails and the plugin is named."""
+
+
 class PartitionError(FcilbenchError):
     """No partition of the samples meets the request; the message names what to change."""
 

@@ -32,8 +32,8 @@ def export(
     """
     from fcilbench.api.aggregator import Aggregator
     from fcilbench.cli.show import find_row
-    from fcilbench.federation import final, module_file
-    from fcilbench.federation.outcome import digest
+    from fcilbench.federation import checkpoint, module_file
+    from fcilbench.federation.outcome import model_digest
     from fcilbench.registry import entrypoints
     from fcilbench.results.store import Store
 
@@ -42,14 +42,14 @@ def export(
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
     folder = store.cell_dir(row.cell_id)
-    server = final.load(folder)
-    if digest(server.vector) != row.model_digest:
-        raise PrerequisiteError(
-            f"{folder / final.NAME} is not the model of this row", hint="run the cell again: --rerun all"
-        )
+    server = checkpoint.load_final(folder)
     use = _cell(folder).aggregator
     plugin = cast(type[Aggregator], entrypoints.load(entrypoints.lookup("aggregators", use.name)))
     method = plugin(plugin.Params.model_validate(use.params))
+    if model_digest(method.predictors(server), server) != row.model_digest:
+        raise PrerequisiteError(
+            f"{folder / checkpoint.FINAL} is not the model of this row", hint="run the cell again: --rerun all"
+        )
     path = output or Path(f"{row.cell_id[:12]}.safetensors")
     about = {"cell": row.cell_id, "method": use.name, "version": use.version}
     module_file.write(path, method.export(server), server, about)

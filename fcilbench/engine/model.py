@@ -7,8 +7,7 @@ training starts from a copy of the global vector, never from a reference to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -184,31 +183,7 @@ class FlatModel(_Handle):
         pieces = [piece for piece in self.layout.pieces if within.start <= piece.start < within.stop]
         return {piece.name: vector[piece.span].view(piece.shape) for piece in pieces}
 
-    @contextmanager
-    def replaced(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Puts tensors in place of parameters and buffers outside the state vector, and takes them out again.
-
-        Args:
-            tensors: By their names in the network.
-
-        Raises:
-            ValueError: If the network has no such tensor outside the state vector, or one of another shape.
-        """
-        inside = {piece.name for piece in self.layout.pieces}
-        state = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
-        for name, tensor in tensors.items():
-            if name in inside or name not in state or state[name].shape != tensor.shape:
-                raise ValueError(f"the network has no frozen tensor {name!r} of shape {tuple(tensor.shape)}")
-        kept = {name: state[name].data for name in tensors}
-        try:
-            for name, tensor in tensors.items():
-                state[name].data = tensor.to(kept[name])
-            yield
-        finally:
-            for name, own in kept.items():
-                state[name].data = own
-
-    def under(self, vector: torch.Tensor) -> Net:
+    def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> Net:
         """Returns the network in eval mode with another state vector.
 
         Gradients flow into the parameters of the vector and into the inputs where these require them. The resident
@@ -216,8 +191,19 @@ class FlatModel(_Handle):
 
         Args:
             vector: State vector `[D]`.
+            frozen: Tensors in place of parameters and buffers outside the state vector, by their names in the network.
+
+        Raises:
+            ValueError: If the network has no such tensor outside the state vector, or one of another shape.
         """
-        return _Borrowed(self, vector)
+        inside = {piece.name for piece in self.layout.pieces}
+        outside = dict(itertools.chain(self.network.named_parameters(), self.network.named_buffers()))
+        own: dict[str, torch.Tensor] = {}
+        for name, tensor in (frozen or {}).items():
+            if name in inside or name not in outside or outside[name].shape != tensor.shape:
+                raise ValueError(f"the network has no frozen tensor {name!r} of shape {tuple(tensor.shape)}")
+            own[name] = tensor.to(outside[name])
+        return _Borrowed(self, vector, own)
 
     def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
         output: torch.Tensor = self.network(inputs, part, context)
@@ -230,13 +216,13 @@ class FlatModel(_Handle):
 class _Borrowed(_Handle):
     """The resident network in eval mode, run with tensors that are not its own."""
 
-    def __init__(self, model: FlatModel, vector: torch.Tensor) -> None:
+    def __init__(self, model: FlatModel, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor]) -> None:
         self.layout = model.layout
         self.parameters = vector[model.layout.trainable]
         self._model, self._vector = model, vector
         # torch does not differentiate BatchNorm with respect to its running statistics.
         buffers = {name: tensor.detach() for name, tensor in model.named(vector, model.layout.buffers).items()}
-        self._tensors = {**model.named(vector, model.layout.trainable), **buffers}
+        self._tensors = {**model.named(vector, model.layout.trainable), **buffers, **frozen}
 
     def under(self, vector: torch.Tensor) -> Net:
         """Returns the network with yet another state vector `[D]`."""

@@ -9,23 +9,22 @@ import torch
 
 from fcilbench.api.aggregator import No, Request
 from fcilbench.api.backbone import TextBackbone
-from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.dataset import Augmentation, Corpus, Samples
+from fcilbench.api.message import Message
 from fcilbench.api.schedule import Indices, Phase, Schedule
 from fcilbench.api.task import Task
 from fcilbench.data.open import open_dataset
-from fcilbench.engine.data import DeviceData
+from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
 from fcilbench.engine.memo import memo_table
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.trainer import Trainer
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.channel import Channel
-from fcilbench.federation.experiment import Experiment, Federation, Unsupported
-from fcilbench.federation.features import FeatureMemory
+from fcilbench.federation.evaluation import Evaluator
+from fcilbench.federation.experiment import Experiment, Federation, Replay, Unsupported
 from fcilbench.federation.partition import partition
-from fcilbench.federation.placing import place
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.streams import seed_torch, stream
-from fcilbench.federation.tasks import TaskStream, equal_tasks
+from fcilbench.federation.tasks import TaskStream, equal_tasks, seed_torch, stream
 
 
 def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
@@ -43,62 +42,96 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
     if experiment.declared_fingerprint not in ("", fingerprint):
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
-    classes = len(corpus.class_names)
-    sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
-    backbone, none = experiment.backbone, Augmentation()
+    backbone, method, protocol = experiment.backbone, experiment.aggregator, experiment.protocol
     if backbone.modality != experiment.dataset.modality:
         raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
-    stream_ = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
-    labels = stream_.internal(corpus.train.labels)
-    test_labels = stream_.internal(corpus.test.labels)
-    phases = _phases(experiment, stream_.tasks, labels)
+    classes = len(corpus.class_names)
+    sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
+    tasks = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
+    labels, test_labels = tasks.internal(corpus.train.labels), tasks.internal(corpus.test.labels)
+    phases = _phases(experiment, tasks.tasks, labels)
     affected, labels = _stress(experiment, phases, labels)
     model = _model(experiment, classes, sizes, device)
-    nhwc = model.network.extractor.channels_last
-    augmentation = experiment.dataset.augmentation
-    train = place(backbone, Samples(corpus.train.inputs, labels), augmentation, device, nhwc)
-    test = place(backbone, Samples(corpus.test.inputs, test_labels), none, device, nhwc)
-    outside = None
-    if corpus.outside is not None:
-        unknown = Samples(corpus.outside, np.full(len(corpus.outside), -1))
-        outside = place(backbone, unknown, none, device, nhwc)
-    for data in (train, test, outside):
-        if data is not None:
-            remember(experiment, model, data)
-    schedule = experiment.aggregator.build_schedule(Schedule(phases))
-    initial, runtime = model.vector.clone(), experiment.runtime
+    train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
+    test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
+    index = tuple(_positions(test_labels, task, device) for task in tasks.tasks)
+    schedule, initial = method.build_schedule(Schedule(phases)), model.vector.clone()
     return Federation(
         experiment=experiment,
-        stream=stream_,
+        stream=tasks,
         schedule=schedule,
         train=train,
         test=test,
-        outside=outside,
-        test_index=tuple(_positions(test_labels, task, device) for task in stream_.tasks),
+        test_index=index,
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, runtime.capture == "auto", experiment.aggregator.rates()),
+        trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
         server=FederationServer(
             model.vector,
             model.counters,
             model.layout,
-            stream_.tasks,
-            protocol=experiment.protocol,
+            tasks.tasks,
+            protocol=protocol,
             seed=experiment.seeds.of("train"),
             model=model,
             image_input=None if isinstance(backbone, TextBackbone) else backbone.image_input(),
         ),
-        features=FeatureMemory(model, initial, runtime.eval_batch_size),
-        initial=initial,
         channel=Channel(model.layout, experiment.stressor, affected, schedule.federated),
+        evaluator=Evaluator(
+            model,
+            initial,
+            test=test,
+            index=index,
+            ood=_ood(experiment, model, corpus),
+            precision=protocol.precision,
+            batch_size=experiment.runtime.eval_batch_size,
+        ),
+        initial=initial,
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
 
 
-def remember(experiment: Experiment, model: FlatModel, data: DeviceData) -> None:
-    """Asks the method's query about all samples of a split; the initial network must be loaded."""
-    size, query = experiment.runtime.eval_batch_size, experiment.aggregator.query
-    data.memo = memo_table(model, data, query, size, experiment.protocol.precision)
+def place(
+    experiment: Experiment, model: FlatModel, samples: Samples, augmentation: Augmentation | None = None
+) -> DeviceData:
+    """Puts samples on the device, images as uint8, texts as token ids, with what the method's query says of them.
+
+    Args:
+        experiment: Whose backbone says how inputs look.
+        model: The resident model; the initial network must be loaded.
+        samples: With internal labels.
+        augmentation: What training batches of images go through; `None` for none.
+    """
+    backbone, device = experiment.backbone, model.vector.device
+    data: DeviceData
+    if isinstance(backbone, TextBackbone):
+        data = DeviceTokens(backbone.encode([str(text) for text in samples.inputs]), samples.labels, device)
+    else:
+        nhwc = model.network.extractor.channels_last and device.type == "cpu"
+        layout = torch.channels_last if nhwc else torch.contiguous_format
+        data = DeviceImages(samples, backbone.image_input(), augmentation or Augmentation(), device, layout)
+    size, precision = experiment.runtime.eval_batch_size, experiment.protocol.precision
+    data.memo = memo_table(model, data, experiment.aggregator.query, size, precision)
+    return data
+
+
+def place_replay(federation: Federation, samples: Samples | None) -> Replay | None:
+    """Puts the samples that clients mix into a task on the device."""
+    if samples is None:
+        return None
+    model, experiment = federation.model, federation.experiment
+    model.load(federation.initial, federation.server.counters)
+    return Replay(place(experiment, model, samples, experiment.dataset.augmentation), as_message(samples))
+
+
+def as_message(samples: Samples) -> Message:
+    """Returns samples as they are sent: images as uint8, texts as UTF-8 bytes with their lengths, labels as int64."""
+    labels = {"replay/labels": torch.from_numpy(samples.labels)}
+    if samples.inputs.dtype != object:
+        return {"replay/images": torch.from_numpy(np.ascontiguousarray(samples.inputs)), **labels}
+    texts = [str(text).encode() for text in samples.inputs]
+    content = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
+    return {"replay/texts": content, "replay/lengths": torch.tensor([len(text) for text in texts]), **labels}
 
 
 def _device(name: str) -> torch.device:
@@ -134,6 +167,11 @@ def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) 
 
 
 def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device: torch.device) -> FlatModel:
+    """Builds the network and lets the method prepare it.
+
+    Raises:
+        Unsupported: If the method declines.
+    """
     backbone, protocol = experiment.backbone, experiment.protocol
     facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
     request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)
@@ -143,6 +181,12 @@ def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device:
     if isinstance(answer, No):
         raise Unsupported(answer.reason)
     return FlatModel(network, device)
+
+
+def _ood(experiment: Experiment, model: FlatModel, corpus: Corpus) -> DeviceData | None:
+    if corpus.outside is None:
+        return None
+    return place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
 
 
 def _positions(labels: Indices, task: Task, device: torch.device) -> torch.Tensor:

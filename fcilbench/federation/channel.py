@@ -197,10 +197,11 @@ class Channel:
             vector: The published global vector.
             counters: Its counters.
         """
+        kept = {name: _Kept(*own) for name, own in state["kept"].items()}
+        versions, held_model, held = state["versions"], state["held_model"], state["held"]
         self.bytes_up, self.bytes_down = state["bytes"]
+        self._kept, self._versions, self._held_model, self._held = kept, versions, held_model, held
         self._model, self._counters = vector.clone(), counters.clone()
-        self._versions, self._held_model, self._held = state["versions"], state["held_model"], state["held"]
-        self._kept = {name: _Kept(*own) for name, own in state["kept"].items()}
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

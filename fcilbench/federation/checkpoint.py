@@ -1,19 +1,31 @@
-"""Checkpoints: the whole state of an experiment between two rounds. Restoring one continues bit for bit."""
+"""States on disk: the checkpoint between two rounds, and the server of a finished experiment (`final.pt`).
+
+Restoring a checkpoint continues bit for bit. Both files end with the SHA-256 of what precedes it: torch reads damaged
+tensors without a word. A damaged or odd checkpoint is ignored with a warning, and the experiment starts over.
+"""
 
 from __future__ import annotations
 
-import os
-import pickle
+import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from fcilbench.api.message import Layout, Piece
+from fcilbench.api.task import Task
+from fcilbench.engine.precision import all_finite
+from fcilbench.errors import PrerequisiteError
 from fcilbench.federation.experiment import Federation
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.federation.server import FederationServer
+from fcilbench.files import replacing
+from fcilbench.spec.protocol import Protocol, TaskIdentity
 
 FORMAT = 2
+FINAL = "final.pt"
+_DIGEST = 64
+_BLOCK = 1 << 20
 Event = dict[str, Any]
 
 
@@ -29,7 +41,8 @@ class Progress:
         peak_memory: Peak in bytes so far.
         server_state: Largest size of the method's state so far, bytes.
         curve: Events so far: one a round, one a task.
-        outside_auroc: Out-of-scope detection of the final model, where the data set asks for it.
+        ood_auroc: Out-of-scope detection of the final model, where the data set asks for it.
+        model_digest: Digest of what is deployed at the end.
     """
 
     phase: int = 0
@@ -39,50 +52,159 @@ class Progress:
     peak_memory: int = 0
     server_state: int = 0
     curve: list[Event] = field(default_factory=list)
-    outside_auroc: float | None = None
+    ood_auroc: float | None = None
+    model_digest: str = ""
+
+
+class DamagedError(Exception):
+    """A file is not what was written."""
 
 
 def save(path: Path, federation: Federation, progress: Progress) -> None:
-    """Writes a checkpoint to a temporary name and renames it, so that a crash never leaves half of one."""
+    """Replaces the checkpoint by the present state in one step."""
     server = federation.server
     record = {
         "format": FORMAT,
         "progress": asdict(progress),
-        "theta": server.vector,
+        "vector": server.vector,
         "counters": server.counters,
         "channel": federation.channel.state(),
         "state": server.state,
         "warnings": server.warnings,
         "clients": federation.clients,
     }
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    _write(path, record)
 
 
 def restore(path: Path, federation: Federation) -> Progress | None:
     """Loads a checkpoint into a freshly built federation.
 
     Returns:
-        The progress to go on with, or `None` if there is no checkpoint that fits this experiment.
+        The progress to go on with, or `None` if there is no sound checkpoint of this experiment; the federation is then
+        as it was, with a warning if there is a file.
     """
     if not path.exists():
         return None
     server = federation.server
     try:
-        record = torch.load(path, map_location=server.vector.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        server.warn(f"an unreadable checkpoint was ignored ({type(error).__name__})")
+        record = _read(path, server.vector.device)
+        progress = Progress(**record["progress"])
+        _check(record, progress, federation)
+        clients = {int(client): dict(state) for client, state in record["clients"].items()}
+        state, warnings = dict(record["state"]), list(record["warnings"])
+        federation.channel.restore(record["channel"], record["vector"], record["counters"])
+    except Exception as error:
+        server.warn(f"a checkpoint was ignored, the cell starts over: {_reason(error)}")
         return None
-    if record.get("format") != FORMAT or record["theta"].shape != server.vector.shape:
-        server.warn("a checkpoint of another format or model was ignored")
-        return None
-    server.vector.copy_(record["theta"])
+    server.vector.copy_(record["vector"])
     server.counters.copy_(record["counters"])
-    federation.channel.restore(record["channel"], server.vector, server.counters)
-    server.state, server.warnings = record["state"], record["warnings"]
-    federation.clients.update(record["clients"])
-    return Progress(**record["progress"])
+    server.state, server.warnings = state, warnings
+    federation.clients.update(clients)
+    return progress
+
+
+def _check(record: dict[str, Any], progress: Progress, federation: Federation) -> None:
+    """Raises `DamagedError` if a record is not a state between two rounds of this experiment."""
+    server, phases = federation.server, federation.schedule.phases
+    if record["vector"].shape != server.vector.shape or record["counters"].shape != server.counters.shape:
+        raise DamagedError("it is of another model")
+    if not all_finite(record["vector"]):
+        raise DamagedError("its model is not finite")
+    last = progress.phase == len(phases) and progress.round == 0
+    if not last and not (0 <= progress.phase < len(phases) and 0 <= progress.round < phases[progress.phase].rounds):
+        raise DamagedError(f"there is no round {progress.round} of phase {progress.phase}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
+
+
+# ---------------------------------------------------------------- the final server
+
+
+def save_final(folder: Path, server: FederationServer) -> None:
+    """Writes the state of a finished experiment's server into a folder."""
+    layout = server.layout
+    record = {
+        "format": FORMAT,
+        "vector": server.vector,
+        "counters": server.counters,
+        "state": server.state,
+        "cuts": [layout.backbone.stop, layout.head.stop, layout.buffers.stop],
+        "head": [layout.classes, layout.features],
+        "pieces": [(piece.name, list(piece.shape), piece.start) for piece in layout.pieces],
+        "tasks": [(task.index, task.offset, task.size) for task in server.tasks],
+        "protocol": server.protocol.model_dump(mode="json"),
+    }
+    _write(folder / FINAL, record)
+
+
+def load_final(folder: Path) -> FederationServer:
+    """Returns the server as it was when the experiment ended, on the CPU.
+
+    Raises:
+        PrerequisiteError: If the folder has no final state, or a damaged one, or one of another version.
+    """
+    path = folder / FINAL
+    again = "run it again with -s runtime.keep_model=true --rerun all"
+    if not path.is_file():
+        raise PrerequisiteError(f"{path} does not exist: the cell ran without keep_model", hint=again)
+    try:
+        record = _read(path, torch.device("cpu"))
+    except DamagedError as error:
+        raise PrerequisiteError(f"{path}: {error}", hint=again) from error
+    body, trainable, whole = record["cuts"]
+    pieces = tuple(Piece(name, tuple(shape), start) for name, shape, start in record["pieces"])
+    parts = slice(0, body), slice(body, trainable), slice(trainable, whole)
+    classes, features = record["head"]
+    layout = Layout(*parts, classes=classes, features=features, pieces=pieces)
+    tasks = [Task(*numbers) for numbers in record["tasks"]]
+    protocol = Protocol.model_validate(record["protocol"])
+    server = FederationServer(record["vector"], record["counters"], layout, tasks, protocol=protocol)
+    server.state = record["state"]
+    server.enter(tasks[-1], len(tasks) - 1)
+    return server
+
+
+# ---------------------------------------------------------------- files with a digest
+
+
+class _Hashed:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        hashed = _Hashed(file)
+        torch.save(record, hashed)  # type: ignore[arg-type]
+        file.write(hashed.digest.hexdigest().encode())
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    """Returns a record.
+
+    Raises:
+        DamagedError: If the file is damaged or of another version.
+    """
+    digest, left = hashlib.sha256(), path.stat().st_size - _DIGEST
+    with path.open("rb") as file:
+        while left > 0:
+            block = file.read(min(_BLOCK, left))
+            digest.update(block)
+            left -= len(block)
+        if file.read() != digest.hexdigest().encode():
+            raise DamagedError("it is damaged, or of another version")
+    record = torch.load(path, map_location=device, weights_only=True)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise DamagedError("it is of another version")
+    return record

@@ -14,7 +14,7 @@ from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
 from fcilbench.federation.experiment import Federation, RoundContext
-from fcilbench.federation.streams import stream
+from fcilbench.federation.tasks import stream
 
 
 class ClientSession:

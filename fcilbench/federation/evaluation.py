@@ -1,85 +1,194 @@
-"""Evaluation: accuracy on the test samples of every task seen so far, under each task identity."""
+"""Evaluation: accuracy on the test samples of every task seen so far, under each task identity; out-of-scope detection.
+
+Features of test samples are computed once for as long as the backbone stays the same. A method that trains no backbone
+(prototypes, ridge regression, a head on frozen features) would otherwise run the whole network over the same samples
+after every task, and a method that deploys several heads on one backbone once for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from fcilbench.api.predict import DecisionRule, Predictors
+from fcilbench.api.client import Net
+from fcilbench.api.predict import Module, Predictors
 from fcilbench.api.task import Task
-from fcilbench.engine.precision import autocast
-from fcilbench.federation.experiment import Federation
+from fcilbench.engine.data import DeviceData
+from fcilbench.engine.model import FlatModel
+from fcilbench.engine.precision import Precision, all_finite, autocast
+from fcilbench.errors import PluginError
 from fcilbench.spec.protocol import TaskIdentity
 
-Needed = dict[str, list[int]]
+Logits = dict[tuple[str, int], torch.Tensor]
 
 
-def evaluate(federation: Federation, predictors: Predictors) -> dict[TaskIdentity, list[float]]:
-    """Measures a method's answers.
+class Evaluator:
+    """Runs deployed modules over test samples.
 
-    Each module is loaded once and run over the test samples that some identity needs it for (only its head, where the
-    features of its backbone are known, see `features.py`); then the rules answer.
+    Whether a feature was remembered or computed changes no bit: both are computed in the same batches, and the head
+    always runs on all samples of a task at once.
 
     Args:
-        federation: The federation; `server.tasks` are the tasks seen so far.
-        predictors: What the method deploys.
-
-    Returns:
-        For each declared task identity the accuracy in [0, 1] on each task seen so far.
-
-    Raises:
-        ValueError: If the method has no answer for a declared identity, or reads a module it does not deploy.
+        model: The resident model, whose network is run; its state stays as it is.
+        initial: The vector `[D]` that the federation began with; features under its backbone outlive an evaluation.
+        test: Test samples.
+        index: Positions of each task's test samples, int64.
+        ood: Inputs that belong to no class; `None` if there are none.
+        precision: Arithmetic of the forward pass.
+        batch_size: Samples per forward pass.
     """
-    tasks, identities = federation.server.tasks, federation.experiment.evaluate.task_identity
-    for identity in identities:
-        if identity not in predictors.rules:
-            raise ValueError(f"the method has no answer for task identity {identity!r}")
-    needed = _needed(predictors, identities, tasks)
-    logits: dict[tuple[str, int], torch.Tensor] = {}
-    federation.features.forget_trained()
-    for name, indices in needed.items():
+
+    def __init__(
+        self,
+        model: FlatModel,
+        initial: torch.Tensor,
+        *,
+        test: DeviceData,
+        index: Sequence[torch.Tensor],
+        ood: DeviceData | None,
+        precision: Precision,
+        batch_size: int,
+    ) -> None:
+        self._model, self._start = model, Module(initial)
+        self._test, self._index, self._ood = test, index, ood
+        self._precision, self._batch_size = precision, batch_size
+        self._under: Module | None = None
+        self._features: dict[Hashable, torch.Tensor] = {}
+
+    def accuracy(
+        self, predictors: Predictors, tasks: Sequence[Task], identities: Sequence[TaskIdentity]
+    ) -> dict[TaskIdentity, list[float]]:
+        """Measures a method's answers on the tasks seen so far.
+
+        Each module is built once and run over the test samples that some identity needs it for; then the rules answer.
+
+        Args:
+            predictors: What the method deploys.
+            tasks: The tasks seen so far.
+            identities: What is measured.
+
+        Returns:
+            For each identity the accuracy in [0, 1] on each task.
+
+        Raises:
+            PluginError: If the method has no rule for an identity, reads a module that it does not deploy, or deploys
+                one with values that are not finite.
+        """
+        for identity in identities:
+            if identity not in predictors.rules:
+                raise PluginError(f"the method has no rule for task identity {identity!r}")
+        logits: Logits = {}
+        self.forget_trained()
+        for name, needed in _needed(predictors, identities, tasks).items():
+            net = self._deploy(name, predictors)
+            for task in needed:
+                logits[name, task] = self._logits(net, task, self._test, self._index[task], tasks[-1].seen)
+        self.forget_trained()
+        return {
+            identity: [self._share(predictors, identity, logits, task, tasks) for task in tasks]
+            for identity in identities
+        }
+
+    def ood_auroc(self, predictors: Predictors, tasks: Sequence[Task]) -> float | None:
+        """Returns the area under the ROC curve of the largest softmax probability (Hendrycks and Gimpel 2017).
+
+        Test samples of all classes should score above the out-of-scope inputs; 0.5 is chance. The one model of task
+        identity `none` is asked, its probabilities over all classes seen.
+
+        Returns:
+            The area, or `None` if the data set has no out-of-scope inputs or the method no single model for `none`.
+        """
+        rule = predictors.rules.get("none")
+        names = [] if rule is None else rule.modules(tasks, None)
+        if self._ood is None or len(names) != 1:
+            return None
+        self.forget_trained()
+        net, seen = self._deploy(names[0], predictors), tasks[-1].seen
+        own = [self._logits(net, task, self._test, index, seen) for task, index in enumerate(self._index)]
+        everything = torch.arange(len(self._ood), device=own[0].device)
+        other = self._logits(net, "ood", self._ood, everything, seen)
+        self.forget_trained()
+        inside, outside = (logits.softmax(dim=1).amax(dim=1) for logits in (torch.cat(own), other))
+        return auroc(inside, outside)
+
+    def forget_trained(self) -> None:
+        """Frees the features under another backbone than the initial one: that one is being trained."""
+        if self._under is not self._start:
+            self._under = None
+            self._features.clear()
+
+    def _deploy(self, name: str, predictors: Predictors) -> Net:
+        """Builds a module and returns the network under it; the module must not change until `forget_trained`."""
         if name not in predictors.modules:
-            raise ValueError(f"the method answers with module {name!r} but deploys {sorted(predictors.modules)}")
-        federation.features.load(predictors.modules[name](), federation.server.counters)
-        for index in indices:
-            logits[name, index] = _logits(federation, index, tasks[-1].seen)
-    return {
-        identity: [_accuracy(federation, predictors.rules[identity], identity, logits, t) for t in tasks]
-        for identity in identities
-    }
+            raise PluginError(f"the method answers with module {name!r} but deploys {sorted(predictors.modules)}")
+        module = as_module(predictors.modules[name]())
+        if not all(all_finite(tensor) for tensor in (module.vector, *module.frozen.values())):
+            raise PluginError(f"the deployed module {name!r} has values that are not finite")
+        if self._under is None or not self._same_backbone(module, self._under):
+            self._features.clear()
+            self._under = self._start if self._same_backbone(module, self._start) else module
+        return self._model.under(module.vector, module.frozen)
+
+    def _same_backbone(self, one: Module, other: Module) -> bool:
+        layout = self._model.layout
+        return (
+            all(torch.equal(one.vector[part], other.vector[part]) for part in (layout.backbone, layout.buffers))
+            and set(one.frozen) == set(other.frozen)
+            and all(torch.equal(tensor, other.frozen[name]) for name, tensor in one.frozen.items())
+        )
+
+    def _logits(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor, seen: int) -> torch.Tensor:
+        """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key."""
+        with torch.no_grad(), autocast(self._precision, index.device):
+            if key not in self._features:
+                parts = [self._run(net, data, rows) for rows in torch.split(index, self._batch_size)]
+                width = self._model.layout.features
+                self._features[key] = torch.cat(parts) if len(index) else self._start.vector.new_zeros(0, width)
+            return net.head(self._features[key])[:, :seen].float()
+
+    @staticmethod
+    def _run(net: Net, data: DeviceData, rows: torch.Tensor) -> torch.Tensor:
+        context = {} if data.memo is None else {"memo": data.memo[rows]}
+        return net.outputs(data.plain(rows), context)["features"]
+
+    def _share(
+        self, predictors: Predictors, identity: TaskIdentity, logits: Logits, task: Task, tasks: Sequence[Task]
+    ) -> float:
+        """Returns the share of a task's test samples that the rule answers rightly."""
+        rule, true = predictors.rules[identity], task if identity == "oracle" else None
+        own: Mapping[str, torch.Tensor] = {name: logits[name, task.index] for name in rule.modules(tasks, true)}
+        labels = self._test.labels[self._index[task.index]]
+        if len(labels) == 0:
+            raise ValueError(f"task {task.index} has no test samples")
+        return int((rule(own, tasks, true) == labels).sum()) / len(labels)
 
 
-def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> Needed:
+def as_module(built: Module | torch.Tensor) -> Module:
+    """Returns a built module as a `Module`: a tensor is a state vector without frozen tensors."""
+    return Module(built) if isinstance(built, torch.Tensor) else built
+
+
+def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
+    """Returns the share of pairs in which the inside score is larger, ties counting one half (Mann-Whitney).
+
+    Example:
+        >>> auroc(torch.tensor([0.9, 0.8]), torch.tensor([0.8, 0.1]))
+        0.875
+    """
+    from sklearn.metrics import roc_auc_score
+
+    truth = [1] * len(inside) + [0] * len(outside)
+    return float(roc_auc_score(truth, torch.cat([inside, outside]).double().cpu().numpy()))
+
+
+def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> dict[str, list[int]]:
     """Returns for each module the tasks whose test samples it must see."""
-    needed: Needed = {}
+    needed: dict[str, list[int]] = {}
     for task in tasks:
         for identity in identities:
-            true = task if identity == "oracle" else None
-            for name in predictors.rules[identity].modules(tasks, true):
+            for name in predictors.rules[identity].modules(tasks, task if identity == "oracle" else None):
                 indices = needed.setdefault(name, [])
                 if task.index not in indices:
                     indices.append(task.index)
     return needed
-
-
-def _logits(federation: Federation, task: int, seen: int) -> torch.Tensor:
-    """Returns float32 logits `[n, seen]` of one task's test samples under the loaded module."""
-    with torch.no_grad(), autocast(federation.experiment.protocol.precision, federation.model.vector.device):
-        return federation.features.logits(task, federation.test, federation.test_index[task], seen)
-
-
-def _accuracy(
-    federation: Federation,
-    answer: DecisionRule,
-    identity: TaskIdentity,
-    logits: dict[tuple[str, int], torch.Tensor],
-    task: Task,
-) -> float:
-    tasks = federation.server.tasks
-    true = task if identity == "oracle" else None
-    own = {name: logits[name, task.index] for name in answer.modules(tasks, true)}
-    labels = federation.test.labels[federation.test_index[task.index]]
-    if len(labels) == 0:
-        raise ValueError(f"task {task.index} has no test samples")
-    return int((answer(own, tasks, true) == labels).sum()) / len(labels)

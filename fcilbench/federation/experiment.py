@@ -17,7 +17,7 @@ from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.trainer import Trainer
 from fcilbench.federation.channel import Channel
-from fcilbench.federation.features import FeatureMemory
+from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
@@ -80,6 +80,19 @@ class RoundContext:
         return (self.phase.after, self.round)
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Samples that clients mix into their training of a task (`Aggregator.replay`).
+
+    Attributes:
+        data: The samples on the device.
+        message: The same samples as they are sent.
+    """
+
+    data: DeviceData
+    message: Message
+
+
 @dataclass
 class Federation:
     """An experiment made real: data on the device, the model, the clients' samples, the server.
@@ -90,19 +103,17 @@ class Federation:
         schedule: Phases to train, as the method arranged them.
         train: Training samples on the device.
         test: Test samples on the device.
-        outside: Test samples of no class, or `None`.
         test_index: Positions of each task's test samples.
         model: The one resident model.
         trainer: Local training on it.
         server: The server.
-        features: Runs modules over test samples.
-        initial: The initial state vector, for phases that restart.
         channel: Delivers messages and counts their bytes.
+        evaluator: Runs deployed modules over test samples.
+        initial: The initial state vector, for phases that restart.
         class_names: Original class names.
         fingerprint: Content digest of the data that was loaded.
         clients: State of each client by id.
-        replay: Samples that clients mix into the training of the current task, on the device.
-        replay_message: The same samples as they are sent.
+        replay: Samples that clients mix into the training of the current task.
     """
 
     experiment: Experiment
@@ -110,16 +121,14 @@ class Federation:
     schedule: Schedule
     train: DeviceData
     test: DeviceData
-    outside: DeviceData | None
     test_index: tuple[torch.Tensor, ...]
     model: FlatModel
     trainer: Trainer
     server: FederationServer
-    features: FeatureMemory
-    initial: torch.Tensor
     channel: Channel
+    evaluator: Evaluator
+    initial: torch.Tensor
     class_names: tuple[str, ...]
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-    replay: DeviceData | None = None
-    replay_message: Message = field(default_factory=dict)
+    replay: Replay | None = None

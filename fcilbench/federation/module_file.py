@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from fcilbench.api.message import Layout, Message, nbytes
 from fcilbench.api.task import Task
 from fcilbench.errors import UsageError
 from fcilbench.federation.server import FederationServer
+from fcilbench.files import write_atomic
 
 FORMAT = "fcilbench-module-2"
 
@@ -50,7 +50,7 @@ class ModuleFile:
 
 
 def write(path: Path, tensors: Message, server: FederationServer, about: Mapping[str, str]) -> None:
-    """Writes a module file under a temporary name, then renames it.
+    """Replaces a module file in one step.
 
     Args:
         path: Where to.
@@ -63,10 +63,8 @@ def write(path: Path, tensors: Message, server: FederationServer, about: Mapping
         "tasks": [[task.offset, task.size] for task in server.tasks],
         "parts": _parts(server.layout),
     }
-    temporary = path.with_name(f"{path.name}.tmp")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
-    os.replace(temporary, path)
+    write_atomic(path, save(plain, metadata={"format": FORMAT, "facts": json.dumps(facts)}))
 
 
 def read(path: Path) -> ModuleFile:

@@ -1,14 +1,18 @@
-"""From a finished federation to an `Outcome`: metrics with unit and direction, cost, digests."""
+"""From a finished federation to an `Outcome`: metrics, cost, and the digest of what is deployed."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
+from fcilbench.api.predict import Predictors
 from fcilbench.engine.meters import device_name
 from fcilbench.federation.checkpoint import Progress
+from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import Federation
+from fcilbench.federation.server import FederationServer
 from fcilbench.spec.metrics import METRICS, evaluate
 from fcilbench.spec.outcome import Cost, Outcome, Value
 from fcilbench.spec.protocol import TaskIdentity
@@ -22,8 +26,8 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
     named: dict[str, Value] = {}
     for identity, matrix in matrices.items():
         named |= _metrics(identity, matrix, sizes)
-    if progress.outside_auroc is not None:
-        named["oos_auroc/none"] = _value("oos_auroc", progress.outside_auroc)
+    if progress.ood_auroc is not None:
+        named["oos_auroc/none"] = _value("oos_auroc", progress.ood_auroc)
     return Outcome(
         metrics=named,
         accuracy=matrices,
@@ -31,16 +35,43 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
         classes=federation.stream.names(federation.class_names),
         cost=_cost(federation, progress),
         seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
-        model_digest=digest(federation.server.vector),
+        model_digest=progress.model_digest,
         data_fingerprint=federation.fingerprint,
         device=device_name(federation.model.vector.device),
         warnings=list(federation.server.warnings),
     )
 
 
-def digest(vector: torch.Tensor) -> str:
-    """Returns the SHA-256 of a float32 vector's little-endian bytes."""
-    return "sha256:" + hashlib.sha256(vector.detach().cpu().numpy().astype("<f4").tobytes()).hexdigest()
+def model_digest(predictors: Predictors, server: FederationServer) -> str:
+    """Returns the SHA-256 of all that a method deploys and keeps.
+
+    It covers each deployed module (its state vector and frozen tensors), the integer buffers and `server.state`, each
+    under its name: two methods with equal global vectors and different modules differ.
+    """
+    found = hashlib.sha256()
+    for name, build in sorted(predictors.modules.items()):
+        module = as_module(build())
+        _add(found, {"module": name, "vector": module.vector, "frozen": dict(module.frozen)})
+    _add(found, {"counters": server.counters, "state": server.state})
+    return f"sha256:{found.hexdigest()}"
+
+
+def _add(found: Any, value: Any) -> None:
+    """Adds a value to a digest: tensors by type, shape and content, dicts in the order of their keys."""
+    if isinstance(value, torch.Tensor):
+        found.update(f"tensor {value.dtype} {tuple(value.shape)}:".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, dict):
+        found.update(f"dict {len(value)}:".encode())
+        for key in sorted(value, key=repr):
+            found.update(f"{key!r}=".encode())
+            _add(found, value[key])
+    elif isinstance(value, list | tuple):
+        found.update(f"list {len(value)}:".encode())
+        for each in value:
+            _add(found, each)
+    else:
+        found.update(f"{type(value).__name__} {value!r};".encode())
 
 
 def _matrix(rows: dict[int, list[float]], tasks: int) -> list[list[float | None]]:
@@ -56,7 +87,7 @@ def _value(name: str, value: float | None) -> Value:
 
 
 def _cost(federation: Federation, progress: Progress) -> Cost:
-    seconds = progress.seconds
+    seconds, channel = progress.seconds, federation.channel
     wall = seconds.get("wall", 0.0)
     return Cost(
         wall_s=wall,
@@ -66,7 +97,7 @@ def _cost(federation: Federation, progress: Progress) -> Cost:
         evaluation_s=seconds.get("evaluation", 0.0),
         device_s=wall if federation.model.vector.device.type == "cuda" else 0.0,
         peak_mem=progress.peak_memory,
-        bytes_up=federation.channel.bytes_up,
-        bytes_down=federation.channel.bytes_down,
+        bytes_up=channel.bytes_up,
+        bytes_down=channel.bytes_down,
         server_state=progress.server_state,
     )

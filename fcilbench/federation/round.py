@@ -15,10 +15,10 @@ from fcilbench.api.message import Layout, Message, Piece, Wire
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.precision import all_finite
-from fcilbench.engine.trainer import Extra, Objective, Work
+from fcilbench.engine.step import Extra, Objective, Work
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation, RoundContext
-from fcilbench.federation.streams import seed_torch, stream
+from fcilbench.federation.tasks import seed_torch, stream
 
 RESERVED = ("delta", "counters")
 """Names under which an update travels; no statistic may have them."""
@@ -64,7 +64,8 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     wire = checked(aggregator.wire(server), server.layout)
     channel.publish(server.vector, server.counters)
     broadcast = {**aggregator.task_broadcast(server), **aggregator.broadcast(server)}
-    posted, replay = channel.post(broadcast), channel.post(federation.replay_message)
+    posted = channel.post(broadcast)
+    replay = channel.post({} if federation.replay is None else federation.replay.message)
     uploads: dict[int, Upload] = {}
     with watch("training"):
         for client in execution_order(clients):
@@ -168,7 +169,7 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
     seed_torch(federation.experiment.seeds.of("train"), "local", *context.key, session.id)
     own = {f"state/{name}": value for name, value in session.state.items()}
     seen = {**session.received, **own, "received": session.received_model}
-    extra = None if federation.replay is None else Extra(federation.replay, session.random("replay"))
+    extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
     work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra)
     objective = Objective(method.loss, method.gradient, seen)
     loss = federation.trainer.train(objective, work, session.random("batches"))

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.engine.precision import forbid_tf32
-from fcilbench.federation import checkpoint, final
-from fcilbench.federation.build import build, remember
+from fcilbench.engine.precision import all_finite, forbid_tf32
+from fcilbench.errors import PluginError
+from fcilbench.federation import checkpoint
+from fcilbench.federation.build import build, place_replay
 from fcilbench.federation.checkpoint import Event, Progress
-from fcilbench.federation.decoding import decoding_events
-from fcilbench.federation.evaluation import evaluate
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext
-from fcilbench.federation.outcome import outcome
-from fcilbench.federation.outside import outside_auroc
-from fcilbench.federation.placing import as_message, place
+from fcilbench.federation.outcome import model_digest, outcome
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
+from fcilbench.files import write_atomic
 from fcilbench.spec.outcome import Outcome
 
 Listener = Callable[[Event], None]
+DECODING_SECONDS = 0.5
+"""Least time between two events of a data set that is decoded into its cache."""
 
 
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
@@ -45,6 +45,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     Raises:
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
+        PluginError: If a plugin breaks its contract, e.g. leaves a model that is not finite.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.runtime.threads)
@@ -52,17 +53,28 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     reset_peak_memory(torch.device(experiment.device))
     on_event = on_event or _ignore
     federation = build(experiment, decoding_events(on_event))
-    final.forget(workdir)
-    path = workdir / "checkpoint.pt"
-    progress = checkpoint.restore(path, federation)
+    (workdir / checkpoint.FINAL).unlink(missing_ok=True)
+    progress = checkpoint.restore(workdir / "checkpoint.pt", federation)
     if progress is None:
         progress = Progress()
         experiment.aggregator.begin(federation.server)
-    run = _Run(federation, progress, workdir, on_event, started)
-    run.phases()
+    _Run(federation, progress, workdir, on_event, started).phases()
     if experiment.runtime.keep_model:
-        final.save(workdir, federation.server)
+        checkpoint.save_final(workdir, federation.server)
     return outcome(federation, progress)
+
+
+def decoding_events(on_event: Listener) -> Callable[[int, int], None]:
+    """Returns a progress callback for `open_dataset` that emits `decoding` events, few enough to be read."""
+    told = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told >= DECODING_SECONDS:
+            told = time.monotonic()
+            on_event({"event": "decoding", "done": done, "total": total})
+
+    return report
 
 
 def _ignore(event: Event) -> None:
@@ -90,14 +102,7 @@ class _Run:
         while self._progress.phase < len(phases):
             index = self._progress.phase
             phase = phases[index]
-            self._server.enter(phase.task, phase.after)
-            if phase.restart and self._progress.round == 0 and index > 0:
-                self._server.reset(self._federation.initial)
-            if self._progress.round == 0:
-                self._server.round = 0
-                self._experiment.aggregator.begin_task(self._server)
-                self._federation.channel.publish(self._server.vector, self._server.counters)
-            self._replay()
+            self._begin(RoundContext(phase, self._progress.round), index)
             self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
             for round_ in range(self._progress.round, phase.rounds):
                 self._round(RoundContext(phase, round_))
@@ -108,19 +113,17 @@ class _Run:
             self._progress.phase, self._progress.round = index + 1, 0
             self._keep("task")
 
-    def _replay(self) -> None:
-        """Puts the samples that clients mix into this task on the device."""
-        federation = self._federation
-        self._server.round = 0
-        samples = self._experiment.aggregator.replay(self._server)
-        federation.replay, federation.replay_message = None, {}
-        if samples is None:
-            return
-        nhwc = federation.model.network.extractor.channels_last
-        data = place(self._experiment.backbone, samples, self._experiment.dataset.augmentation, self._device, nhwc)
-        federation.model.load(federation.initial, self._server.counters)
-        remember(self._experiment, federation.model, data)
-        federation.replay, federation.replay_message = data, as_message(samples)
+    def _begin(self, context: RoundContext, index: int) -> None:
+        """Enters a phase, at its start or in the middle of it after a resume."""
+        server, aggregator, phase = self._server, self._experiment.aggregator, context.phase
+        server.enter(phase.task, phase.after)
+        server.round = 0
+        if context.round == 0:
+            if phase.restart and index > 0:
+                server.reset(self._federation.initial)
+            aggregator.begin_task(server)
+            self._federation.channel.publish(server.vector, server.counters)
+        self._federation.replay = place_replay(self._federation, aggregator.replay(server))
 
     def _round(self, context: RoundContext) -> None:
         before, channel = dict(self._watch.seconds), self._federation.channel
@@ -134,43 +137,42 @@ class _Run:
                 "tasks": len(self._federation.stream.sizes),
                 "round": context.round,
                 "rounds": context.phase.rounds,
-                "loss": loss,
+                "loss": loss if loss is None or math.isfinite(loss) else None,
                 "seconds": self._since(before),
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
-                "logs": dict(self._server.logs),
+                "logs": _logs(self._server.logs),
             }
         )
 
     def _end(self, context: RoundContext) -> None:
-        """Does the method's task end, then evaluates."""
-        before, aggregator = dict(self._watch.seconds), self._experiment.aggregator
-        self._server.logs = {}
+        """Ends a task with the method's own hook, then evaluates."""
+        federation, server, aggregator = self._federation, self._server, self._experiment.aggregator
+        before = dict(self._watch.seconds)
+        server.logs = {}
         with self._watch("task_end"):
-            statistics = (
-                collect_task_statistics(self._federation, context)
-                if aggregator.wants_task_statistics(self._server)
-                else {}
-            )
-            aggregator.end_task(self._server, statistics)
-            self._federation.channel.publish(self._server.vector, self._server.counters)
-        self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+            asked = aggregator.wants_task_statistics(server)
+            aggregator.end_task(server, collect_task_statistics(federation, context) if asked else {})
+        if not all_finite(server.vector):
+            raise PluginError(f"the method left a global model that is not finite after task {server.task.index}")
+        federation.channel.publish(server.vector, server.counters)
+        self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
         with self._watch("evaluation"):
-            predictors = aggregator.predictors(self._server)
-            accuracy = evaluate(self._federation, predictors)
-            if context.phase is self._federation.schedule.phases[-1]:
-                self._progress.outside_auroc = outside_auroc(self._federation, predictors)
-            self._federation.features.forget_trained()
+            predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity
+            accuracy = federation.evaluator.accuracy(predictors, server.tasks, identities)
+            if context.phase is federation.schedule.phases[-1]:
+                self._progress.ood_auroc = federation.evaluator.ood_auroc(predictors, server.tasks)
+                self._progress.model_digest = model_digest(predictors, server)
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
         self._record(
             {
                 "event": "task",
                 "task": context.phase.after,
-                "tasks": len(self._federation.stream.sizes),
+                "tasks": len(federation.stream.sizes),
                 "accuracy": accuracy,
                 "seconds": self._since(before),
-                "logs": dict(self._server.logs),
+                "logs": _logs(server.logs),
             }
         )
 
@@ -187,10 +189,20 @@ class _Run:
         self._progress.seconds["wall"] = self._progress.seconds.get("wall", 0.0) + now - self._mark
         self._mark = now
         self._progress.peak_memory = max(self._progress.peak_memory, peak_memory(self._device))
-        lines = "".join(json.dumps(event) + "\n" for event in self._progress.curve)
-        temporary = self._workdir / "rounds.tmp"
-        temporary.write_text(lines, encoding="utf-8")
-        os.replace(temporary, self._workdir / "rounds.jsonl")
+        lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in self._progress.curve)
+        write_atomic(self._workdir / "rounds.jsonl", lines, durable=False)
         wanted = self._experiment.runtime.checkpoint
         if wanted == "round" or (wanted == "task" and point == "task"):
             checkpoint.save(self._workdir / "checkpoint.pt", self._federation, self._progress)
+
+
+def _logs(logs: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns a round's diagnostics with `None` for what is not finite, which JSON cannot say.
+
+    Raises:
+        PluginError: If one is not a number.
+    """
+    for name, value in logs.items():
+        if not isinstance(value, int | float):
+            raise PluginError(f"the diagnostic {name[:40]!r} is a {type(value).__name__}, not a number")
+    return {name: value if math.isfinite(value) else None for name, value in logs.items()}

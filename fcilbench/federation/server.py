@@ -15,7 +15,7 @@ from fcilbench.api.server import State
 from fcilbench.api.task import Task
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import all_finite
-from fcilbench.federation.streams import stream
+from fcilbench.federation.tasks import stream
 from fcilbench.spec.protocol import Protocol
 
 

@@ -1,16 +1,42 @@
-"""The task stream: class order, split into tasks, and the one mapping between labels."""
+"""What the seeds fix: random streams as coordinates, and the stream of tasks.
+
+A random stream is a hash of where it is used, never of what was drawn before. The aggregator is never a coordinate, so
+all methods share class order, partition, client sampling and batch order; and running clients in another order, on
+another device or after a resume changes nothing.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from fcilbench.api.schedule import Indices
 from fcilbench.api.task import Task
 from fcilbench.errors import UsageError
-from fcilbench.federation.streams import stream
+
+
+def stream(seed: int, *coordinates: str | int) -> np.random.Generator:
+    """Returns the generator at `coordinates`, e.g. `stream(seed, "batches", task, round, client)`.
+
+    Example:
+        >>> stream(1, "batches", 0).integers(100) == stream(1, "batches", 0).integers(100)
+        np.True_
+    """
+    return np.random.Generator(np.random.Philox(_number(seed, coordinates)))
+
+
+def seed_torch(seed: int, *coordinates: str | int) -> None:
+    """Seeds torch's global generators (initialisation, dropout) for the coordinates."""
+    torch.manual_seed(_number(seed, coordinates) & (2**63 - 1))
+
+
+def _number(seed: int, coordinates: tuple[str | int, ...]) -> int:
+    text = "/".join(str(part) for part in (seed, *coordinates))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
 @dataclass(frozen=True)
@@ -63,10 +89,6 @@ class TaskStream:
         inverse = np.empty(len(self.order), dtype=np.int64)
         inverse[list(self.order)] = np.arange(len(self.order))
         return inverse[labels]
-
-    def original(self, labels: Indices) -> Indices:
-        """Maps internal labels to original ones; the inverse of `internal`."""
-        return np.asarray(self.order, dtype=np.int64)[labels]
 
     def names(self, class_names: Sequence[str]) -> list[list[str]]:
         """Returns the class names of each task, in internal order."""

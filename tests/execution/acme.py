@@ -58,7 +58,7 @@ class Acme(FedAvg):
             case "surrogate":
                 raise ValueError("bad \udce4 name " + "x" * 10**7)
             case "log":
-                server.logs["x"] = "y" * (1 << 25)
+                server.log("y" * (1 << 25), 1.0)
             case "fetch":
                 urllib.request.urlopen("http://example.invalid/weights")
             case "crash":

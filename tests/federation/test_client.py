@@ -8,12 +8,12 @@ from fcilbench.api.dataset import Augmentation
 from fcilbench.api.schedule import Schedule
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import sample_clients
 
 
 def session(federation, client=0, round_=0):
-    return ClientSession(federation, Turn(federation.schedule.phases[0], round_), client)
+    return ClientSession(federation, RoundContext(federation.schedule.phases[0], round_), client)
 
 
 def inputs(batches):
@@ -69,7 +69,7 @@ def test_the_servers_streams_are_coordinates(make_experiment):
 def test_a_phase_may_ask_every_client(make_experiment):
     federation = build(make_experiment(clients=6, participation=0.5))
     phase = federation.schedule.phases[0]
-    assert len(sample_clients(federation, Turn(phase, 0))) == 3
+    assert len(sample_clients(federation, RoundContext(phase, 0))) == 3
     everyone = replace(phase, participation=1.0)
-    assert sample_clients(federation, Turn(everyone, 0)) == [0, 1, 2, 3, 4, 5]
+    assert sample_clients(federation, RoundContext(everyone, 0)) == [0, 1, 2, 3, 4, 5]
     assert Schedule((everyone,)).phases[0].sampled(0.5) == 6

@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import save_file
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.federation import final, module_file
+from fcilbench.federation import module_file
 from fcilbench.federation.build import build
+from fcilbench.federation.checkpoint import load_final
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
@@ -23,17 +24,17 @@ def finished(make_experiment, tmp_path):
     method = Sum(Sum.Params(k_pct=0.2))
     experiment = make_experiment(method, runtime=KEEP)
     run_experiment(experiment, tmp_path)
-    return method, final.load(tmp_path), build(experiment).initial
+    return method, load_final(tmp_path), build(experiment).initial
 
 
 def test_the_final_state_is_kept_only_where_it_is_asked_for(make_experiment, tmp_path):
     run_experiment(make_experiment(runtime=KEEP), tmp_path)
-    kept = final.load(tmp_path)
+    kept = load_final(tmp_path)
     assert [task.size for task in kept.tasks] == [2] * 5
     assert kept.layout == build(make_experiment()).server.layout
     run_experiment(make_experiment(), tmp_path)
     with pytest.raises(PrerequisiteError, match="keep_model"):
-        final.load(tmp_path)
+        load_final(tmp_path)
 
 
 def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
@@ -77,7 +78,7 @@ def test_another_pretrained_backbone_is_refused(finished, tmp_path):
 
 def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_path):
     run_experiment(make_experiment(FedAvg(), runtime=KEEP), tmp_path)
-    server = final.load(tmp_path)
+    server = load_final(tmp_path)
     path = tmp_path / "global.safetensors"
     module_file.write(path, FedAvg().export(server), server, ABOUT)
     found = module_file.read(path)

@@ -11,7 +11,7 @@ import pytest
 
 from fcilbench.errors import PartitionError
 from fcilbench.federation.partition import partition
-from fcilbench.federation.streams import stream
+from fcilbench.federation.tasks import stream
 from fcilbench.spec.protocol import Partition
 
 
@@ -96,3 +96,13 @@ def test_same_stream_same_split():
     one = partition(labels, 3, spec("dirichlet", 0.5), stream(7, "p"))
     two = partition(labels, 3, spec("dirichlet", 0.5), stream(7, "p"))
     assert [part.tolist() for part in one] == [part.tolist() for part in two]
+
+
+def test_no_client_id_is_favoured_where_a_class_has_few_samples():
+    """2 classes x 4 samples, 10 clients, beta 100: each client gets 0.8 samples on average."""
+    total = np.zeros(10)
+    for seed in range(500):
+        parts = partition(np.repeat(np.arange(2), 4), 10, spec("dirichlet", 100.0, 0), stream(seed, "p"))
+        check_cover(parts, 8)
+        total += [len(part) for part in parts]
+    assert np.abs(total / 500 - 0.8).max() < 0.15

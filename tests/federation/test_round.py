@@ -15,7 +15,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import run_round
 from fcilbench.plugins.stressors.none import NoStress
 
@@ -27,7 +27,7 @@ def with_clients(federation, sizes):
     bounds = np.cumsum([0, *sizes])
     held = tuple(pool[a:b] for a, b in itertools.pairwise(bounds))
     changed = type(phase)(phase.task, held, phase.rounds, phase.epochs, phase.batch_size, after=phase.after)
-    return Turn(changed, 0)
+    return RoundContext(changed, 0)
 
 
 def play(federation, turn, rows=None):
@@ -212,7 +212,7 @@ def test_bytes_are_those_of_the_tensors(make_experiment):
 def test_participation_samples_by_coordinates(make_experiment):
     federation = build(make_experiment(clients=10, participation=0.5))
     phase = federation.schedule.phases[0]
-    drawn = [tuple(round_module.sample_clients(federation, Turn(phase, r))) for r in range(6)]
+    drawn = [tuple(round_module.sample_clients(federation, RoundContext(phase, r))) for r in range(6)]
     assert all(len(clients) == 5 and list(clients) == sorted(clients) for clients in drawn)
     assert len(set(drawn)) > 1
-    assert drawn == [tuple(round_module.sample_clients(federation, Turn(phase, r))) for r in range(6)]
+    assert drawn == [tuple(round_module.sample_clients(federation, RoundContext(phase, r))) for r in range(6)]

@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator, No
+from fcilbench.api.predict import Module, Predictors
 from fcilbench.engine.meters import Stopwatch
+from fcilbench.errors import PluginError, PrerequisiteError
 from fcilbench.federation import checkpoint
+from fcilbench.federation import run as run_module
 from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext as Turn
-from fcilbench.federation.experiment import Unsupported
+from fcilbench.federation.experiment import RoundContext, Unsupported
+from fcilbench.federation.outcome import model_digest
 from fcilbench.federation.round import run_round
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
-from fcilbench.spec.protocol import Partition, Seeds
+from fcilbench.spec.protocol import Partition, Runtime, Seeds
 
 
 def run(experiment, folder, name="work"):
@@ -110,14 +113,63 @@ def test_resume_ends_bit_equal(make_experiment, norm_backbone, tmp_path, method,
     assert len(kept) == len((tmp_path / "whole" / "rounds.jsonl").read_text().splitlines()) == 12
 
 
-def test_an_unreadable_checkpoint_is_ignored_with_a_warning(make_experiment, tmp_path):
-    experiment = make_experiment(rounds=1, tasks=2)
+def interrupted(experiment, folder):
+    """Runs up to the second round, and returns the checkpoint that is left."""
+    folder.mkdir()
+
+    def listen(event):
+        if event.get("round") == 1:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run_experiment(experiment, folder, listen)
+    return folder / "checkpoint.pt"
+
+
+def flipped(path):
+    """One bit of the largest tensor: torch reads it without a word."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 32
+    path.write_bytes(bytes(content))
+
+
+def rewritten(change):
+    def spoil(path):
+        record = checkpoint._read(path, torch.device("cpu"))
+        changed = change(record)
+        checkpoint._write(path, record if changed is None else changed)
+
+    return spoil
+
+
+DAMAGE = {
+    "bit": flipped,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"hello\n"),
+    "list": rewritten(lambda record: [1, 2]),
+    "bare": rewritten(lambda record: {"format": checkpoint.FORMAT}),
+    "format": rewritten(lambda record: record.update(format=99)),
+    "key": rewritten(lambda record: record["progress"].update(more=1)),
+    "phase": rewritten(lambda record: record["progress"].update(phase=99)),
+    "round": rewritten(lambda record: record["progress"].update(round=2)),
+    "nan": rewritten(lambda record: record["vector"].fill_(float("nan"))),
+    "shape": rewritten(lambda record: record.update(vector=torch.zeros(3))),
+    "state": rewritten(lambda record: record.pop("state") and None),
+    "channel": rewritten(lambda record: record["channel"].pop("held") and None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_odd_checkpoint_is_not_trained_on(make_experiment, tmp_path, damage):
+    experiment = make_experiment(Sum(), tasks=2)
     whole = run(experiment, tmp_path, "whole")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "checkpoint.pt").write_bytes(b"PK not a checkpoint")
+    path = interrupted(experiment, tmp_path / "work")
+    DAMAGE[damage](path)
     again = run(experiment, tmp_path)
-    assert again.model_digest == whole.model_digest
-    assert "unreadable checkpoint" in again.warnings[0]
+    assert "a checkpoint was ignored, the cell starts over" in again.warnings[0]
+    again.warnings.pop(0)
+    assert comparable(again) == comparable(whole)
 
 
 def test_a_checkpoint_replaces_the_last_one_atomically(make_experiment, tmp_path):
@@ -135,7 +187,7 @@ def test_s15_memory_is_constant_from_the_second_round(make_experiment):
     rows = torch.empty(5, len(federation.server.vector))
     readings = []
     for index in range(8):
-        turn = Turn(federation.schedule.phases[0], index)
+        turn = RoundContext(federation.schedule.phases[0], index)
         run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
         gc.collect()
         tensors = {id(o): o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)}
@@ -200,7 +252,7 @@ def test_task_end_statistics_are_collected_at_the_global_model(make_experiment, 
     plain = run(make_experiment(FedAvg()), tmp_path, "a")
     outcome = run(make_experiment(Means()), tmp_path, "b")
     assert got == [40] * 5
-    assert outcome.model_digest == plain.model_digest
+    assert outcome.accuracy == plain.accuracy
     assert outcome.cost.server_state == 16 * 4
     # 16 floats and one int64 a client and task; a client that holds the final model gets it only once.
     clients = (outcome.cost.bytes_up - plain.cost.bytes_up) // (16 * 4 + 8)
@@ -232,3 +284,73 @@ def test_a_training_free_method_sends_statistics_only_and_gets_the_model_once(ma
     assert outcome.cost.bytes_down == 2 * model
     assert outcome.cost.bytes_up == 2 * 2 * 5 * 4  # clients x rounds x tasks x one float
     assert json.loads((tmp_path / "work" / "rounds.jsonl").read_text().splitlines()[0])["loss"] is None
+
+
+def test_the_digest_tells_methods_apart_whose_global_models_agree(make_experiment, tmp_path):
+    """The storage of SUM's basis changes deployed modules and state, and no global model."""
+    ends = {}
+    for storage in ("fp32", "int8"):
+        method = Sum(Sum.Params(storage=storage))
+        run(make_experiment(method, tasks=2, runtime=Runtime(keep_model=True)), tmp_path, storage)
+        server = checkpoint.load_final(tmp_path / storage)
+        ends[storage] = (server.vector, model_digest(method.predictors(server), server))
+        assert run(make_experiment(method, tasks=2), tmp_path, f"{storage}-2").model_digest == ends[storage][1]
+    assert torch.equal(ends["fp32"][0], ends["int8"][0])
+    assert ends["fp32"][1] != ends["int8"][1]
+
+
+def test_the_digest_covers_frozen_tensors_and_state_in_any_order(make_experiment):
+    server = build(make_experiment()).server
+
+    class Deploys(Aggregator):
+        def predictors(self, server):
+            return Predictors({"a": lambda: Module(server.vector, {"w": server.state["w"]})})
+
+    server.state = {"w": torch.ones(2), "more": [1, {"x": torch.tensor(True)}], "t": {2: 0.5, "y": None}}
+    first = model_digest(Deploys().predictors(server), server)
+    server.state = dict(reversed(server.state.items()))
+    assert model_digest(Deploys().predictors(server), server) == first
+    for change in ({"w": torch.zeros(2)}, {"more": [1, {"x": torch.tensor(False)}]}, {"t": {2: 0.25, "y": None}}):
+        kept, server.state = server.state, server.state | change
+        assert model_digest(Deploys().predictors(server), server) != first
+        server.state = kept
+    assert model_digest(Aggregator().predictors(server), server) != first
+
+
+def test_a_diagnostic_that_is_not_finite_is_null_in_the_curve(make_experiment, tmp_path):
+    class Logs(Aggregator):
+        def aggregate(self, updates, server):
+            server.log("x", float("nan"))
+            server.log("y", float("inf"))
+            super().aggregate(updates, server)
+
+    run(make_experiment(Logs(), tasks=1, rounds=1), tmp_path)
+    line = (tmp_path / "work" / "rounds.jsonl").read_text().splitlines()[0]
+    assert json.loads(line, parse_constant=pytest.fail)["logs"] == {"x": None, "y": None}
+
+
+def test_a_diagnostic_that_is_no_number_is_the_plugins_fault(make_experiment, tmp_path):
+    class Logs(Aggregator):
+        def aggregate(self, updates, server):
+            server.logs["x"] = "text"
+
+    with pytest.raises(PluginError, match="'x' is a str"):
+        run(make_experiment(Logs()), tmp_path)
+
+
+def test_a_final_state_that_is_damaged_is_refused(make_experiment, tmp_path):
+    run(make_experiment(tasks=1, rounds=1, runtime=Runtime(keep_model=True)), tmp_path)
+    flipped(tmp_path / "work" / "final.pt")
+    with pytest.raises(PrerequisiteError, match="damaged"):
+        checkpoint.load_final(tmp_path / "work")
+
+
+def test_few_decoding_events_and_always_the_last(monkeypatch):
+    now = iter([100.0, 100.0, 100.2, 100.6, 100.6, 100.7])
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: next(now))
+    seen = []
+    report = run_module.decoding_events(seen.append)
+    for done in (1, 2, 3, 4):
+        report(done, 4)
+    assert [event["done"] for event in seen] == [1, 3, 4]
+    assert seen[0] == {"event": "decoding", "done": 1, "total": 4}

@@ -4,12 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
 from fcilbench.federation.experiment import Unsupported
-from fcilbench.federation.outside import auroc
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
@@ -74,9 +72,3 @@ def test_texts_are_learned_and_out_of_scope_is_measured(text_experiment, tmp_pat
 def test_a_text_backbone_declines_images(make_experiment, tmp_path):
     with pytest.raises(Unsupported, match="text backbone does not read vision"):
         run_experiment(make_experiment(backbone=Bag()), tmp_path)
-
-
-def test_auroc_by_hand():
-    # Pairs: (.9 > .8), (.9 > .1), (.8 = .8: one half), (.8 > .1): 3.5 of 4.
-    assert auroc(torch.tensor([0.9, 0.8]), torch.tensor([0.8, 0.1])) == pytest.approx(3.5 / 4)
-    assert auroc(torch.tensor([0.1]), torch.tensor([0.9])) == 0.0

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.federation.checkpoint import load_final
 from fcilbench.federation.run import run_experiment
+from fcilbench.spec.protocol import Runtime
 
 _spec = spec_from_file_location("federation_fixtures", Path(__file__).parents[2] / "federation" / "conftest.py")
 _fixtures = module_from_spec(_spec)
@@ -20,13 +22,17 @@ class StopError(Exception):
 
 @pytest.fixture
 def play(make_experiment, tmp_path):
-    """Returns `play(method, stop, ...)`: a run on the uneven tasks (3, 1, 4, 2), interrupted and resumed if asked."""
+    """Returns `play(method, stop, ...)`: a run on the uneven tasks (3, 1, 4, 2), interrupted and resumed if asked.
+
+    `play.vector` is the final global vector of the last run.
+    """
     count = 0
 
     def run(method=None, stop=None, **changes):
         nonlocal count
         count += 1
-        experiment = make_experiment(method, **{"tasks": (3, 1, 4, 2), **changes})
+        settings = {"tasks": (3, 1, 4, 2), "runtime": Runtime(keep_model=True)}
+        experiment = make_experiment(method, **(settings | changes))
         folder = tmp_path / f"run-{count}"
         folder.mkdir()
         rounds = 0
@@ -40,6 +46,8 @@ def play(make_experiment, tmp_path):
         if stop is not None:
             with pytest.raises(StopError):
                 run_experiment(experiment, folder, listen)
-        return run_experiment(experiment, folder)
+        outcome = run_experiment(experiment, folder)
+        run.vector = load_final(folder).vector
+        return outcome
 
     return run

@@ -8,7 +8,7 @@ from fcilbench.api.server import Updates
 from fcilbench.api.task import Task
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators import fisheravg
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -55,7 +55,7 @@ def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates
     federation = build(make_experiment(tasks=(3, 1, 4, 2)))
     federation.model.network.eval()
     phase = federation.schedule.phases[2]
-    session = ClientSession(federation, Turn(phase, 0), 1)
+    session = ClientSession(federation, RoundContext(phase, 0), 1)
     fisher = session.fisher("exact")
     assert fisher.shape == federation.model.parameters.shape
     head = fisher[federation.server.layout.head]
@@ -71,7 +71,7 @@ def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates
     assert torch.allclose(weight[4:8], expected.detach(), rtol=1e-4, atol=1e-8)
     few = session.fisher("empirical", samples=3)
     assert torch.equal(few, session.fisher("empirical", samples=3))
-    other = ClientSession(federation, Turn(phase, 1), 1)
+    other = ClientSession(federation, RoundContext(phase, 1), 1)
     assert not torch.equal(few, other.fisher("empirical", samples=3))
     assert torch.equal(session.fisher("empirical", samples=10**6), session.fisher("empirical"))
 
@@ -82,7 +82,9 @@ def test_the_clients_fisher_does_not_depend_on_the_batch_size(make_experiment, k
     for size in (3, 64):
         federation = build(make_experiment(batch_size=size))
         federation.model.network.eval()
-        found.append(ClientSession(federation, Turn(federation.schedule.phases[0], 0), 0).fisher(kind, samples=17))
+        found.append(
+            ClientSession(federation, RoundContext(federation.schedule.phases[0], 0), 0).fisher(kind, samples=17)
+        )
     assert torch.allclose(*found, rtol=1e-4, atol=1e-9)
 
 

@@ -9,7 +9,7 @@ from fcilbench.api.client import Batch
 from fcilbench.api.task import Task
 from fcilbench.engine.model import FlatModel
 from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import sample_clients
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.lwf import Lwf, distillation
@@ -119,7 +119,7 @@ def test_a_teacher_that_clients_never_held_is_sent(play, make_experiment):
     federation = build(make_experiment(**settings))
     late = 0
     for phase in federation.schedule.phases[1:]:
-        drawn = [set(sample_clients(federation, Turn(phase, round_))) for round_ in range(3)]
+        drawn = [set(sample_clients(federation, RoundContext(phase, round_))) for round_ in range(3)]
         late += len(set().union(*drawn) - drawn[0])
     assert late > 0
     plain, taught = play(FedAvg(), **settings), play(Lwf(), **settings)

@@ -12,7 +12,7 @@ from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import layer_grams
 from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext as Turn
+from fcilbench.federation.experiment import RoundContext
 from fcilbench.federation.round import run_round
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.regmean import RegMean
@@ -41,7 +41,7 @@ def one_round(experiment):
     federation = build(experiment)
     phase = federation.schedule.phases[0]
     rows = torch.empty(len(phase.clients), len(federation.server.vector))
-    run_round(federation, Turn(phase, 0), rows, Stopwatch(torch.device("cpu")))
+    run_round(federation, RoundContext(phase, 0), rows, Stopwatch(torch.device("cpu")))
     return federation
 
 
@@ -63,7 +63,7 @@ def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make
     inputs = {"extractor.body.1": [], "head": []}
     for row, client in enumerate(method.updates.clients):
         local = model.under(method.before + method.updates.delta[row])
-        session = ClientSession(federation, Turn(phase, 0), client)
+        session = ClientSession(federation, RoundContext(phase, 0), client)
         pixels = torch.cat([batch.inputs for batch in session.batches()])
         inputs["extractor.body.1"].append(pixels.flatten(1).double())
         inputs["head"].append(local.features(pixels).double())

@@ -1,0 +1,213 @@
+"""Deployed modules on test samples: features are computed once, frozen tensors deployed, odd modules refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.api.predict import AllClasses, Module, Predictors
+from fcilbench.errors import PluginError
+from fcilbench.federation.build import build
+from fcilbench.federation.evaluation import auroc
+from fcilbench.federation.run import run_experiment
+from fcilbench.plugins.aggregators.ncm import Ncm
+
+
+def counted(federation):
+    """Counts the samples that go through the backbone, not through the head."""
+    seen = []
+    hook = federation.model.network.extractor.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    return seen, hook
+
+
+def logits(federation, built):
+    evaluator, index = federation.evaluator, federation.test_index[0]
+    net = evaluator._deploy("it", Predictors({"it": lambda: built}))
+    return evaluator._logits(net, 0, federation.test, index, 10)
+
+
+def plain(federation, vector):
+    federation.model.load(vector, federation.server.counters)
+    federation.model.network.eval()
+    with torch.no_grad():
+        return federation.model.logits(federation.test.plain(federation.test_index[0]))[:, :10]
+
+
+def accuracy(federation, predictors):
+    return federation.evaluator.accuracy(predictors, federation.server.tasks, ("none",))
+
+
+def test_another_head_costs_no_forward_pass(make_experiment, norm_backbone):
+    federation = build(make_experiment(backbone=norm_backbone))
+    start, head = federation.initial, federation.model.layout.head
+    first = logits(federation, start)
+    seen, hook = counted(federation)
+    other = start.clone()
+    other[head] *= -2.0
+    second = logits(federation, other)
+    hook.remove()
+    assert seen == []
+    assert torch.equal(first, plain(federation, start))
+    assert torch.equal(second, plain(federation, other))
+    assert not torch.equal(first, second)
+
+
+def test_another_backbone_or_other_buffers_are_run_anew(make_experiment, norm_backbone):
+    federation = build(make_experiment(backbone=norm_backbone))
+    parts = federation.model.layout
+    for part in (parts.backbone, parts.buffers):
+        logits(federation, federation.initial)
+        moved = federation.initial.clone()
+        moved[part] += 0.5
+        assert torch.equal(logits(federation, moved), plain(federation, moved))
+        assert not torch.equal(logits(federation, moved), logits(federation, federation.initial))
+
+
+def test_a_vector_that_is_trained_in_place_between_evaluations_is_not_mistaken_for_itself(make_experiment):
+    federation = build(make_experiment())
+    theta = federation.server.vector
+    theta += 0.1
+    before = logits(federation, theta)
+    federation.evaluator.forget_trained()
+    theta += 0.1
+    assert not torch.equal(before, logits(federation, theta))
+    federation.evaluator.forget_trained()
+    assert torch.equal(logits(federation, theta), plain(federation, theta))
+    federation.evaluator.forget_trained()
+    assert federation.evaluator._under is None
+    assert federation.evaluator._features == {}
+
+
+def test_a_control_on_frozen_features_sees_every_test_image_once(make_experiment, tmp_path, monkeypatch):
+    from fcilbench.federation import run as run_module
+
+    passes = []
+
+    def built(*arguments):
+        federation = build(*arguments)
+        federation.model.network.extractor.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
+        return federation
+
+    monkeypatch.setattr(run_module, "build", built)
+    federation = build(make_experiment(Ncm()))
+    run_experiment(make_experiment(Ncm()), tmp_path)
+    assert sum(passes) == len(federation.train) + len(federation.test)
+
+
+def test_what_is_remembered_changes_no_accuracy(make_experiment):
+    federation = build(make_experiment())
+    predictors = Aggregator().predictors(federation.server)
+    first = accuracy(federation, predictors)
+    assert accuracy(federation, predictors) == first
+    federation.evaluator._under = None
+    federation.evaluator._features.clear()
+    assert accuracy(federation, predictors) == first
+
+
+class Frozen(Aggregator):
+    """A frozen dense layer W0 in front of the head, which a module may replace."""
+
+    def prepare(self, network, request):
+        body = network.extractor.body
+        body[1].requires_grad_(False)
+        network.extractor = FeatureExtractor(body, 16)
+
+
+def test_a_frozen_tensor_is_deployed_and_taken_out_again(make_experiment):
+    """Features of the replaced layer; the vector holds the head alone, and the network is as it was afterwards."""
+    federation = build(make_experiment(Frozen()))
+    name, layer = "extractor.body.1.weight", federation.model.network.extractor.body[1]
+    assert len(federation.initial) == 10 * 16 + 10
+    own, dense = layer.weight.detach().clone(), torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    start = logits(federation, federation.initial)
+    seen, hook = counted(federation)
+    merged = logits(federation, Module(federation.initial, {name: dense}))
+    assert len(seen) == 1  # other features
+    assert torch.equal(logits(federation, Module(federation.initial, {name: dense.clone()})), merged)
+    assert len(seen) == 1  # the same ones
+    hook.remove()
+    assert torch.equal(layer.weight, own)
+    assert torch.equal(logits(federation, federation.initial), start)
+    with torch.no_grad():
+        layer.weight.copy_(dense)
+    assert torch.equal(plain(federation, federation.initial), merged)
+    for bad in ({"head.weight": torch.zeros(10, 16)}, {name: torch.zeros(2, 2)}, {"nothing": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="no frozen tensor"):
+            logits(federation, Module(federation.initial, bad))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_module_that_is_not_finite_is_the_plugins_fault(make_experiment, value):
+    federation = build(make_experiment(Frozen()))
+    bad = federation.initial.clone()
+    bad[3] = value
+    frozen = {"extractor.body.1.weight": torch.full((16, 64), value)}
+    for module in (bad, Module(federation.initial, frozen)):
+        predictors = Predictors({"global": lambda module=module: module}, {"none": AllClasses()})
+        with pytest.raises(PluginError, match="'global' has values that are not finite"):
+            accuracy(federation, predictors)
+
+
+def test_missing_rules_and_modules_are_named(make_experiment):
+    federation = build(make_experiment())
+    with pytest.raises(PluginError, match="no rule for task identity 'none'"):
+        accuracy(federation, Predictors({}))
+    with pytest.raises(PluginError, match=r"module 'a' but deploys \['b'\]"):
+        accuracy(federation, Predictors({"b": lambda: federation.initial}, {"none": AllClasses("a")}))
+
+
+def test_a_final_model_that_is_not_finite_fails_the_cell(make_experiment, tmp_path):
+    class Spoils(Aggregator):
+        def aggregate(self, updates, server):
+            server.vector.fill_(float("nan"))
+
+        def predictors(self, server):
+            return replace(super().predictors(server), modules={"global": lambda: torch.zeros_like(server.vector)})
+
+    with pytest.raises(PluginError, match="global model that is not finite after task 0"):
+        run_experiment(make_experiment(Spoils()), tmp_path)
+
+
+class Doubled(FeatureExtractor):
+    def outputs(self, inputs, context):
+        found = super().outputs(inputs, context)
+        return {"features": found["features"] * context["memo"].mean(dim=1, keepdim=True)} if context else found
+
+
+class Asks(Aggregator):
+    """Scales features by what the initial network says of a sample."""
+
+    def prepare(self, network, request):
+        network.extractor = Doubled(network.extractor.body, 16)
+
+    def query(self, net, inputs):
+        return net.features(inputs)
+
+
+def test_the_memo_of_a_test_sample_reaches_the_network(make_experiment):
+    federation = build(make_experiment(Asks()))
+    rows = federation.test_index[0]
+    start, net = federation.initial, federation.model.under(federation.initial)
+    features = net.features(federation.test.plain(rows))
+    assert torch.equal(federation.test.memo[rows], features)
+    expected = net.head(features * features.mean(dim=1, keepdim=True))
+    assert torch.allclose(logits(federation, start), expected, atol=1e-6)
+    assert federation.train.memo.shape == (len(federation.train), 16)
+
+
+def test_auroc_by_hand():
+    # Pairs: (.9 > .8), (.9 > .1), (.8 = .8: one half), (.8 > .1): 3.5 of 4.
+    assert auroc(torch.tensor([0.9, 0.8]), torch.tensor([0.8, 0.1])) == pytest.approx(3.5 / 4)
+    assert auroc(torch.tensor([0.1]), torch.tensor([0.9])) == 0.0
+
+
+def test_a_head_that_is_frozen_is_refused(make_experiment):
+    class NoHead(Aggregator):
+        def prepare(self, network, request):
+            network.head = nn.Linear(16, 10).requires_grad_(False)
+
+    with pytest.raises(ValueError, match="head"):
+        build(make_experiment(NoHead()))
