@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -290,20 +288,10 @@ def _legal_keys(path: Sequence[str | int]) -> list[str]:
     """Returns the keys that a map of the suite may have."""
     current: Any = Suite
     for step in path:
-        if isinstance(step, str) and isinstance(current, type) and issubclass(current, BaseModel):
-            found = current.model_fields.get(step)
-            current = _bare(found.annotation if found else None)
-        elif isinstance(step, int):
-            current = _bare(next(iter(get_args(current)), None))
-    if current is Partition:
-        return list(PARTITION_KEYS)
-    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
-
-
-def _bare(annotation: Any) -> Any:
-    """Removes `Annotated` and `| None` around a type."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) in (Union, UnionType):
-        return next((each for each in get_args(annotation) if each is not type(None)), None)
-    return annotation
+        if isinstance(step, int):
+            current = next(iter(get_args(current)), None)
+            current = getattr(current, "__origin__", current)  # without its `Annotated`
+        else:
+            fields = getattr(current, "model_fields", {})
+            current = fields[step].annotation if step in fields else None
+    return list(PARTITION_KEYS if current is Partition else getattr(current, "model_fields", ()))
