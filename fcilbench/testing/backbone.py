@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from fcilbench.api import Aggregator, Backbone, FeatureExtractor, ImageInput, TextBackbone
 from fcilbench.federation.probe import probe
 from fcilbench.testing.bench import Bench, quiet_torch
-from fcilbench.testing.check import CheckFailed, Checks, plugin_checks
+from fcilbench.testing.check import CheckFailed, Checks, Subject, plugin_checks
 
 CHECKS: Checks[BackboneSubject] = plugin_checks(Backbone)
 
@@ -20,21 +17,8 @@ _TOLERANCE = 1e-4
 _TEXTS = ("one short text", "another one that is quite a bit longer than the first", "a", "the last of the four")
 
 
-@dataclass
-class BackboneSubject:
-    """A backbone class with hyperparameters.
-
-    Attributes:
-        cls: The plugin's class.
-        options: Hyperparameters that differ from the defaults.
-    """
-
-    cls: type[Backbone]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def make(self) -> Backbone:
-        """Returns a fresh instance."""
-        return self.cls(self.cls.Params.model_validate(dict(self.options)))
+class BackboneSubject(Subject[Backbone]):
+    """A backbone class with hyperparameters."""
 
     def build(self, seed: int = 0) -> FeatureExtractor:
         """Builds the model from a seeded global generator."""

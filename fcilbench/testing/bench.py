@@ -119,23 +119,15 @@ class Faulty(Stressor):
 
 @dataclass(frozen=True)
 class Bench:
-    """A small federation in which an aggregator is tried.
-
-    Attributes:
-        name: Shown beside a failure that was seen on it.
-        backbone: Makes the network to train.
-    """
+    """A small federation in which an aggregator is tried on a network; failures name it."""
 
     name: str
     backbone: Callable[[], Backbone]
 
     def experiment(self, aggregator: Aggregator, edit: Edit | None = None, **changes: Any) -> Experiment:
-        """Declares a small experiment.
+        """Declares a small experiment; `edit` changes each phase before the method builds its schedule.
 
-        Args:
-            aggregator: The method; if there is an `edit`, its `build_schedule` is wrapped.
-            edit: Changes each phase before the method builds its schedule.
-            **changes: Fields of the protocol or of the experiment that differ.
+        `changes` are fields of the protocol or of the experiment.
         """
         if edit is not None:
             own, change = aggregator.build_schedule, edit
@@ -174,28 +166,13 @@ def spread(shares: Sequence[float]) -> Edit:
     return edit
 
 
-def one_class_first(labels: Sequence[int]) -> Edit:
-    """Returns an edit that gives client 0 all samples of one class of a task, client 1 one sample, client 2 the rest.
-
-    Args:
-        labels: Original label of each training sample.
-    """
-
-    def edit(phase: Phase) -> Phase:
-        pool = np.sort(np.concatenate(phase.clients))
-        own = np.asarray(labels)[pool]
-        first = own == own[0]
-        one, rest = pool[first], pool[~first]
-        if len(rest) == 0:  # a task of one class
-            one, rest = pool[:4], pool[4:]
-        return replace(phase, clients=(one, rest[:1], rest[1:]))
-
-    return edit
-
-
-def bench_labels() -> Sequence[int]:
-    """Returns the original labels of the benches' training samples."""
-    return [int(label) for label in _digits().train.labels]
+def one_class_first(phase: Phase) -> Phase:
+    """Gives client 0 all samples of one class of a task, client 1 one sample, client 2 the rest."""
+    pool = np.sort(np.concatenate(phase.clients))
+    labels = _digits().train.labels[pool]
+    first = labels == labels[0]
+    one, rest = (pool[:4], pool[4:]) if first.all() else (pool[first], pool[~first])  # a task may have one class
+    return replace(phase, clients=(one, rest[:1], rest[1:]))
 
 
 def no_samples_in_task(index: int) -> Edit:

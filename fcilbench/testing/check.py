@@ -6,7 +6,7 @@ import inspect
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from fcilbench.spec.params import search_space
 from fcilbench.spec.plugin import Plugin
 
 S = TypeVar("S")
+P = TypeVar("P", bound=Plugin)
 
 Status = Literal["passed", "declared", "skipped", "failed"]
 """`declared`: the plugin says in `breaks` why it fails this check by nature, and the kit saw it fail."""
@@ -52,15 +53,10 @@ class Check(Generic[S]):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one check of one plugin.
+    """The result of one check (its id) of one plugin.
 
-    Attributes:
-        check: Id of the check.
-        statement: What must hold.
-        status: `passed`, `declared`, `skipped` or `failed`.
-        found: What was seen, the declared reason, or why it was skipped; empty if it passed.
-        fix: What to do about a failure; otherwise empty.
-        trace: Traceback of an exception that the plugin raised; otherwise empty.
+    `found` is what was seen, the declared reason, or why the check was skipped; `fix` is for failures only, and `trace`
+    for exceptions that the plugin raised.
     """
 
     check: str
@@ -138,12 +134,24 @@ def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str],
     return result("failed", found, f"remove {check.id!r} from `breaks`")
 
 
+@dataclass
+class Subject(Generic[P]):
+    """A plugin's class with the hyperparameters that differ from the defaults."""
+
+    cls: type[P]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, **changes: Any) -> P:
+        """Returns a fresh instance."""
+        return self.cls(self.cls.Params.model_validate({**self.options, **changes}))
+
+
 def plugin_checks(base: type[Plugin]) -> Checks[Any]:
-    """Returns the checks of every plugin that derives from `base`; a subject has the class `cls`, and `make()`."""
+    """Returns the checks of every plugin that derives from `base`."""
     checks: Checks[Any] = Checks()
 
     @checks.add
-    def contract(subject: Any) -> None:
+    def contract(subject: Subject[Plugin]) -> None:
         """The plugin derives from its kind's base class, has a version and a summary, and its facts fit into JSON.
 
         Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, and return plain values
@@ -163,7 +171,7 @@ def plugin_checks(base: type[Plugin]) -> Checks[Any]:
                 raise CheckFailed(f"{what} is not JSON: {error}") from error
 
     @checks.add
-    def params_documented(subject: Any) -> None:
+    def params_documented(subject: Subject[Plugin]) -> None:
         """Every hyperparameter has a description, and a default inside its own search space.
 
         Fix: `lr_scale: float = Field(1.0, gt=0, description="what it does, with its unit")`, and widen the space.

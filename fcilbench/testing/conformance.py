@@ -28,16 +28,11 @@ from fcilbench.testing.check import Check, Result, plugin_checks, run_check
 from fcilbench.testing.dataset import DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
 
+_SHARED = plugin_checks(Aggregator)
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
-    "aggregators": (
-        *plugin_checks(Aggregator),
-        *merging.CHECKS,
-        *state.CHECKS,
-        *traffic.CHECKS,
-        *objective.CHECKS,
-    ),
-    "backbones": tuple(backbone.CHECKS),
-    "datasets": tuple(dataset.CHECKS),
+    "aggregators": (*_SHARED, *merging.CHECKS, *state.CHECKS, *traffic.CHECKS, *objective.CHECKS),
+    "backbones": backbone.CHECKS,
+    "datasets": dataset.CHECKS,
 }
 """The checks of each kind of plugin that has some, in the order in which they are reported."""
 
@@ -60,11 +55,6 @@ class Case:
     demand: bool = True
     causes: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def checks(self) -> Sequence[Check[Any]]:
-        """The checks of the plugin's kind."""
-        return CHECKS[self.ref.kind]
-
     def run(self, check: Check[Any]) -> Result:
         """Runs one check with one torch thread; an exception that an earlier check met is not reported again."""
         with quiet_torch():
@@ -79,7 +69,7 @@ class Case:
 
     def results(self) -> Iterator[Result]:
         """Runs all checks, one after the other."""
-        return map(self.run, self.checks)
+        return map(self.run, CHECKS[self.ref.kind])
 
 
 def case(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,28 +13,16 @@ from fcilbench.data.open import open_dataset
 from fcilbench.data.root import data_root
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.federation.tasks import equal_tasks
-from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, plugin_checks
+from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, Subject, plugin_checks
 
 CHECKS: Checks[DatasetSubject] = plugin_checks(Dataset)
 
 
 @dataclass
-class DatasetSubject:
-    """A data set class with hyperparameters.
+class DatasetSubject(Subject[Dataset]):
+    """A data set class with hyperparameters, and the data root (`None`: the default)."""
 
-    Attributes:
-        cls: The plugin's class.
-        options: Hyperparameters that differ from the defaults.
-        root: Data root; `None` for the default.
-    """
-
-    cls: type[Dataset]
-    options: Mapping[str, Any] = field(default_factory=dict)
     root: Path | None = None
-
-    def make(self, **changes: Any) -> Dataset:
-        """Returns a fresh instance, with some hyperparameters changed."""
-        return self.cls(self.cls.Params.model_validate({**self.options, **changes}))
 
     @cached_property
     def loaded(self) -> tuple[Corpus, str]:

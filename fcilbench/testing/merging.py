@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fcilbench.api import Message, Server, Updates
-from fcilbench.testing.bench import UNEVEN, Faulty, bench_labels, no_samples_in_task, one_class_first, spread
+from fcilbench.testing.bench import UNEVEN, Faulty, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
 from fcilbench.testing.subject import AggregatorSubject, Run, copies, gap, same_bits, wrap
 
@@ -192,7 +192,7 @@ def one_class_client(subject: AggregatorSubject) -> None:
 
     Fix: do not divide by variances, counts or sums that one class or one sample makes zero.
     """
-    _expect_finite(subject.run(edit=one_class_first(bench_labels()), rounds=1))
+    _expect_finite(subject.run(edit=one_class_first, rounds=1))
 
 
 @CHECKS.add

@@ -9,8 +9,16 @@ from string import Template
 
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry.entrypoints import normalise
-from fcilbench.testing.templates import PACKAGE, PLUGINS, TEST
 
+KINDS = ("aggregator", "backbone", "dataset")
+TEMPLATES = Path(__file__).parent / "templates"
+"""A file each, in which `$name`s are filled in."""
+_PACKAGE = {
+    "pyproject.toml": "pyproject",
+    ".github/workflows/test.yml": "workflow",
+    "README.md": "readme",
+    ".gitignore": "gitignore",
+}
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
@@ -32,8 +40,8 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
         >>> write("acme-fcil/gossip", Path("."))[0]  # doctest: +SKIP
         'acme-fcil/gossip'
     """
-    if kind not in PLUGINS:
-        raise UsageError(f"there is no scaffold for {kind!r}{nearest(kind, PLUGINS)}")
+    if kind not in KINDS:
+        raise UsageError(f"there is no scaffold for {kind!r}{nearest(kind, KINDS)}")
     given, _, short = name.rpartition("/")
     dist = normalise(given) if given else f"fcilbench-{short.replace('_', '-')}"
     for word in (short, dist):
@@ -53,8 +61,10 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
     }
     exists = folder.is_dir() and any(folder.iterdir())
     root = _package_folder(folder, values["package"]) if exists else values["package"]
-    files = {f"{root}/$module.py": PLUGINS[kind], "tests/test_$module.py": TEST} | ({} if exists else PACKAGE)
-    texts = {Template(path).substitute(values): Template(text).substitute(values) for path, text in files.items()}
+    files = {f"{root}/$module.py": kind, "tests/test_$module.py": "test"} | ({} if exists else _PACKAGE)
+    texts = {Template(path).substitute(values): _filled(template, values) for path, template in files.items()}
+    if not exists:
+        texts[f"{root}/__init__.py"] = ""
     for path in texts:
         if (folder / path).exists():
             raise UsageError(f"{folder / path} exists", hint="remove it, or choose another name")
@@ -65,6 +75,10 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     return f"{dist}/{short}", [folder, *(folder / path for path in texts)]
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    return Template((TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(values)
 
 
 def _project(folder: Path) -> str | None:

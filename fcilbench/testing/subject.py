@@ -20,7 +20,7 @@ from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import BENCHES, Bench, Edit, quiet_torch
-from fcilbench.testing.check import CheckFailed, NotApplicable
+from fcilbench.testing.check import CheckFailed, NotApplicable, Subject
 
 CLIENT_HOOKS = ("loss", "gradient", "query", "statistics", "task_statistics")
 SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
@@ -87,27 +87,15 @@ class Stage:
 
 
 @dataclass
-class AggregatorSubject:
-    """An aggregator class with hyperparameters, on a bench.
+class AggregatorSubject(Subject[Aggregator]):
+    """An aggregator class with hyperparameters, on a bench."""
 
-    Attributes:
-        cls: The plugin's class.
-        options: Hyperparameters that differ from the defaults.
-        bench: The bench.
-    """
-
-    cls: type[Aggregator]
-    options: Mapping[str, Any] = field(default_factory=dict)
     bench: Bench = BENCHES[0]
 
     @property
     def where(self) -> str:
         """Name of the bench."""
         return self.bench.name
-
-    def make(self) -> Aggregator:
-        """Returns a fresh instance."""
-        return self.cls(self.cls.Params.model_validate(dict(self.options)))
 
     @cached_property
     def whole(self) -> Run:
@@ -216,22 +204,17 @@ def copies(message: Message) -> dict[str, torch.Tensor]:
 
 def same_bits(one: Run, two: Run) -> str | None:
     """Returns where two runs first differ in deployed models or accuracies, or `None`."""
-    for index, (left, right) in enumerate(zip(one.ends, two.ends, strict=False)):
-        a, b = (
-            {(name, key): value for name, each in end.modules.items() for key, value in _parts(each)}
-            for end in (left, right)
-        )
-        for name, key in sorted(a.keys() | b.keys()):
-            if (name, key) not in a or (name, key) not in b:
-                return f"the {key} of module {name!r} is deployed in one of them only, at the end of task {index}"
-            if not torch.equal(a[name, key], b[name, key]):
-                wrong = float((a[name, key] - b[name, key]).abs().max())
-                return f"the {key} of module {name!r} differs by up to {wrong:.3g} at the end of task {index}"
+    for index, ends in enumerate(zip(one.ends, two.ends, strict=False)):
+        left, right = ({(k, part): v for k, m in end.modules.items() for part, v in _parts(m)} for end in ends)
+        if different := left.keys() ^ right.keys():
+            return f"{sorted(different)[0]} is deployed in one of them only, at the end of task {index}"
+        for (name, part), value in left.items():
+            if not torch.equal(value, right[name, part]):
+                wrong = float((value - right[name, part]).abs().max())
+                return f"the {part} of module {name!r} differs by up to {wrong:.3g} at the end of task {index}"
     if one.outcome.model_digest != two.outcome.model_digest:
         return "the final models or states differ"
-    if one.outcome.accuracy != two.outcome.accuracy:
-        return "the accuracies differ"
-    return None
+    return "the accuracies differ" if one.outcome.accuracy != two.outcome.accuracy else None
 
 
 def _parts(module: Module) -> list[tuple[str, torch.Tensor]]:

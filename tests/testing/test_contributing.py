@@ -18,8 +18,9 @@ from fcilbench.testing.backbone import BackboneSubject
 from fcilbench.testing.bench import BENCHES
 from fcilbench.testing.check import run_check
 from fcilbench.testing.dataset import DatasetSubject
+from fcilbench.testing.scaffold import KINDS as SCAFFOLDS
+from fcilbench.testing.scaffold import TEMPLATES
 from fcilbench.testing.subject import AggregatorSubject
-from fcilbench.testing.templates import PLUGINS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -125,7 +126,7 @@ def test_plugins_import_the_public_interface_alone():
     """In this document, in the templates, and in packages of third parties."""
     third = [path.read_text() for path in (ROOT / "tests" / "third_party" / "acme-fcil").rglob("*.py")]
     code = [block for language, block in BLOCKS if language == "python"]
-    found, text = set(), "\n".join([*code, *PLUGINS.values(), *third])
+    found, text = set(), "\n".join([*code, *((TEMPLATES / f"{kind}.txt").read_text() for kind in SCAFFOLDS), *third])
     for module, names in re.findall(r"^from (fcilbench[\w.]*) import (.+)$", text, re.MULTILINE):
         assert module in ("fcilbench.api", "fcilbench.testing")
         found |= {(module, name.strip()) for name in names.split(",")}

@@ -11,7 +11,7 @@ from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInpu
 from fcilbench.errors import UsageError
 from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, DatasetConformance, case
 from fcilbench.testing.backbone import BackboneSubject
-from fcilbench.testing.bench import ConvNet, SmallViT, no_samples_in_task, one_class_first, spread
+from fcilbench.testing.bench import ConvNet, FewDigits, SmallViT, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import run_check
 from fcilbench.testing.dataset import DatasetSubject
 
@@ -215,7 +215,7 @@ def test_the_three_classes_find_their_plugins():
     assert isinstance(subject.bench.backbone(), Backbone)
     assert isinstance(Net.case().subjects[0], BackboneSubject)
     assert Data.case().subjects[0].root == Path("/nowhere")
-    assert len(Uniform.case().checks) > len(Net.case().checks) > len(Data.case().checks)
+    assert len(CHECKS["aggregators"]) > len(CHECKS["backbones"]) > len(CHECKS["datasets"])
 
 
 def test_edits_of_phases_by_hand():
@@ -223,9 +223,9 @@ def test_edits_of_phases_by_hand():
     phase = Phase(Task(0, 0, 3), (pool[:20], pool[20:]), 1, 1, 8, after=0)
     assert [len(own) for own in spread([0.5, 0.25, 0.25, 0.0])(phase).clients] == [18, 9, 9, 0]
     assert np.concatenate(spread([0.3, 0.7])(phase).clients).tolist() == pool.tolist()
-    edited = one_class_first([0, 1, 2] * 12)(phase)
-    assert [len(own) for own in edited.clients] == [12, 1, 23]
-    assert edited.clients[0].tolist() == list(range(0, 36, 3))
+    labels, edited = FewDigits().load(Path()).train.labels, one_class_first(phase)
+    assert edited.clients[0].tolist() == np.flatnonzero(labels[:36] == labels[0]).tolist()
+    assert len(edited.clients[1]) == 1
     assert sorted(np.concatenate(edited.clients).tolist()) == pool.tolist()
     assert [len(own) for own in no_samples_in_task(0)(phase).clients] == [0, 0]
     assert no_samples_in_task(1)(phase) is phase
