@@ -22,13 +22,24 @@ _TOLERANCE = 1e-3
 
 @partial(CHECKS.add, required=True)
 def runs(subject: AggregatorSubject) -> None:
-    """An experiment with unequal tasks runs to its end; `prepare` may decline one of the kit's networks, not both.
+    """An experiment with unequal tasks runs on one of the kit's networks, and all deployed models are finite.
 
-    Fix: see the traceback (`plugins test --verbose`). A method that needs another network sets `backbone = ...` in its
-    conformance class.
+    Fix: see the traceback (`plugins test --verbose`); guard divisions (`clamp(min=...)`), and change `server.vector`
+    through `server.step`. A method that needs another network sets `backbone = ...` in its conformance class.
     """
-    if not subject.whole.ends:
+    _expect_finite(subject.whole)
+
+
+def _expect_finite(run: Run) -> None:
+    if not run.ends:
         raise CheckFailed("`predictors` was never called: the schedule has no phase")
+    for end in run.ends:
+        shape = list(end.vector.shape)
+        for name, vector in {"server.vector": end.vector, **{k: m.vector for k, m in end.modules.items()}}.items():
+            if vector.shape != end.vector.shape or vector.dtype != torch.float32:
+                raise CheckFailed(f"{name} is {vector.dtype} {list(vector.shape)}, not float32 {shape}")
+            if not bool(torch.isfinite(vector).all()):
+                raise CheckFailed(f"{name} has values that are not finite after task {len(end.tasks) - 1}")
 
 
 # ---------------------------------------------------------------- one client, equal clients, no client, another order
@@ -120,25 +131,6 @@ def inputs_untouched(subject: AggregatorSubject) -> None:
 
 
 # ---------------------------------------------------------------- bad uploads, few samples, few clients
-
-
-@CHECKS.add
-def finite(subject: AggregatorSubject) -> None:
-    """The global model and every deployed module stay finite vectors of the same shape.
-
-    Fix: guard divisions (`clamp(min=...)`) and change `server.vector` through `server.step` only, which refuses NaN.
-    """
-    _expect_finite(subject.whole)
-
-
-def _expect_finite(run: Run) -> None:
-    for end in run.ends:
-        shape = list(end.vector.shape)
-        for name, vector in {"server.vector": end.vector, **{k: m.vector for k, m in end.modules.items()}}.items():
-            if vector.shape != end.vector.shape or vector.dtype != torch.float32:
-                raise CheckFailed(f"{name} is {vector.dtype} {list(vector.shape)}, not float32 {shape}")
-            if not bool(torch.isfinite(vector).all()):
-                raise CheckFailed(f"{name} has values that are not finite after task {len(end.tasks) - 1}")
 
 
 @CHECKS.add

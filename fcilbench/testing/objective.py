@@ -48,14 +48,15 @@ class LossCall:
         return gradient
 
 
-def at_loss(subject: AggregatorSubject, function: Callable[[LossCall], None]) -> None:
-    """Runs two tasks up to the first local step of the second one, and calls `function` there.
+def last_loss(subject: AggregatorSubject) -> LossCall:
+    """Runs two tasks up to the first local step of the second one, and returns its call of the loss.
 
     Raises:
         NotApplicable: If the method does not train.
     """
     subject.require_training()
     vectors: list[torch.Tensor] = []
+    calls: list[LossCall] = []
 
     def watch(aggregator: Aggregator) -> None:
         def broadcast(own: Callable[[Server], Message], server: Server) -> Message:
@@ -65,7 +66,7 @@ def at_loss(subject: AggregatorSubject, function: Callable[[LossCall], None]) ->
         def loss(own: Callable[..., torch.Tensor], net: Net, batch: Batch, context: Context) -> torch.Tensor:
             if batch.task.index == 0:
                 return own(net, batch, context)
-            function(LossCall(aggregator, own, net, batch, copies(context), vectors[-1] * 0.9 + 0.01))
+            calls.append(LossCall(aggregator, own, net, batch, copies(context), vectors[-1] * 0.9 + 0.01))
             raise Stopped
 
         wrap(aggregator, "broadcast", broadcast)
@@ -74,7 +75,7 @@ def at_loss(subject: AggregatorSubject, function: Callable[[LossCall], None]) ->
     try:
         subject.run(watch, tasks=(4, 6), rounds=1)
     except Stopped:
-        return
+        return calls[0]
     raise NotApplicable("no client trains in the second task")
 
 
@@ -84,28 +85,25 @@ def loss_pure(subject: AggregatorSubject) -> None:
 
     Fix: compute from `net`, `batch` and `context` alone; no attributes, no in-place operations, no random numbers.
     """
-
-    def expect(call: LossCall) -> None:
-        vector = call.vector.clone().requires_grad_()
-        inputs, labels, context = call.batch.inputs.clone(), call.batch.labels.clone(), copies(call.context)
-        before = repr(unwrapped(call.aggregator))
-        one, two = call.value(vector), call.value(vector)
-        if one.shape != () or not one.is_floating_point() or not one.requires_grad:
-            raise CheckFailed(f"the loss is {one.dtype} {list(one.shape)}, gradient {one.requires_grad}: not a scalar")
-        if not bool(torch.isfinite(one)):
-            raise CheckFailed(f"the loss is {float(one.detach())}")
-        if not torch.equal(one, two):
-            raise CheckFailed(f"two calls give {float(one.detach())} and {float(two.detach())}")
-        if not torch.equal(call.gradient(vector, one), call.gradient(vector, two)):
-            raise CheckFailed("the gradients of two calls differ")
-        if repr(unwrapped(call.aggregator)) != before:
-            raise CheckFailed("the loss changed attributes of the plugin")
-        if not torch.equal(call.batch.inputs, inputs) or not torch.equal(call.batch.labels, labels):
-            raise CheckFailed("the loss changed its batch in place")
-        if changed := [name for name, kept in context.items() if not torch.equal(call.context[name], kept)]:
-            raise CheckFailed(f"the loss changed {changed[0]!r} of its context in place")
-
-    at_loss(subject, expect)
+    call = last_loss(subject)
+    vector = call.vector.clone().requires_grad_()
+    inputs, labels, context = call.batch.inputs.clone(), call.batch.labels.clone(), copies(call.context)
+    before = repr(unwrapped(call.aggregator))
+    one, two = call.value(vector), call.value(vector)
+    if one.shape != () or not one.is_floating_point() or not one.requires_grad:
+        raise CheckFailed(f"the loss is {one.dtype} {list(one.shape)}, gradient {one.requires_grad}: not a scalar")
+    if not bool(torch.isfinite(one)):
+        raise CheckFailed(f"the loss is {float(one.detach())}")
+    if not torch.equal(one, two):
+        raise CheckFailed(f"two calls give {float(one.detach())} and {float(two.detach())}")
+    if not torch.equal(call.gradient(vector, one), call.gradient(vector, two)):
+        raise CheckFailed("the gradients of two calls differ")
+    if repr(unwrapped(call.aggregator)) != before:
+        raise CheckFailed("the loss changed attributes of the plugin")
+    if not torch.equal(call.batch.inputs, inputs) or not torch.equal(call.batch.labels, labels):
+        raise CheckFailed("the loss changed its batch in place")
+    if changed := [name for name, kept in context.items() if not torch.equal(call.context[name], kept)]:
+        raise CheckFailed(f"the loss changed {changed[0]!r} of its context in place")
 
 
 @CHECKS.add
@@ -118,20 +116,14 @@ def loss_mask(subject: AggregatorSubject) -> None:
     def longer(tensor: torch.Tensor, value: float) -> torch.Tensor:
         return torch.cat([tensor, torch.full_like(tensor[:1], value).expand(2, *tensor.shape[1:])])
 
-    def expect(call: LossCall) -> None:
-        batch = call.batch
-        padded = replace(
-            batch,
-            inputs=longer(batch.inputs, 3.0),
-            labels=longer(batch.labels, batch.task.offset),
-            mask=longer(batch.mask, 0.0),
-            memo=None if batch.memo is None else longer(batch.memo, 3.0),
-        )
-        plain, filled = call.value(call.vector), call.value(call.vector, padded)
-        if not torch.allclose(plain, filled, rtol=1e-4, atol=1e-6):
-            raise CheckFailed(f"the loss is {float(plain):.6g}, with two rows of padding {float(filled):.6g}")
-
-    at_loss(subject, expect)
+    call = last_loss(subject)
+    batch, memo = call.batch, call.batch.memo
+    inputs, labels, mask = longer(batch.inputs, 3), longer(batch.labels, batch.task.offset), longer(batch.mask, 0)
+    memo = None if memo is None else longer(memo, 3)
+    padded = replace(batch, inputs=inputs, labels=labels, mask=mask, memo=memo)
+    plain, filled = call.value(call.vector), call.value(call.vector, padded)
+    if not torch.allclose(plain, filled, rtol=1e-4, atol=1e-6):
+        raise CheckFailed(f"the loss is {float(plain):.6g}, with two rows of padding {float(filled):.6g}")
 
 
 @CHECKS.add
@@ -140,13 +132,10 @@ def loss_capture(subject: AggregatorSubject) -> None:
 
     Fix: no .item(), no `if` on a tensor, no boolean indexing; use torch.where and masks.
     """
-
-    def expect(call: LossCall) -> None:
-        vector = call.vector.clone().requires_grad_()
-        with _NoValues():
-            call.gradient(vector, call.value(vector))
-
-    at_loss(subject, expect)
+    call = last_loss(subject)
+    vector = call.vector.clone().requires_grad_()
+    with _NoValues():
+        call.gradient(vector, call.value(vector))
 
 
 _READS = ["item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique", "allclose", "equal", "is_nonzero"]

@@ -31,11 +31,11 @@ def test_a_plugin_that_passes(data_root):
 
 
 def test_a_failed_check_is_named_with_what_to_do_and_exits_3(data_root, monkeypatch):
-    monkeypatch.setattr(Joint, "breaks", {"measured-bytes": "no network", "finite": "it is infinite"})
+    monkeypatch.setattr(Joint, "breaks", {"measured-bytes": "no network", "permutation": "it has an order"})
     done = run("joint")
     assert done.exit_code == CELLS_FAILED == 3
-    assert "\nfinite: the global model and every deployed module stay finite" in done.stdout
-    assert "what to do: remove 'finite' from `breaks`" in done.stdout
+    assert "\npermutation: the order of the clients does not matter" in done.stdout
+    assert "what to do: remove 'permutation' from `breaks`" in done.stdout
     assert "\naccuracy-matrix: " in done.stdout
     assert done.stdout.rstrip().endswith("2 failed")
 
