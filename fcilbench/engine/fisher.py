@@ -8,9 +8,9 @@ terms `weight * g_c^2`:
     empirical   c = y, weight 1
     label_prob  c = y, weight p_y
 
-Linear layers, layer norms and token embeddings are done by hooks: a layer's inputs and output gradients of a whole
-batch give its per-sample gradients (`engine/layer_squares.py`). All other parameters are done by `vmap(grad)`. The two
-routes are equal.
+Linear layers, convolutions, layer norms, token embeddings and parameters that are broadcast over the samples are done
+in one pass over a batch (`engine/sample_gradients.py`), all other parameters by `vmap(grad)`, which is a second pass.
+Both are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcilbench.api.client import Batch, FisherKind
-from fcilbench.engine.sample_taps import SampleTaps
+from fcilbench.engine.sample_gradients import SampleGradients
 
 _BUDGET = 1 << 26
 """Entries of per-sample gradients that may exist at once (256 MB in float32)."""
@@ -55,17 +55,17 @@ def fisher_diagonal(
         raise ValueError("the Fisher is taken in eval mode; the network is in training mode")
     totals = {name: torch.zeros_like(network.get_parameter(name), dtype=torch.float64) for name in names}
     samples = 0.0
+    hooks = SampleGradients(network, totals, _BUDGET)
     for batch, uniform in batches:
-        taps = SampleTaps(network, totals, batch.inputs)
-        with taps, torch.enable_grad():
-            log_p = F.log_softmax(network(batch.inputs)[:, batch.task.classes], dim=1)
+        with hooks, torch.enable_grad():
+            log_p = F.log_softmax(hooks.run(batch.inputs)[:, batch.task.classes], dim=1)
         targets, weights = _terms(kind, log_p.detach().exp(), batch.task.local(batch.labels), uniform)
         weights = weights * batch.mask[:, None]
         for column in range(targets.shape[1]):
             with torch.enable_grad():
                 objective = log_p.gather(1, targets[:, column : column + 1]).sum()
-            taps.add_squares(objective, totals, weights[:, column], _BUDGET)
-            rest = [name for name in names if name not in taps.covered]
+            hooks.add_squares(objective, totals, weights[:, column])
+            rest = [name for name in names if name not in hooks.covered]
             if rest:
                 for name, squares in _squares(network, rest, batch, targets[:, column], weights[:, column]):
                     totals[name] += squares

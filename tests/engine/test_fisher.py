@@ -13,7 +13,7 @@ from fcilbench.api.task import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network
-from fcilbench.engine.sample_taps import SampleTaps
+from fcilbench.engine.sample_gradients import SampleGradients
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 
@@ -162,7 +162,58 @@ def convolutional():
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 6))
 
 
-@pytest.mark.parametrize("build", [vit, Shared, convolutional])
+class Doubled(nn.Linear):
+    """Looks like a linear layer and is none."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Same(nn.Linear):
+    """A subclass that computes what its base does."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Odd(nn.Module):
+    """Subclasses, and parameters of one row that are broadcast, and one that is not."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.same, self.doubled, self.head = Same(16, 8), Doubled(8, 8), nn.Linear(8, 6)
+        self.token, self.mixes = nn.Parameter(torch.randn(1, 1, 8)), mixes
+        self.shift = nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.same(x.reshape(len(x), 4, 16))], dim=1)
+        shift = self.shift.mean(dim=0) if self.mixes else self.shift
+        return self.head(torch.tanh(self.doubled(x)).sum(dim=1) + shift)
+
+
+@pytest.mark.parametrize(
+    ("build", "left"),
+    [
+        (vit, set()),
+        (lambda: Odd(mixes=False), {"doubled.weight", "doubled.bias"}),
+        (lambda: Odd(mixes=True), {"doubled.weight", "doubled.bias", "token", "shift"}),
+        (convolutional, {"1.weight", "1.bias"}),
+    ],
+    ids=["timm", "odd", "mixed", "batchnorm"],
+)
+def test_what_needs_a_second_pass(build, left):
+    torch.manual_seed(0)
+    network, x = build().eval(), torch.randn(3, 1, 8, 8)
+    hooks, totals = SampleGradients(network, names(network), 1 << 20), {}
+    for name in names(network):
+        totals[name] = torch.zeros_like(network.get_parameter(name))
+    with hooks, torch.enable_grad():
+        objective = hooks.run(x).sum()
+    hooks.add_squares(objective, totals, torch.ones(3))
+    assert set(names(network)) - hooks.covered == left
+
+
+@pytest.mark.parametrize("build", [vit, Shared, convolutional, lambda: Odd(mixes=False), lambda: Odd(mixes=True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_equal_a_loop_of_single_samples_in_float64(build, kind):
     torch.manual_seed(1)
@@ -220,14 +271,14 @@ def test_texts_equal_a_loop_of_single_samples(build, size, monkeypatch):
 @pytest.mark.parametrize("build", [encoder, decoder])
 def test_no_gradient_of_the_size_of_the_vocabulary_is_formed_per_sample(build):
     network, x = Network(FeatureExtractor(build(), 8), 4).eval(), torch.randint(2, 9, (6, 6))
-    taps = SampleTaps(network, names(network), x)
-    with taps, torch.enable_grad():
-        objective = network(x).sum()
+    hooks = SampleGradients(network, names(network), 1 << 20)
+    with hooks, torch.enable_grad():
+        objective = hooks.run(x).sum()
     totals = {name: torch.zeros_like(network.get_parameter(name)) for name in names(network)}
-    taps.add_squares(objective, totals, torch.ones(6), 1 << 20)
+    hooks.add_squares(objective, totals, torch.ones(6))
     tables = {name for name in names(network) if network.get_parameter(name).shape[0] == 20}
     assert len(tables) == 1
-    assert tables <= taps.covered
+    assert tables <= hooks.covered
 
 
 def test_frozen_parameters_are_left_out_and_small_budgets_change_nothing(monkeypatch):
