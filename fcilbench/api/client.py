@@ -137,12 +137,11 @@ class Client(Protocol):
     def feature_dim(self) -> int:
         """Number of features F."""
 
-    def batches(self, augment: np.random.Generator | None = None, raw: bool = False) -> Iterator[Batch]:
+    def batches(self, augment: np.random.Generator | None = None) -> Iterator[Batch]:
         """Iterates once over the client's own samples with the test transform.
 
         Args:
             augment: Draws the training augmentation from this generator instead.
-            raw: Leave out the normalisation (pixels in [0, 1]), a defect of fed-mammoth that its presets reproduce.
         """
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
@@ -164,7 +163,7 @@ class Client(Protocol):
             loss: Scalar mean loss of a batch.
         """
 
-    def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
+    def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples at the network's parameters, `[P]`.
 
         Squares of per-sample gradients, softmax over the task's slice, test transform, no autocast; in the order of
@@ -173,7 +172,6 @@ class Client(Protocol):
         Args:
             kind: Where the labels come from.
             samples: Size of a drawn subset; `None` takes all.
-            raw: Leave out the normalisation of images (vision only).
         """
 
     def grams(

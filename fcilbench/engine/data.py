@@ -48,9 +48,6 @@ class DeviceData(Protocol):
     def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Returns the training inputs of the samples at `index`."""
 
-    def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Returns inputs with the normalisation taken back; texts as they are."""
-
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """Returns which tokens `[B, length]` of texts are no padding; `None` for images."""
 
@@ -130,10 +127,6 @@ class DeviceImages:
         crops = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         return self._finish(crops)
 
-    def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Returns inputs with the normalisation taken back: pixels in [0, 1]."""
-        return inputs * self._std + self._mean
-
     def token_mask(self, inputs: torch.Tensor) -> None:
         """Returns `None`: images have no padding."""
 
@@ -197,10 +190,6 @@ class DeviceTokens:
     def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Returns the same token ids as `plain`."""
         return self.plain(index)
-
-    def denormalised(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Returns the token ids as they are."""
-        return inputs
 
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns which tokens `[B, length]` are no padding."""

@@ -60,8 +60,8 @@ class ClientSession:
         """Number of features F."""
         return self._federation.model.layout.features
 
-    def batches(self, augment: np.random.Generator | None = None, raw: bool = False) -> Iterator[Batch]:
-        """Iterates once over the client's samples: test transform, or augmented, or not normalised."""
+    def batches(self, augment: np.random.Generator | None = None) -> Iterator[Batch]:
+        """Iterates once over the client's samples: test transform, or augmented."""
         data, size = self._federation.train, self._federation.experiment.runtime.eval_batch_size
         # Drawn in one piece, so that the batch size does not change them.
         draws = {} if augment is None else data.draw(self.samples, augment)
@@ -71,9 +71,9 @@ class ClientSession:
             inputs = data.plain(rows) if augment is None else data.augmented(rows, own)
             mask = torch.ones(len(rows), device=rows.device)
             memo = None if data.memo is None else data.memo[rows]
-            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[rows], mask, self.task, memo)
+            yield Batch(inputs, data.labels[rows], mask, self.task, memo)
 
-    def fisher(self, kind: FisherKind, samples: int | None = None, raw: bool = False) -> torch.Tensor:
+    def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
         rows = self.index
         if samples is not None and samples < len(rows):
@@ -82,7 +82,7 @@ class ClientSession:
         uniform = torch.from_numpy(self.random("fisher-labels").random(len(rows))).to(rows.device)
         parts = self.net.layout
         names = [piece.name for piece in parts.pieces if piece.span.stop <= parts.trainable.stop]
-        return fisher_diagonal(self.network, names, self._paired(rows, uniform, raw), kind)
+        return fisher_diagonal(self.network, names, self._paired(rows, uniform), kind)
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of linear layers, one batch of the client's own samples after another."""
@@ -97,12 +97,12 @@ class ClientSession:
         for batch in self.batches(augment):
             yield batch.inputs, self._federation.train.token_mask(batch.inputs)
 
-    def _paired(self, rows: torch.Tensor, uniform: torch.Tensor, raw: bool) -> Iterator[tuple[Batch, torch.Tensor]]:
+    def _paired(self, rows: torch.Tensor, uniform: torch.Tensor) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Iterates in batches of the training's size, so that gradients fit wherever training fits."""
         data, size = self._federation.train, self._federation.experiment.protocol.batch_size
         for own, numbers in zip(torch.split(rows, size), torch.split(uniform, size), strict=True):
             inputs, mask = data.plain(own), torch.ones(len(own), device=own.device)
-            yield Batch(data.denormalised(inputs) if raw else inputs, data.labels[own], mask, self.task), numbers
+            yield Batch(inputs, data.labels[own], mask, self.task), numbers
 
     def grams(
         self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None

@@ -20,14 +20,12 @@ def inputs(batches):
     return torch.cat([batch.inputs for batch in batches])
 
 
-def test_batches_are_plain_or_raw_or_augmented(make_experiment):
+def test_batches_are_plain_or_augmented(make_experiment):
     federation = build(make_experiment())
     federation.train.augmentation = Augmentation(crop_padding=1, flip=True)
     client = session(federation)
-    plain, raw = inputs(client.batches()), inputs(client.batches(raw=True))
-    assert torch.allclose(raw, plain * 0.5 + 0.5)
-    pixels = federation.train.pixels[client.index] / 255.0
-    assert torch.allclose(raw, pixels, atol=1e-6)
+    plain, pixels = inputs(client.batches()), federation.train.pixels[client.index] / 255.0
+    assert torch.allclose(plain, (pixels - 0.5) / 0.5, atol=1e-6)
     one = inputs(client.batches(augment=client.random("a")))
     assert torch.equal(one, inputs(client.batches(augment=client.random("a"))))
     assert not torch.equal(one, plain)

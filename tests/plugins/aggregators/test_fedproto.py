@@ -112,7 +112,7 @@ def test_the_nearest_prototype_answers():
 def test_statistics_are_class_means_by_hand():
     data = Batch(torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]), torch.tensor([3, 3, 4]), torch.ones(3), TASKS[1])
     net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=TASKS[1], feature_dim=2, batches=lambda raw=False: [data])
+    client = SimpleNamespace(net=net, task=TASKS[1], feature_dim=2, batches=lambda: [data])
     sent = fedproto().statistics(client)
     assert sent["counts"].tolist() == [0, 2, 1]
     assert sent["prototypes"].tolist() == [[2.0, 1.0], [9.0, 9.0]]
@@ -123,7 +123,7 @@ def test_bytes_of_vit_b16():
     task = Task(0, 0, 10)
     data = Batch(torch.randn(20, 768), torch.arange(20) % 10, torch.ones(20), task)
     net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=task, feature_dim=768, batches=lambda raw=False: [data])
+    client = SimpleNamespace(net=net, task=task, feature_dim=768, batches=lambda: [data])
     sent = nbytes(fedproto().statistics(client))
     assert sent == 10 * 768 * 4 + 10 * 4
     assert (343_502_224 + sent) / 1e6 == pytest.approx(343.533, abs=0.001)
