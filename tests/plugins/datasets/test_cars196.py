@@ -78,6 +78,32 @@ def test_the_usual_repack_gives_the_same_data(archive: Path, tmp_path: Path) -> 
     assert np.array_equal(corpus.train.inputs, expected.train.inputs)
 
 
+def test_public_11_one_folder_with_one_table_is_the_same_data(archive: Path, tmp_path: Path) -> None:
+    """`car_ims/` and `cars_annos.mat`: path, class and test flag of all images, classes in the order of the kit."""
+    rows = [("cars_train", i, kind, 0) for i, (kind, _) in enumerate(TRAIN)]
+    rows += [("cars_test", i, kind, 1) for i, (kind, _) in enumerate(TEST)]
+    table = np.zeros((1, len(rows)), dtype=[("relative_im_path", object), ("class", object), ("test", object)])
+    folder = tmp_path / "b" / "car_ims"
+    folder.mkdir(parents=True)
+    for place, (split, i, kind, test) in enumerate(rows):
+        (folder / f"{place:06}.jpg").write_bytes((archive / split / f"{i + 1:05}.jpg").read_bytes())
+        table["relative_im_path"][0, place] = f"car_ims/{place:06}.jpg"
+        table["class"][0, place], table["test"][0, place] = np.uint8(kind), np.uint8(test)
+    names = np.empty((1, len(NAMES)), dtype=object)
+    names[0, :] = NAMES
+    savemat(tmp_path / "b" / "cars_annos.mat", {"annotations": table, "class_names": names})
+    assert open_dataset(Tiny(), tmp_path / "b")[1] == open_dataset(Tiny(), archive.parent)[1]
+
+
+def test_public_11_archives_in_a_folder_of_their_own_name(archive: Path) -> None:
+    _, digest = open_dataset(Tiny(), archive.parent)
+    for name in ("cars_train", "cars_test"):
+        (archive / name).rename(archive / "moved")
+        (archive / name).mkdir()
+        (archive / "moved").rename(archive / name / name)
+    assert open_dataset(Tiny(), archive.parent)[1] == digest
+
+
 def test_annotations_without_labels_are_told_apart(archive: Path) -> None:
     savemat(archive / "cars_test_annos_withlabels.mat", {"annotations": annotations(TEST, labels=False)})
     with pytest.raises(DataError, match=r"has no class, only bbox_x1, .*fname: cars_test_annos_withlabels.mat is"):
