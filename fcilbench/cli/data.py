@@ -59,14 +59,16 @@ def verify(
     """
     from fcilbench.cli.plan import use_data_root
     from fcilbench.cli.progress import Display
-    from fcilbench.execution.probe import verify_dataset
+    from fcilbench.execution.probe import verify_datasets
 
     root = use_data_root(data)
     # Data sets that need a path (`image-folder`, `csv`) have nothing to verify until a suite gives one.
     found = [each for each in _describe(names) if names or not each.schema.get("required")]
     with Display("decoding", "samples") as display:
         checked = [
-            (each.problem, None) if each.problem else verify_dataset(each.ref.name, root, display.show)
+            (each.problem, None)
+            if each.problem
+            else verify_datasets([(each.ref.name, {})], root, fresh=True, progress=display.show)[0]
             for each in found
         ]
     records = [

@@ -198,15 +198,15 @@ def _combinations(cells: Sequence[Cell], root: Path) -> Iterable[Finding]:
 def _datasets(
     uses: Sequence[tuple[str, dict[str, Any]]], root: Path, missing: Literal["info", "fail"]
 ) -> Iterable[Finding]:
-    from fcilbench.execution.probe import probe_datasets
+    from fcilbench.execution.probe import verify_datasets
 
     try:
-        problems = probe_datasets(list(uses), root)
+        found = verify_datasets(list(uses), root)
     except FcilbenchError as error:
         return [Finding(missing, "data", str(error))]
     return [
         Finding(missing, f"data {name}", problem) if problem else Finding("ok", f"data {name}", "present and verified")
-        for (name, _), problem in zip(uses, problems, strict=True)
+        for (name, _), (problem, _) in zip(uses, found, strict=True)
     ]
 
 

@@ -12,7 +12,7 @@ from fcilbench.cli.plan import Prepared, describe, prepare, slots_per_device, us
 from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, PrerequisiteError
 
 if TYPE_CHECKING:
-    from fcilbench.execution.ledger import Summary
+    from fcilbench.execution.rows import Summary
     from fcilbench.tracking.base import Tracker
 
 _ASK_ABOVE_HOURS = 10.0

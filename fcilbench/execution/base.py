@@ -157,7 +157,7 @@ class Progress:
         """The run is over."""
 
 
-class Guard:
+class SafeCall:
     """Calls an observer; its first exception is logged, and none gets through to the run.
 
     Args:

@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +78,8 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
         emit({"event": "started", "pid": os.getpid()})
         cell = Cell.model_validate(job.cell)
         torch.set_num_threads(cell.runtime.threads)
-        outcome = run_experiment(_experiment(cell, job, roots), workdir, emit)
+        root = Path(job.data_root) if job.data_root else None
+        outcome = run_experiment(build_experiment(cell, root, job.device, roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
         emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})
@@ -96,10 +97,7 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
         cell: The cell.
         root: Folder of the data sets, or `None` for the default.
         device: `cpu` or `cuda`.
-        roots: If given, receives the modules (packages) that the cell's plugins come from.
-
-    Raises:
-        PrerequisiteError: If a plugin is missing or broken on this machine.
+        roots: If given, receives the packages that the cell's plugins come from.
     """
     built: dict[str, Any] = {}
     for axis, kind in _AXES.items():
@@ -153,10 +151,6 @@ class Switches:
                 setattr(backend, name, value)
 
 
-def _experiment(cell: Cell, job: Job, roots: set[str]) -> Experiment:
-    return build_experiment(cell, Path(job.data_root) if job.data_root else None, job.device, roots)
-
-
 _frozen = False
 
 
@@ -193,20 +187,13 @@ def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
     return {"event": "failed", "kind": "plugin" if theirs else "internal", **event}
 
 
-def _disk_trouble(error: BaseException) -> OSError | None:
+def _disk_trouble(error: BaseException | None) -> OSError | None:
     """Returns the error of a full or read-only disk behind an error; torch raises one of its own on top of it."""
-    for each in _chain(error):
-        if isinstance(each, OSError) and each.errno in _DISK_TROUBLE:
-            return each
-    return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
+    for _ in range(20):  # a chain of causes may be a circle
+        if error is None or (isinstance(error, OSError) and error.errno in _DISK_TROUBLE):
+            return error
         error = error.__cause__ or error.__context__
+    return None
 
 
 def _out_of_memory(error: BaseException) -> bool:

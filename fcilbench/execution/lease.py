@@ -45,13 +45,9 @@ class Owner:
     heartbeat: float
 
     def alive(self, now: float, held: bool) -> bool:
-        """Says whether the owner is still at work: by the lock if it is on this host, else by its heartbeat.
+        """Says whether the owner is still at work: by the lock (`held`) if it is on this host, else by its heartbeat.
 
         Another container of this host may not see our locks, so its heartbeat counts.
-
-        Args:
-            now: Seconds since the epoch.
-            held: Whether somebody holds the lock.
         """
         beside = (self.host, self.namespace) == (host_digest(), _namespace())
         return held if beside else now - self.heartbeat < STALE_SECONDS
@@ -90,14 +86,7 @@ class Lease:
 
 
 def acquire(folder: Path) -> Lease | Owner:
-    """Takes the lease of a cell.
-
-    Args:
-        folder: The cell's folder; created if it is missing.
-
-    Returns:
-        The lease, or the living owner who has it. A dead owner's lease is reclaimed.
-    """
+    """Takes the lease of a cell's folder, or returns the living owner who has it; a dead owner's is reclaimed."""
     folder.mkdir(parents=True, exist_ok=True)
     lock, held = FileLock(folder / _LOCK), False
     try:

@@ -33,35 +33,25 @@ def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cp
     return [answer["problem"] for answer in _ask(questions, data_root)]
 
 
-def probe_datasets(uses: Sequence[tuple[str, dict[str, Any]]], data_root: Path | None) -> list[str | None]:
-    """Loads data sets and verifies their content, from their caches where these hold.
+def verify_datasets(
+    uses: Sequence[tuple[str, dict[str, Any]]],
+    data_root: Path | None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> list[tuple[str | None, str | None]]:
+    """Loads data sets and verifies their content.
 
     Args:
         uses: Name and parameters of each.
         data_root: Data root.
+        fresh: Read the files even where a cache of them holds.
+        progress: Called now and then while a data set is decoded into its cache.
 
     Returns:
-        For each data set why it cannot be used, in one line, or `None`.
+        For each data set why it cannot be used, in one line, or `None`; and its content digest, or `None`.
     """
-    questions = [{"ask": "verify", "name": name, "params": params, "fresh": False} for name, params in uses]
-    return [answer["problem"] for answer in _ask(questions, data_root)]
-
-
-def verify_dataset(
-    name: str, data_root: Path | None, progress: Progress | None = None
-) -> tuple[str | None, str | None]:
-    """Reads a data set whole, even if a cache of it holds, and verifies its content.
-
-    Args:
-        name: Its name.
-        data_root: Data root.
-        progress: Called now and then while it is decoded into its cache.
-
-    Returns:
-        Why it cannot be used, in one line, or `None`; and its content digest, or `None`.
-    """
-    (answer,) = _ask([{"ask": "verify", "name": name, "params": {}, "fresh": True}], data_root, progress)
-    return answer["problem"], answer.get("digest")
+    questions = [{"ask": "verify", "name": name, "params": params, "fresh": fresh} for name, params in uses]
+    return [(answer["problem"], answer.get("digest")) for answer in _ask(questions, data_root, progress)]
 
 
 def _ask(

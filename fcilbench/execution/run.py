@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.base import Executor, Guard, Progress, RunOptions
+from fcilbench.execution.base import Executor, Progress, RunOptions, SafeCall
 from fcilbench.execution.lease import living_owner
-from fcilbench.execution.ledger import Ledger, Summary, Task
+from fcilbench.execution.rows import RowWriter, Summary, Task
 from fcilbench.execution.supervisor import Supervisor
 from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
@@ -48,16 +48,16 @@ def run_plan(
     selected = [item.cell_id for item in plan.items]
     elsewhere = {item.cell_id: item.why for item in plan.items if item.state == "running" and not item.run}
     todo = {item.cell_id: item.cell for item in plan.todo}  # two equal points of the grid are one cell
-    ledger = Ledger(store, trackers, progress, options.suite_digest)
+    writer = RowWriter(store, trackers, progress, options.suite_digest)
     if not todo:
-        return ledger.summary(known, selected, elsewhere, interrupted=False)
+        return writer.summary(known, selected, elsewhere, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
-    show = Guard("progress display")
+    show = SafeCall("progress display")
     executor = _executor(options)
-    supervisor = Supervisor(tasks, ledger, executor, progress, options)
+    supervisor = Supervisor(tasks, writer, executor, progress, options)
     show(progress.run_started, len(tasks), executor.places)
     facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
-    ledger.suite_started(plan.expansion.name, facts)
+    writer.suite_started(plan.expansion.name, facts)
     try:
         supervisor.run()
     except OSError as error:
@@ -67,9 +67,9 @@ def run_plan(
         ) from error
     finally:
         show(progress.run_finished)
-        ledger.suite_finished(supervisor.interrupts > 0)
+        writer.suite_finished(supervisor.interrupts > 0)
     elsewhere |= supervisor.elsewhere
-    return ledger.summary(known, selected, elsewhere, interrupted=supervisor.interrupts > 0)
+    return writer.summary(known, selected, elsewhere, interrupted=supervisor.interrupts > 0)
 
 
 def _executor(options: RunOptions) -> Executor:

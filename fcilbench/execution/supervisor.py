@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from fcilbench.execution import lease, verdict
-from fcilbench.execution.base import TERMINAL, Executor, Guard, Handle, Job, Progress, Resources, RunOptions
-from fcilbench.execution.claim import claim
+from fcilbench.execution import lease, result
+from fcilbench.execution.attempts import take
+from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, Resources, RunOptions, SafeCall
 from fcilbench.execution.lease import Lease, Owner
-from fcilbench.execution.ledger import Ledger, Task
-from fcilbench.execution.verdict import Verdict
+from fcilbench.execution.result import Result
+from fcilbench.execution.rows import RowWriter, Task
 from fcilbench.spec.row import Row
 
 _TICK = 0.2
@@ -51,7 +51,7 @@ class Supervisor:
 
     Args:
         tasks: What to run, in order.
-        ledger: Takes the rows.
+        writer: Takes the rows.
         executor: Runs the jobs.
         progress: The display.
         options: How to run.
@@ -62,17 +62,17 @@ class Supervisor:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], ledger: Ledger, executor: Executor, progress: Progress, options: RunOptions
+        self, tasks: Sequence[Task], writer: RowWriter, executor: Executor, progress: Progress, options: RunOptions
     ) -> None:
         self.elsewhere: dict[str, str] = {}
         self.interrupts = 0
         self._waiting = deque(tasks)
         self._alone: deque[Task] = deque()
-        self._ledger = ledger
+        self._rows = writer
         self._executor = executor
         self._options = options
         self._progress = progress
-        self._show = Guard("progress display")
+        self._show = SafeCall("progress display")
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
@@ -108,19 +108,19 @@ class Supervisor:
 
     def _begin(self, task: Task) -> None:
         """Starts an attempt, unless somebody else works on the cell or has finished it."""
-        held = claim(task, self._ledger)
+        held = take(task, self._rows)
         if isinstance(held, Owner):
             self.elsewhere[task.cell_id] = str(held)
             self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {held}, which works on it")
             return
         if isinstance(held, Row):
-            self._ledger.adopt(held, None)
+            self._rows.adopt(held, None)
             return
         needs = self._needs(task)
         job = Job(
             cell=task.cell.model_dump(mode="json"),
             cell_id=task.cell_id,
-            workdir=str(self._ledger.store.cell_dir(task.cell_id).absolute()),
+            workdir=str(self._rows.store.cell_dir(task.cell_id).absolute()),
             data_root=str(self._options.data_root) if self._options.data_root is not None else None,
             device=needs.device,
             offline=self._options.offline,
@@ -141,7 +141,7 @@ class Supervisor:
                 running.begun = time.monotonic()
                 running.deadline = None if limit is None else running.begun + limit
             elif event["event"] in _OVER:
-                self._end(running, verdict.judge(event, f"cells/{running.task.cell_id}"))
+                self._end(running, result.result_of(event, f"cells/{running.task.cell_id}"))
             else:
                 self._show(self._progress.cell_event, handle, running.task.cell_id, event)
 
@@ -151,7 +151,7 @@ class Supervisor:
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
                 self._executor.kill(running.handle)
-                self._end(running, verdict.timed_out(running.task.cell.limits.wall_seconds or 0.0))
+                self._end(running, result.timed_out(running.task.cell.limits.wall_seconds or 0.0))
         if now < self._next_beat:
             return
         self._next_beat = now + lease.HEARTBEAT_SECONDS
@@ -163,7 +163,7 @@ class Supervisor:
                 self.elsewhere[running.task.cell_id] = "a run that took it over"
                 self._show(self._progress.note, f"cell {running.task.cell_id[:12]} was taken over by another run")
 
-    def _end(self, running: _Running, end: Verdict) -> None:
+    def _end(self, running: _Running, end: Result) -> None:
         """Ends an attempt: with another one if the suite allows it and it may help, else with the cell's row."""
         task = running.task
         del self._running[running.handle]
@@ -181,12 +181,12 @@ class Supervisor:
         if self._options.fail_fast and end.status not in ("ok", "skipped"):
             self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
 
-    def _write(self, running: _Running, end: Verdict) -> None:
+    def _write(self, running: _Running, end: Result) -> None:
         try:
             device = self._needs(running.task).device
-            self._ledger.record(running.task, end, running.handle, device, running.environment)
+            self._rows.record(running.task, end, running.handle, device, running.environment)
             if end.status == "ok":
-                (self._ledger.store.cell_dir(running.task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
+                (self._rows.store.cell_dir(running.task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()
 
@@ -199,7 +199,7 @@ class Supervisor:
             for handle, event in self._executor.poll(_TICK):
                 running = self._running.get(handle)
                 if running is not None and event["event"] in TERMINAL:
-                    self._end(running, verdict.judge(event, f"cells/{running.task.cell_id}"))
+                    self._end(running, result.result_of(event, f"cells/{running.task.cell_id}"))
                 elif running is not None and event["event"] == "died":
                     self._stopped(running)
         for running in list(self._running.values()):
@@ -209,12 +209,12 @@ class Supervisor:
     def _stopped(self, running: _Running) -> None:
         del self._running[running.handle]
         running.task.seconds += time.monotonic() - running.begun
-        self._write(running, verdict.interrupted("the run was interrupted; the same command resumes the cell"))
+        self._write(running, result.interrupted("the run was interrupted; the same command resumes the cell"))
 
     def _never_started(self, task: Task) -> None:
         """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
         if task.known is None or task.attempts:
-            self._ledger.record(task, verdict.interrupted(self._stop or "not started"))
+            self._rows.record(task, result.interrupted(self._stop or "not started"))
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:

@@ -168,27 +168,13 @@ def session() -> Iterator[Asker]:
 
 
 def describe(refs: Sequence[PluginRef]) -> list[Description]:
-    """Describes plugins.
-
-    Args:
-        refs: From `entrypoints.find` or `lookup`.
-
-    Returns:
-        One description each, in the same order. A broken plugin has a `problem` and hurts no other.
-    """
+    """Describes plugins, in the same order; a broken one has a `problem` and hurts no other."""
     answers = _ask([{"ask": "describe", "ref": vars(ref)} for ref in refs])
     return [_description(ref, answer) for ref, answer in zip(refs, answers, strict=True)]
 
 
 def resolve(uses: Sequence[Use]) -> list[Resolved | Unresolved]:
-    """Validates options, fills in defaults and finds what identifies a plugin in a cell.
-
-    Args:
-        uses: Plugins with their options; equal ones are asked once.
-
-    Returns:
-        One result each, in the same order.
-    """
+    """Validates options, fills in defaults and finds what identifies a plugin in a cell; one result a use, in order."""
     answers = _ask([{"ask": "resolve", "ref": vars(use.ref), "options": use.options} for use in uses])
     return [_resolution(use, answer) for use, answer in zip(uses, answers, strict=True)]
 

@@ -68,14 +68,7 @@ class PluginRef:
 
 
 def find(kind: str) -> list[PluginRef]:
-    """Returns the visible plugins of a kind, built-in ones first, then by name.
-
-    Args:
-        kind: One of `KINDS`.
-
-    Raises:
-        UsageError: If there is no such kind.
-    """
+    """Returns the visible plugins of one of `KINDS`, built-in ones first, then by name."""
     if kind not in KINDS:
         raise UsageError(f"unknown kind of plugin {kind!r}{nearest(kind, KINDS)}")
     allowed = _allowed()
@@ -112,10 +105,7 @@ def lookup(kind: str, name: str) -> PluginRef:
 
 
 def load(ref: PluginRef) -> type:
-    """Imports a plugin's class, guarded.
-
-    Args:
-        ref: From `find` or `lookup`.
+    """Imports a plugin's class.
 
     Raises:
         BrokenPluginError: If its module cannot be imported or holds no such class.

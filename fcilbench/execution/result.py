@@ -13,7 +13,7 @@ from fcilbench.spec.row import Failure, Status
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Result:
     """How an attempt ended.
 
     Attributes:
@@ -29,8 +29,8 @@ class Verdict:
     skipped: str | None = None
 
 
-def judge(event: Event, cell_folder: str) -> Verdict:
-    """Returns the verdict of a terminal event or of `died`.
+def result_of(event: Event, cell_folder: str) -> Result:
+    """Returns the result of a terminal event or of `died`.
 
     Args:
         event: The event.
@@ -40,36 +40,36 @@ def judge(event: Event, cell_folder: str) -> Verdict:
         case "finished":
             return _finished(event)
         case "skipped":
-            return Verdict("skipped", skipped=_line(event.get("reason")) or "no reason given")
+            return Result("skipped", skipped=_line(event.get("reason")) or "no reason given")
         case "oom":
-            return Verdict("oom", failure=_failure(event, "oom", cell_folder))
+            return Result("oom", failure=_failure(event, "oom", cell_folder))
         case "failed" if event.get("kind") == "environment":
             return interrupted(
                 f"{_line(event.get('message'))}; make room there, then the same command resumes the cell"
             )
         case "failed":
-            return Verdict("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
+            return Result("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
         case _:
-            return Verdict("killed", failure=_death(event))
+            return Result("killed", failure=_death(event))
 
 
-def timed_out(seconds: float) -> Verdict:
-    """Returns the verdict on an attempt that reached its wall-clock limit."""
+def timed_out(seconds: float) -> Result:
+    """Returns the result of an attempt that reached its wall-clock limit."""
     message = f"stopped after {seconds:g} s, the suite's limits.wall"
-    return Verdict("timeout", failure=Failure(kind="timeout", type="wall", message=message))
+    return Result("timeout", failure=Failure(kind="timeout", type="wall", message=message))
 
 
-def interrupted(message: str) -> Verdict:
-    """Returns the verdict on a cell that was stopped, or not begun, because the run ended early."""
-    return Verdict("interrupted", failure=Failure(kind="interrupted", type="interrupt", message=message))
+def interrupted(message: str) -> Result:
+    """Returns the result of a cell that was stopped, or not started, because the run ended early."""
+    return Result("interrupted", failure=Failure(kind="interrupted", type="interrupt", message=message))
 
 
-def _finished(event: Event) -> Verdict:
+def _finished(event: Event) -> Result:
     try:
-        return Verdict("ok", outcome=Outcome.model_validate(event.get("outcome")))
+        return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
     except ValueError as error:
         message = f"the worker's result is invalid: {_line(error)}"
-        return Verdict("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
+        return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
 
 
 def _failure(event: Mapping[str, Any], kind: str, cell_folder: str) -> Failure:

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
-from fcilbench.execution.base import Guard, Handle, Progress
-from fcilbench.execution.verdict import Verdict
+from fcilbench.execution.base import Handle, Progress, SafeCall
+from fcilbench.execution.result import Result
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
@@ -87,7 +87,7 @@ class Summary:
         return PREREQUISITE if bad and missing and not self.elsewhere else CELLS_FAILED
 
 
-class Ledger:
+class RowWriter:
     """Writes rows.
 
     Args:
@@ -104,9 +104,9 @@ class Ledger:
         self._suite_digest = suite_digest
         self.written: dict[str, Row] = {}
         self.ran: set[str] = set()
-        self._trackers = [(tracker, Guard(type(tracker).__name__)) for tracker in trackers]
+        self._trackers = [(tracker, SafeCall(type(tracker).__name__)) for tracker in trackers]
         self._progress = progress
-        self._show = Guard("progress display")
+        self._show = SafeCall("progress display")
         self._provenance: dict[str, Provenance] = {}
 
     def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ class Ledger:
     def record(
         self,
         task: Task,
-        verdict: Verdict,
+        result: Result,
         handle: Handle | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         worker: Mapping[str, Any] | None = None,
@@ -131,7 +131,7 @@ class Ledger:
 
         Args:
             task: The task.
-            verdict: How it ended.
+            result: How it ended.
             handle: Its last job; `None` if it was never started.
             device: Kind of device that it ran on.
             worker: What its worker reported of its environment.
@@ -141,14 +141,14 @@ class Ledger:
         row = build_row(
             task.cell,
             task.cell_id,
-            verdict.status,
-            verdict.outcome,
+            result.status,
+            result.outcome,
             provenance=provenance,
             started=task.started,
             ended=datetime.now(UTC),
-            failure=verdict.failure,
-            skipped=verdict.skipped,
-            cost=None if verdict.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
+            failure=result.failure,
+            skipped=result.skipped,
+            cost=None if result.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
             attempts=task.attempts + task.earlier,
             suite_digest=self._suite_digest,
         )

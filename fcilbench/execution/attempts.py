@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fcilbench.execution import lease
 from fcilbench.execution.lease import Lease, Owner
-from fcilbench.execution.ledger import Ledger, Task
+from fcilbench.execution.rows import RowWriter, Task
 from fcilbench.files import write_atomic
 from fcilbench.results.row import code_digest
 from fcilbench.spec.cell import Cell
@@ -19,21 +19,21 @@ _LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
 _BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 
 
-def claim(task: Task, ledger: Ledger) -> Lease | Owner | Row:
+def take(task: Task, writer: RowWriter) -> Lease | Owner | Row:
     """Takes a cell for one more attempt, and counts the attempt.
 
     Args:
         task: The task.
-        ledger: The run's ledger.
+        writer: The run's writer.
 
     Returns:
         The lease; or the living owner who works on the cell; or the `ok` row that another run has written meanwhile.
     """
-    folder = ledger.store.make_cell_dir(task.cell_id)
+    folder = writer.store.make_cell_dir(task.cell_id)
     held = lease.acquire(folder)
     if isinstance(held, Owner):
         return held
-    finished = ledger.finished_meanwhile(task)
+    finished = writer.finished_meanwhile(task)
     if finished is not None:
         held.release()
         return finished
