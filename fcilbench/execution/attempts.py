@@ -22,10 +22,6 @@ _BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 def take(task: Task, writer: RowWriter) -> Lease | Owner | Row:
     """Takes a cell for one more attempt, and counts the attempt.
 
-    Args:
-        task: The task.
-        writer: The run's writer.
-
     Returns:
         The lease; or the living owner who works on the cell; or the `ok` row that another run has written meanwhile.
     """

@@ -86,12 +86,7 @@ def choose_devices(option: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:
-    """Returns name, memory and driver of a device as rows record them; nothing for the CPU.
-
-    Args:
-        visible: One of the values that `choose_devices` returns.
-        environment: Where `CUDA_VISIBLE_DEVICES` is read.
-    """
+    """Returns name, memory and driver of one of `choose_devices` as rows record them; nothing for the CPU."""
     for gpu in find_gpus(environment) if visible else []:
         if visible in (str(gpu.index), gpu.uuid):
             return {"gpu": gpu.name, "gpu_memory": gpu.memory, "driver": gpu.driver}
@@ -99,12 +94,7 @@ def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[
 
 
 def default_jobs(devices: list[str], threads: int) -> int:
-    """Returns how many cells share a device when nobody says: one on a GPU, on a CPU one per `threads` cores.
-
-    Args:
-        devices: What `choose_devices` returned.
-        threads: Torch threads of a slot; they do not depend on the number of slots, since they change sums.
-    """
+    """Returns how many cells share a device by default: one on a GPU, on a CPU one per `threads` cores."""
     if any(devices):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

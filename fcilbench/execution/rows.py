@@ -175,14 +175,7 @@ class RowWriter:
     def summary(
         self, known: Mapping[str, Row], selected: Sequence[str], elsewhere: Mapping[str, str], interrupted: bool
     ) -> Summary:
-        """Returns the sum of the run.
-
-        Args:
-            known: Rows before the run.
-            selected: Ids of the cells the user selected.
-            elsewhere: Cells left to other processes.
-            interrupted: Whether the user ended the run.
-        """
+        """Returns the sum of the run; `known` are the rows before it, `selected` the ids that the user selected."""
         rows = {cell_id: row for cell_id in selected if (row := self.written.get(cell_id) or known.get(cell_id))}
         return Summary(rows, frozenset(self.ran), dict(elsewhere), interrupted)
 
