@@ -96,11 +96,7 @@ def place(
 ) -> DeviceData:
     """Puts samples on the device, images as uint8, texts as token ids, with what the method's query says of them.
 
-    Args:
-        experiment: Whose backbone says how inputs look.
-        model: The resident model; the initial network must be loaded.
-        samples: With internal labels.
-        augmentation: What training batches of images go through; `None` for none.
+    The samples have internal labels; the initial network must be loaded.
     """
     backbone, device = experiment.backbone, model.vector.device
     data: DeviceData
@@ -167,11 +163,7 @@ def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) 
 
 
 def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device: torch.device) -> FlatModel:
-    """Builds the network and lets the method prepare it.
-
-    Raises:
-        Unsupported: If the method declines.
-    """
+    """Builds the network and lets the method prepare or decline it."""
     backbone, protocol = experiment.backbone, experiment.protocol
     facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
     request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)

@@ -21,26 +21,8 @@ import torch
 from fcilbench.api.message import Layout, Message, Piece, nbytes
 from fcilbench.api.stressor import Stressor
 
-COUNTERS = "counters"
-"""Name under which integer buffers travel beside the pieces of the model."""
-_Versions = dict[str, int]
-
-
-@dataclass
-class _Kept:
-    """The last value of a broadcast tensor, its version, and the versions of the model's pieces that equal it."""
-
-    value: torch.Tensor
-    version: int
-    model: _Versions | None
-
-
-@dataclass(frozen=True)
-class Posted:
-    """A broadcast that has been compared with the last one, ready to be sent to any number of clients."""
-
-    message: Message
-    versions: _Versions
+_MODEL = "model/"
+"""Prefix of the model's pieces and counters among the names of broadcast tensors."""
 
 
 @dataclass
@@ -62,88 +44,70 @@ class Channel:
     counts: bool = True
     bytes_up: int = 0
     bytes_down: int = 0
-    _model: torch.Tensor | None = None
-    _counters: torch.Tensor | None = None
-    _versions: _Versions = field(default_factory=dict)
-    _kept: dict[str, _Kept] = field(default_factory=dict)
-    _held_model: dict[int, _Versions] = field(default_factory=dict)
-    _held: dict[int, _Versions] = field(default_factory=dict)
-
-    # ---------------------------------------------------------------- down
+    _last: dict[str, torch.Tensor] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    _models: dict[str, dict[str, int]] = field(default_factory=dict)
+    """For a broadcast tensor that equals a global model, the versions of that model's pieces."""
+    _held: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def publish(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
-        """Notes the global model: a piece whose value has changed since the last call gets a new version."""
-        if self._model is None or self._counters is None:
-            self._model, self._counters = vector.clone(), counters.clone()
-            self._versions = dict.fromkeys((COUNTERS, *(piece.name for piece in self.layout.pieces)), 0)
-            return
-        for piece in self.layout.pieces:
-            if not torch.equal(vector[piece.span], self._model[piece.span]):
-                self._versions[piece.name] += 1
-        if not torch.equal(counters, self._counters):
-            self._versions[COUNTERS] += 1
-        self._model.copy_(vector)
-        self._counters.copy_(counters)
+        """Notes the global model that is sent from now on."""
+        self._note(self._pieces(vector, counters))
 
-    def post(self, message: Message) -> Posted:
-        """Compares a broadcast with the last one: a tensor whose value has changed gets a new version."""
-        return Posted(message, {name: self._post(name, tensor) for name, tensor in message.items()})
+    def post(self, message: Message) -> Message:
+        """Notes a broadcast that is sent from now on."""
+        for name in self._note(message):
+            self._models[name] = self._model_of(message[name])
+        return message
 
-    def _post(self, name: str, tensor: torch.Tensor) -> int:
-        last = self._kept.get(name)
-        if last is not None and same(tensor, last.value):
-            return last.version
-        version = 0 if last is None else last.version + 1
-        self._kept[name] = _Kept(tensor.clone(), version, self._versions_of(tensor))
-        return version
+    def _pieces(self, vector: torch.Tensor, counters: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {f"{_MODEL}counters": counters, **{_MODEL + p.name: vector[p.span] for p in self.layout.pieces}}
 
-    def _versions_of(self, tensor: torch.Tensor) -> _Versions | None:
-        """Returns the versions of the pieces that make up a tensor `[D]` or `[P]`, if it is the present model."""
-        size = len(self.layout.pieces) and tensor.numel()
-        if self._model is None or size not in (self.layout.trainable.stop, self.layout.all.stop):
-            return None
-        if not same(tensor, self._model[:size]):
-            return None
-        return {piece.name: self._versions[piece.name] for piece in self.layout.pieces if piece.span.stop <= size}
+    def _note(self, message: Message) -> list[str]:
+        """Gives tensors whose value has changed a new version and returns their names."""
+        changed = [name for name, tensor in message.items() if not _same(tensor, self._last.get(name))]
+        for name in changed:
+            self._last[name] = message[name].clone()
+            self._versions[name] = self._versions.get(name, -1) + 1
+        return changed
 
-    def down(self, client: int, posted: Posted, model: bool = True) -> Message:
-        """Sends a client what it lacks of the global model and of a broadcast.
+    def _model_of(self, tensor: torch.Tensor) -> dict[str, int]:
+        """Returns the versions of the present model's pieces if a tensor `[D]` or `[P]` is that model, else nothing."""
+        size = tensor.numel()
+        if tensor.dim() != 1 or size not in (self.layout.trainable.stop, self.layout.all.stop):
+            return {}
+        pieces = [piece for piece in self.layout.pieces if piece.span.stop <= size]
+        if not all(_same(tensor[piece.span], self._last.get(_MODEL + piece.name)) for piece in pieces):
+            return {}
+        return {_MODEL + piece.name: self._versions[_MODEL + piece.name] for piece in pieces}
+
+    def down(self, client: int, message: Message, model: bool = True) -> Message:
+        """Sends a client what it lacks of the global model and of a posted broadcast.
 
         Args:
             client: Registered client id.
-            posted: The broadcast.
+            message: The broadcast.
             model: Whether the client needs the present global model; if not, it gets one only if it has none.
 
         Returns:
             The whole broadcast: with what it held before, the client has all of it.
         """
-        if not self.counts:
-            return posted.message
-        before = self._held_model.get(client)
-        if model or before is None:
-            self._held_model[client] = dict(self._versions)
-            self.bytes_down += self._model_bytes(before or {})
-        held = self._held.setdefault(client, {})
-        for name, version in posted.versions.items():
-            if held.get(name) != version and not self._is_model(name, before, self._held_model[client]):
-                self.bytes_down += nbytes({name: posted.message[name]})
-            held[name] = version
-        return posted.message
+        if self.counts:
+            held = self._held.setdefault(client, {})
+            before = dict(held)
+            if model or not any(name.startswith(_MODEL) for name in held):
+                self._send(held, [name for name in self._last if name.startswith(_MODEL)])
+            models = (before.items(), dict(held).items())
+            known = [n for n in message if self._models[n] and any(self._models[n].items() <= own for own in models)]
+            held.update({name: self._versions[name] for name in known})
+            self._send(held, message)
+        return message
 
-    def _model_bytes(self, held: _Versions) -> int:
-        assert self._model is not None
-        assert self._counters is not None
-        news = {p.name: self._model[p.span] for p in self.layout.pieces if held.get(p.name) != self._versions[p.name]}
-        if held.get(COUNTERS) != self._versions[COUNTERS]:
-            news[COUNTERS] = self._counters
-        return nbytes(news)
-
-    def _is_model(self, name: str, *models: _Versions | None) -> bool:
-        """Returns whether a broadcast tensor equals one of the models that a client holds."""
-        own = self._kept[name].model
-        return own is not None and any(model is not None and own.items() <= model.items() for model in models)
-
-    # ---------------------------------------------------------------- up
+    def _send(self, held: dict[str, int], names: Iterable[str]) -> None:
+        """Counts the tensors of which a client holds another version or none, and notes that it has them."""
+        news = [name for name in names if held.get(name) != self._versions[name]]
+        self.bytes_down += nbytes({name: self._last[name] for name in news})
+        held.update({name: self._versions[name] for name in news})
 
     def up(
         self, client: int, message: Message, random: Callable[[], np.random.Generator], pieces: Iterable[Piece] = ()
@@ -164,49 +128,34 @@ class Channel:
         """
         sent = dict(message)
         if client in self.affected:
-            changed = self.stressor.upload(sent, random())
+            expected, changed = _shapes(sent), self.stressor.upload(sent, random())
             if changed is None:
                 return None
-            if _shapes(changed) != _shapes(message):
-                raise ValueError(f"the stressor changed an upload from {_shapes(message)} to {_shapes(changed)}")
-            sent = dict(changed)
+            if _shapes(changed) != expected:
+                raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
+            sent = changed
         if self.counts:
-            delta = sent.get("delta")
-            parts = {} if delta is None else {piece.name: delta[piece.span] for piece in pieces}
-            self.bytes_up += nbytes({name: tensor for name, tensor in sent.items() if name != "delta"}) + nbytes(parts)
+            parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
+            self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})
         return sent
-
-    # ---------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Any]:
         """Returns everything that a checkpoint needs beside the global model, which must be the published one."""
-        kept = {name: [own.value, own.version, own.model] for name, own in self._kept.items()}
-        return {
-            "bytes": [self.bytes_up, self.bytes_down],
-            "versions": self._versions,
-            "kept": kept,
-            "held_model": self._held_model,
-            "held": self._held,
-        }
+        last = {name: tensor for name, tensor in self._last.items() if not name.startswith(_MODEL)}
+        totals = [self.bytes_up, self.bytes_down]
+        return {"bytes": totals, "last": last, "versions": self._versions, "models": self._models, "held": self._held}
 
     def restore(self, state: dict[str, Any], vector: torch.Tensor, counters: torch.Tensor) -> None:
-        """Takes over a saved state.
-
-        Args:
-            state: What `state` returned.
-            vector: The published global vector.
-            counters: Its counters.
-        """
-        kept = {name: _Kept(*own) for name, own in state["kept"].items()}
-        versions, held_model, held = state["versions"], state["held_model"], state["held"]
+        """Takes over what `state` returned when the published model was `vector` with `counters`."""
+        versions, models, held, last = state["versions"], state["models"], state["held"], state["last"]
         self.bytes_up, self.bytes_down = state["bytes"]
-        self._kept, self._versions, self._held_model, self._held = kept, versions, held_model, held
-        self._model, self._counters = vector.clone(), counters.clone()
+        self._versions, self._models, self._held = versions, models, held
+        own = self._pieces(vector, counters) if versions else {}
+        self._last = {**{name: tensor.clone() for name, tensor in own.items()}, **last}
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two tensors have the same type, shape and values."""
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
 def _shapes(message: Message) -> dict[str, Any]:

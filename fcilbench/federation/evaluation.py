@@ -59,17 +59,9 @@ class Evaluator:
     def accuracy(
         self, predictors: Predictors, tasks: Sequence[Task], identities: Sequence[TaskIdentity]
     ) -> dict[TaskIdentity, list[float]]:
-        """Measures a method's answers on the tasks seen so far.
+        """Returns for each identity the accuracy in [0, 1] on each of the tasks seen so far.
 
         Each module is built once and run over the test samples that some identity needs it for; then the rules answer.
-
-        Args:
-            predictors: What the method deploys.
-            tasks: The tasks seen so far.
-            identities: What is measured.
-
-        Returns:
-            For each identity the accuracy in [0, 1] on each task.
 
         Raises:
             PluginError: If the method has no rule for an identity, reads a module that it does not deploy, or deploys
@@ -94,10 +86,8 @@ class Evaluator:
         """Returns the area under the ROC curve of the largest softmax probability (Hendrycks and Gimpel 2017).
 
         Test samples of all classes should score above the out-of-scope inputs; 0.5 is chance. The one model of task
-        identity `none` is asked, its probabilities over all classes seen.
-
-        Returns:
-            The area, or `None` if the data set has no out-of-scope inputs or the method no single model for `none`.
+        identity `none` is asked, its probabilities over all classes seen. `None` if the data set has no out-of-scope
+        inputs or the method no single model for `none`.
         """
         rule = predictors.rules.get("none")
         names = [] if rule is None else rule.modules(tasks, None)

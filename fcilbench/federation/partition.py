@@ -51,15 +51,6 @@ def dirichlet(labels: Indices, clients: int, beta: float, random: np.random.Gene
     Smaller beta means more skew; a large beta approaches an equal share of every class for every client. A class with
     fewer samples than clients is dealt to the clients in a random order: where shares are nearly equal, rounding would
     otherwise give its samples to the same ids in every class.
-
-    Args:
-        labels: `[n]`.
-        clients: Number of clients N.
-        beta: Concentration, > 0.
-        random: Source of randomness.
-
-    Returns:
-        Positions of each client; some may be empty.
     """
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -86,11 +77,6 @@ def top_up(parts: Sequence[Indices], minimum: int, random: np.random.Generator) 
 
     Drawing the whole partition again, as comparable projects do, accepts a draw with probability near zero at small
     beta. Here each move shortens the shortfall by one, so there are at most `clients * minimum` moves.
-
-    Args:
-        parts: Positions of each client, at least `clients * minimum` in all.
-        minimum: Least number of samples of a client.
-        random: Source of randomness.
     """
     pools = [list(part) for part in parts]
     for pool in pools:

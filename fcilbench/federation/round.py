@@ -6,7 +6,7 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from fcilbench.api.message import Layout, Message, Piece, Wire
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.precision import all_finite
-from fcilbench.engine.step import Extra, Objective, Work
+from fcilbench.engine.trainer import Extra, Objective, Work
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import seed_torch, stream
@@ -26,19 +26,11 @@ RESERVED = ("delta", "counters")
 
 @dataclass(frozen=True)
 class Upload:
-    """What arrived from one client.
-
-    Attributes:
-        client: Its id.
-        samples: Its number of samples.
-        message: Its statistics by name.
-        counters: Integer buffers of its model.
-        loss: Its last local loss, a scalar on the device; `None` if it does not train.
-    """
+    """What arrived from one client beside its row of updates; the loss is `None` if it does not train."""
 
     client: int
     samples: int
-    message: Message
+    statistics: Message
     counters: torch.Tensor
     loss: torch.Tensor | None
 
@@ -63,15 +55,13 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
         return None
     wire = checked(aggregator.wire(server), server.layout)
     channel.publish(server.vector, server.counters)
-    broadcast = {**aggregator.task_broadcast(server), **aggregator.broadcast(server)}
-    posted = channel.post(broadcast)
+    broadcast = channel.post({**aggregator.task_broadcast(server), **aggregator.broadcast(server)})
     replay = channel.post({} if federation.replay is None else federation.replay.message)
     uploads: dict[int, Upload] = {}
     with watch("training"):
         for client in execution_order(clients):
-            received = channel.down(client, posted, model=aggregator.trains)
             channel.down(client, replay, model=False)
-            session = ClientSession(federation, context, client, received)
+            session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
             upload = local_update(federation, context, session, rows[clients.index(client)], wire)
             if upload is not None:
                 uploads[client] = upload
@@ -81,7 +71,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
             server.counters.copy_(uploads[updates.clients[0]].counters)
             aggregator.aggregate(updates, server)
     channel.publish(server.vector, server.counters)
-    return mean_loss([uploads[client] for client in clients if client in uploads])
+    return _mean_loss(uploads.values())
 
 
 def sample_clients(federation: Federation, context: RoundContext) -> list[int]:
@@ -103,11 +93,7 @@ def execution_order(clients: Sequence[int]) -> Sequence[int]:
 
 
 def checked(wire: Wire, layout: Layout) -> Wire:
-    """Returns the wire.
-
-    Raises:
-        ValueError: If one of its patterns matches no piece of the state vector.
-    """
+    """Returns the wire, or raises `ValueError` if one of its patterns matches no piece of the state vector."""
     for pattern in (*wire.train, *wire.up):
         if not layout.select([pattern]):
             names = ", ".join(piece.name for piece in layout.pieces[:3])
@@ -124,7 +110,7 @@ def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
 def local_update(
     federation: Federation, context: RoundContext, session: ClientSession, row: torch.Tensor, wire: Wire
 ) -> Upload | None:
-    """Trains one client from the global model, asks it for its statistics and sends both.
+    """Trains one client from the global model, asks it for its statistics, and sends both.
 
     Args:
         federation: The federation.
@@ -157,21 +143,18 @@ def local_update(
     if arrived is None:
         return None
     if aggregator.trains:
-        row.copy_(arrived["delta"])
-    counters = arrived.get("counters", server.counters)
-    own = {name: tensor for name, tensor in arrived.items() if name not in RESERVED}
-    return Upload(session.id, session.samples, own, counters, loss)
+        row.copy_(arrived.pop("delta"))
+    counters = arrived.pop("counters", server.counters)
+    return Upload(session.id, session.samples, arrived, counters, loss)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
-    """Trains the loaded model on a client's samples and returns its last loss."""
     method, phase = federation.experiment.aggregator, context.phase
     seed_torch(federation.experiment.seeds.of("train"), "local", *context.key, session.id)
     own = {f"state/{name}": value for name, value in session.state.items()}
-    seen = {**session.received, **own, "received": session.received_model}
+    objective = Objective(method.loss, method.gradient, {**session.received, **own, "received": session.received_model})
     extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
     work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra)
-    objective = Objective(method.loss, method.gradient, seen)
     loss = federation.trainer.train(objective, work, session.random("batches"))
     for note in federation.trainer.notes:
         federation.server.warn(note)
@@ -181,13 +164,10 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
 def collect(
     federation: Federation, clients: Sequence[int], uploads: dict[int, Upload], rows: torch.Tensor
 ) -> Updates | None:
-    """Stacks the finite updates in client-id order.
-
-    A client that did not answer, or that sent NaN or infinity, is left out with a line in the curve.
-    """
+    """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
     server = federation.server
     answered = [row for row, client in enumerate(clients) if client in uploads]
-    sound = [row for row in answered if finite({"delta": rows[row], **uploads[clients[row]].message})]
+    sound = [row for row in answered if finite({"delta": rows[row], **uploads[clients[row]].statistics})]
     if len(answered) < len(clients):
         server.log("clients/no_answer", len(clients) - len(answered))
     if len(sound) < len(answered):
@@ -201,7 +181,7 @@ def collect(
         delta=rows[: len(clients)] if len(sound) == len(clients) else rows[sound],
         samples=tuple(upload.samples for upload in kept),
         clients=tuple(upload.client for upload in kept),
-        statistics=tuple(upload.message for upload in kept),
+        statistics=tuple(upload.statistics for upload in kept),
         layout=server.layout,
     )
 
@@ -209,34 +189,31 @@ def collect(
 def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:
     """Sends the final global model of a task to every client with data and collects its statistics at it."""
     server, channel, model = federation.server, federation.channel, federation.model
-    aggregator, collected = federation.experiment.aggregator, 0
-    found: dict[int, Message] = {}
+    aggregator = federation.experiment.aggregator
+    arrived: dict[int, Message] = {}
     channel.publish(server.vector, server.counters)
-    nothing = channel.post({})
     for client, own in enumerate(context.phase.clients):
         if len(own) == 0:
             continue
-        channel.down(client, nothing, model=aggregator.trains)
-        session = ClientSession(federation, context, client)
+        session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
         model.load(server.vector, server.counters)
         model.network.eval()
         with torch.no_grad():
-            message = aggregator.task_statistics(session)
-        arrived = channel.up(client, message, session.stress)
-        collected += arrived is not None
-        if arrived is not None and finite(arrived):
-            found[client] = arrived
-    if len(found) < collected:
+            message = channel.up(client, aggregator.task_statistics(session), session.stress)
+        if message is not None:
+            arrived[client] = message
+    sound = {client: message for client, message in arrived.items() if finite(message)}
+    if len(sound) < len(arrived):
         server.warn(f"task {server.task.index}: task statistics that were not finite were left out")
-    return found
+    return sound
 
 
-def mean_loss(uploads: Sequence[Upload]) -> float | None:
-    """Returns the sample-weighted mean of the clients' losses; `None` if there are none."""
-    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
+def _mean_loss(uploads: Collection[Upload]) -> float | None:
+    ordered = sorted(uploads, key=lambda upload: upload.client)
+    losses = [upload.loss.double().cpu() for upload in ordered if upload.loss is not None]
     if not losses:
         return None
-    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
+    weights = torch.tensor([upload.samples for upload in ordered], dtype=torch.float64)
     return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
@@ -247,10 +224,8 @@ def finite(message: Message) -> bool:
 
 def update_rows(federation: Federation) -> torch.Tensor:
     """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
-    share = federation.experiment.protocol.participation
-    needed = max(
-        min(phase.sampled(share), sum(len(own) > 0 for own in phase.clients)) for phase in federation.schedule.phases
-    )
+    phases, share = federation.schedule.phases, federation.experiment.protocol.participation
+    needed = max(min(phase.sampled(share), sum(len(own) > 0 for own in phase.clients)) for phase in phases)
     vector = federation.server.vector
     if not federation.experiment.aggregator.trains:
         return vector.new_zeros(1, 1).expand(needed, len(vector))

@@ -87,14 +87,11 @@ class _Run:
     def __init__(
         self, federation: Federation, progress: Progress, workdir: Path, on_event: Listener, started: float
     ) -> None:
-        self._federation, self._progress = federation, progress
-        self._experiment, self._server = federation.experiment, federation.server
-        self._workdir, self._on_event = workdir, on_event
-        self._device = federation.model.vector.device
-        self._watch = Stopwatch(self._device)
+        self._federation, self._experiment, self._server = federation, federation.experiment, federation.server
+        self._progress, self._workdir, self._on_event, self._mark = progress, workdir, on_event, started
+        self._tasks, self._rows = len(federation.stream.sizes), update_rows(federation)
+        self._watch = Stopwatch(federation.model.vector.device)
         self._watch.seconds = progress.seconds
-        self._mark = started
-        self._rows = update_rows(federation)
 
     def phases(self) -> None:
         """Trains every phase that is left."""
@@ -103,7 +100,7 @@ class _Run:
             index = self._progress.phase
             phase = phases[index]
             self._begin(RoundContext(phase, self._progress.round), index)
-            self._on_event({"event": "phase", "task": phase.after, "tasks": len(self._federation.stream.sizes)})
+            self._on_event({"event": "phase", "task": phase.after, "tasks": self._tasks})
             for round_ in range(self._progress.round, phase.rounds):
                 self._round(RoundContext(phase, round_))
                 if round_ + 1 < phase.rounds:
@@ -120,7 +117,7 @@ class _Run:
         server.round = 0
         if context.round == 0:
             if phase.restart and index > 0:
-                server.reset(self._federation.initial)
+                server.vector.copy_(self._federation.initial)
             aggregator.begin_task(server)
             self._federation.channel.publish(server.vector, server.counters)
         self._federation.replay = place_replay(self._federation, aggregator.replay(server))
@@ -134,7 +131,7 @@ class _Run:
             {
                 "event": "round",
                 "task": context.phase.after,
-                "tasks": len(self._federation.stream.sizes),
+                "tasks": self._tasks,
                 "round": context.round,
                 "rounds": context.phase.rounds,
                 "loss": loss if loss is None or math.isfinite(loss) else None,
@@ -169,7 +166,7 @@ class _Run:
             {
                 "event": "task",
                 "task": context.phase.after,
-                "tasks": len(federation.stream.sizes),
+                "tasks": self._tasks,
                 "accuracy": accuracy,
                 "seconds": self._since(before),
                 "logs": _logs(server.logs),
@@ -188,7 +185,7 @@ class _Run:
         now = time.perf_counter()
         self._progress.seconds["wall"] = self._progress.seconds.get("wall", 0.0) + now - self._mark
         self._mark = now
-        self._progress.peak_memory = max(self._progress.peak_memory, peak_memory(self._device))
+        self._progress.peak_memory = max(self._progress.peak_memory, peak_memory(self._federation.model.vector.device))
         lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in self._progress.curve)
         write_atomic(self._workdir / "rounds.jsonl", lines, durable=False)
         wanted = self._experiment.runtime.checkpoint

@@ -20,29 +20,22 @@ from fcilbench.spec.protocol import Protocol
 
 
 class FederationServer:
-    """Implements `fcilbench.api.server.Server`.
+    """The server as its method sees it (`fcilbench.api.server.Server`).
 
     Args:
-        theta: Initial global state vector `[D]`; copied.
-        counters: Initial integer buffers `[K]`; copied.
+        vector: Initial global state vector `[D]`; copied.
+        counters: Initial integer buffers `[K]`; copied, and later taken from the first client of each round.
         layout: Slices of the vector.
         tasks: All tasks of the stream.
         protocol: The federated protocol.
         seed: The train seed, for the method's random streams.
         model: The resident model, for `net`; `None` where the server has been loaded from a file.
         image_input: What a vision backbone wants to see.
-
-    Attributes:
-        vector: Global state vector `[D]`.
-        counters: Integer buffers, taken from the first client of a round.
-        state: The method's persistent state.
-        logs: Diagnostics of the current round.
-        warnings: Everything worth a line in the row, each once.
     """
 
     def __init__(
         self,
-        theta: torch.Tensor,
+        vector: torch.Tensor,
         counters: torch.Tensor,
         layout: Layout,
         tasks: Sequence[Task],
@@ -52,9 +45,7 @@ class FederationServer:
         model: FlatModel | None = None,
         image_input: ImageInput | None = None,
     ) -> None:
-        self.vector = theta.clone()
-        self.counters = counters.clone()
-        self.layout = layout
+        self.vector, self.counters, self.layout = vector.clone(), counters.clone(), layout
         self.state: State = {}
         self.round = 0
         self.logs: dict[str, float] = {}
@@ -78,11 +69,7 @@ class FederationServer:
 
     @property
     def net(self) -> Net:
-        """The resident network with the global vector, in eval mode.
-
-        Raises:
-            ValueError: If the server has been loaded from a file, without its network.
-        """
+        """The resident network with the global vector, in eval mode."""
         if self._model is None:
             raise ValueError("a server that was loaded from a file has no network")
         self._model.load(self.vector, self.counters)
@@ -90,21 +77,13 @@ class FederationServer:
         return self._model
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
-        """Adds `direction` to the global vector, or to one part of it.
-
-        Raises:
-            ValueError: If the shape does not fit, or a value is not finite.
-        """
+        """Adds a finite `direction` of the right shape to the global vector, or to one part of it."""
         target = self.vector if part is None else self.vector[part]
         if direction.shape != target.shape:
             raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)
-
-    def reset(self, theta: torch.Tensor) -> None:
-        """Puts the global vector back to `vector`, bit for bit."""
-        self.vector.copy_(theta)
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

@@ -68,13 +68,7 @@ class TaskStream:
 
     @classmethod
     def draw(cls, classes: int, sizes: Sequence[int], seed: int) -> TaskStream:
-        """Draws the class order from its own seed.
-
-        Args:
-            classes: Number of classes C.
-            sizes: Classes of each task.
-            seed: The order seed.
-        """
+        """Draws the order of C classes from the order seed."""
         order = stream(seed, "class-order").permutation(classes)
         return cls(tuple(int(label) for label in order), tuple(sizes))
 
@@ -96,15 +90,7 @@ class TaskStream:
 
 
 def equal_tasks(classes: int, tasks: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns the classes of each task.
-
-    Args:
-        classes: Number of classes C.
-        tasks: Number of equal tasks, or the sizes themselves.
-
-    Raises:
-        UsageError: If C cannot be cut into that many equal tasks.
-    """
+    """Returns the classes of each task: C cut into a number of equal tasks, or the sizes as they are given."""
     if not isinstance(tasks, int):
         return tuple(tasks)
     if tasks < 1 or classes % tasks:
