@@ -159,18 +159,19 @@ def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
         here: This checkout and machine.
     """
     results = [row for row in rows if row.status == "ok"]
-    old: Counter[str] = Counter()
-    for row in results:
-        if row.code.engine_version != here.engine:
-            was = "not recorded" if row.code.engine_version is None else row.code.engine_version
-            old[f"engine version {was}, here {here.engine}"] += 1
-        for record in row.plugins.values():
-            if record.code_digest != here.digests.get(record.name, record.code_digest):
-                old[f"code of {record.name} changed"] += 1
+    engines = Counter(row.code.engine_version for row in results if row.code.engine_version != here.engine)
+    plugins = Counter(
+        record.name
+        for row in results
+        for record in row.plugins.values()
+        if record.code_digest != here.digests.get(record.name, record.code_digest)
+    )
     notes = []
+    old = [f"engine version {was or 'not recorded'}, here {here.engine} ({n} rows)" for was, n in engines.items()]
+    if plugins:
+        old.append(f"changed since: {', '.join(f'{name} ({n} rows)' for name, n in sorted(plugins.items()))}")
     if old:
-        reasons = "; ".join(f"{reason} ({count} of {len(results)} rows)" for reason, count in sorted(old.items()))
-        notes.append(f"rows are of older code than this checkout: {reasons}")
+        notes.append(f"rows are of older code than this checkout: {'; '.join(old)}")
     commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
     if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
         named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()) if commit)

@@ -128,6 +128,4 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
             console.say(f"  {row.status:<11} {row.cell_id[:12]}  {where}  {reason}")
     for cell_id, owner in summary.elsewhere.items():
         console.say(f"  elsewhere   {cell_id[:12]}  {owner}")
-    for line in prepared.missing:
-        console.say(f"  missing     {line}")
     console.say(f"rows in {prepared.store.rows_path}; `fcilbench show ID` prints one")

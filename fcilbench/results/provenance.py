@@ -88,6 +88,7 @@ def host_digest() -> str:
     return digest({"node": platform.node(), "machine_id": machine_id})
 
 
+@lru_cache(maxsize=8)
 def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
     """Returns commit and dirtiness of the checkout that holds a package.
 
@@ -99,11 +100,6 @@ def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
         `(None, None)` if git is absent, or the package is not tracked there (e.g. installed in a virtual
         environment that happens to lie in somebody's checkout).
     """
-    return _source_state(package)
-
-
-@lru_cache(maxsize=8)
-def _source_state(package: Path) -> tuple[str | None, bool | None]:
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     sha, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")

@@ -140,8 +140,8 @@ def test_rows_of_older_code_are_named(make_cell, make_row):
     old = rows[0].code.model_copy(update={"engine_version": None})
     notes = origin_notes([*rows, rows[0].model_copy(update={"code": old})], HERE)
     assert notes == (
-        "rows are of older code than this checkout: code of fcilbench/a changed (2 of 4 rows); "
-        "engine version not recorded, here 1 (1 of 4 rows)",
+        "rows are of older code than this checkout: engine version not recorded, here 1 (1 rows); "
+        "changed since: fcilbench/a (2 rows)",
     )
 
 

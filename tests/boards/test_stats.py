@@ -8,36 +8,25 @@ from fcilbench.boards.model import Rank
 from fcilbench.boards.stats import align, estimate, holm, paired_p, ranks, t_quantile
 
 
-def test_mean_and_interval_of_three_values():
-    # s = 0.1, half width = t(0.975, 2) * 0.1 / sqrt(3) = 4.302653 * 0.057735 = 0.248414
-    found = estimate({0: 0.5, 1: 0.6, 2: 0.7})
-    assert found.n == 3
-    assert found.mean == pytest.approx(0.6, abs=1e-12)
-    assert found.half_width == pytest.approx(0.248414, abs=5e-7)
-    assert found.values == {0: 0.5, 1: 0.6, 2: 0.7}
-
-
-def test_mean_and_interval_of_two_values():
-    # s = 0.1 * sqrt(2), half width = t(0.975, 1) * 0.1 = 12.706205 * 0.1
-    found = estimate({0: 0.5, 4: 0.7})
-    assert (found.mean, found.n) == (pytest.approx(0.6), 2)
-    assert found.half_width == pytest.approx(1.2706205, abs=5e-7)
-
-
-def test_one_seed_has_no_interval():
-    found = estimate({3: 0.5})
-    assert (found.mean, found.half_width, found.n) == (0.5, None, 1)
-
-
-def test_undefined_values_are_left_out_and_not_zero():
-    found = estimate({0: None, 1: 0.5, 2: 0.7})
-    assert (found.mean, found.n, found.values) == (pytest.approx(0.6), 2, {1: 0.5, 2: 0.7})
-    assert estimate({0: None}).mean is None
-    assert estimate({}).n == 0
-
-
-def test_equal_values_have_an_interval_of_width_zero():
-    assert estimate({0: 0.5, 1: 0.5}).half_width == 0.0
+@pytest.mark.parametrize(
+    ("values", "mean", "half_width", "n"),
+    [
+        # s = 0.1, half width = t(0.975, 2) * 0.1 / sqrt(3) = 4.302653 * 0.057735 = 0.248414
+        ({0: 0.5, 1: 0.6, 2: 0.7}, 0.6, 0.248414, 3),
+        # s = 0.1 * sqrt(2), half width = t(0.975, 1) * 0.1 = 12.706205 * 0.1
+        ({0: 0.5, 4: 0.7}, 0.6, 1.2706205, 2),
+        ({0: 0.5, 1: 0.5}, 0.5, 0.0, 2),
+        ({3: 0.5}, 0.5, None, 1),
+        ({0: None, 3: 0.5}, 0.5, None, 1),  # undefined is left out, and no zero
+        ({0: None}, None, None, 0),
+        ({}, None, None, 0),
+    ],
+)
+def test_mean_and_interval(values, mean, half_width, n):
+    found = estimate(values)
+    assert found.mean == (None if mean is None else pytest.approx(mean, abs=1e-12))
+    assert found.half_width == (None if half_width is None else pytest.approx(half_width, abs=5e-7))
+    assert (found.n, found.values) == (n, {seed: value for seed, value in values.items() if value is not None})
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706205), (2, 4.302653), (4, 2.776445), (9, 2.262157)])

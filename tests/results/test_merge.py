@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from fcilbench.errors import UsageError
@@ -216,3 +218,16 @@ def test_suites_and_environments_travel_only_under_their_own_digest(stores, make
     assert other.suite(name) is None
     with pytest.raises(UsageError, match="holds rows already"):
         export(a, target, [row])
+
+
+def test_a_merge_waits_for_the_disk_a_fixed_number_of_times(stores, make_cell, make_row, monkeypatch):
+    counts = []
+    for number, seeds in enumerate((3, 30)):
+        source = Store(stores[0].root / str(number))
+        source.extend(make_row(make_cell(seed=seed), {}) for seed in range(seeds))
+        calls: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", calls.append)
+            assert merge([source], Store(source.root / "merged")).added == seeds
+        counts.append(len(calls))
+    assert counts[0] == counts[1]

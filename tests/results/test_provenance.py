@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.results import provenance
 from fcilbench.results.provenance import capture, digest, environment, hardware_digest, host_digest, source_state
 
 
@@ -40,41 +39,30 @@ def checkout(tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    provenance._source_state.cache_clear()
+    source_state.cache_clear()
     yield
-    provenance._source_state.cache_clear()
+    source_state.cache_clear()
 
 
-def test_a_clean_checkout_has_its_commit(checkout):
-    assert source_state(checkout) == (_git(checkout, "rev-parse", "HEAD"), False)
+@pytest.mark.parametrize(
+    ("file", "dirty"),
+    [(None, False), ("package/__init__.py", True), ("package/new.py", True), ("notes.txt", False)],
+)
+def test_a_checkout_has_its_commit_and_is_dirty_if_the_package_differs(checkout, monkeypatch, tmp_path, file, dirty):
+    if file is not None:
+        (checkout.parent / file).write_text("x = 1\n")
+    commit = _git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))  # the caller's variables do not redirect
+    assert source_state(checkout) == (commit, dirty)
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "new.py"])
-def test_a_changed_or_untracked_file_of_the_package_makes_it_dirty(checkout, name):
-    (checkout / name).write_text("x = 1\n")
-    assert source_state(checkout) == (_git(checkout, "rev-parse", "HEAD"), True)
-
-
-def test_a_change_elsewhere_does_not(checkout):
-    (checkout.parent / "notes.txt").write_text("x")
-    assert source_state(checkout)[1] is False
-
-
-def test_an_installed_package_inside_a_strange_checkout_has_no_commit(checkout):
+def test_without_git_or_inside_a_strange_checkout_there_is_no_commit(checkout, monkeypatch):
     installed = checkout.parent / "venv" / "fcilbench"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
     assert source_state(installed) == (None, None)
-
-
-def test_without_git_there_is_no_commit(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert source_state(checkout) == (None, None)
-
-
-def test_git_variables_of_the_caller_do_not_redirect(checkout, monkeypatch, tmp_path):
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert source_state(checkout)[1] is False
 
 
 def test_digest_is_sha256_of_sorted_compact_json():
