@@ -116,7 +116,7 @@ def run_checks(
 @app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin, or DIST/NAME to name its package too.")],
-    kind: Annotated[str, typer.Option("--kind", help="aggregator, backbone or dataset.")] = "aggregator",
+    kind: options.Kind = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a working plugin with its entry point and its test, into a new package here or into an existing one.
@@ -125,6 +125,7 @@ def new(
     """
     from fcilbench.testing.scaffold import write
 
+    kind = (kind or "aggregator").removesuffix("s")
     full, (folder, *files) = write(name, Path.cwd(), kind)
     where = "." if folder == Path.cwd() else folder.name
     console.show(f"wrote {where}/")
