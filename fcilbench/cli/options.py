@@ -83,6 +83,10 @@ Jobs = Annotated[
     ),
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
+NoWait = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Leave cells that another run on the folder works on to it; do not wait for them."),
+]
 Data = Annotated[
     Path | None,
     typer.Option(

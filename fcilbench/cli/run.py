@@ -29,6 +29,7 @@ def run(
     jobs: options.Jobs = None,
     executor: options.Executor = "local",
     fail_fast: options.FailFast = False,
+    no_wait: options.NoWait = False,
     data: options.Data = None,
     tracking: options.Tracking = None,
     offline: options.Offline = False,
@@ -65,7 +66,7 @@ def run(
     _ask(prepared, len(devices) * jobs, yes)
     trackers: list[Tracker] = []
     digest = None
-    if plan.todo:
+    if any(item.run or item.awaited for item in plan.items):
         prepared.store.prepare()
         digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
         trackers = _trackers(prepared, tracking)
@@ -74,6 +75,7 @@ def run(
         devices=tuple(devices),
         jobs=jobs,
         fail_fast=fail_fast,
+        wait=not no_wait,
         data_root=root,
         offline=offline,
         suite_digest=digest,

@@ -23,7 +23,7 @@ def take(task: Task, writer: RowWriter) -> Lease | Owner | Row:
     """Takes a cell for one more attempt, and counts the attempt.
 
     Returns:
-        The lease; or the living owner who works on the cell; or the `ok` row that another run has written meanwhile.
+        The lease; or the living owner who works on the cell; or the row that another run has ended it with meanwhile.
     """
     folder = writer.store.make_cell_dir(task.cell_id)
     held = lease.acquire(folder)

@@ -26,6 +26,7 @@ class RunOptions:
         executor: Name in the entry-point group `fcilbench.executors`.
         devices: Devices to use, as `--gpus` names them (`choose_devices`); one empty value is the CPU.
         jobs: Jobs that share a device.
+        wait: Wait at the end for cells that other runs on the store work on, and take over those they leave.
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
         data_root: Folder of the data sets, or `None` for the default.
         offline: Refuse the network to workers.
@@ -38,6 +39,7 @@ class RunOptions:
     executor: str = "local"
     devices: tuple[str, ...] = ("",)
     jobs: int = 1
+    wait: bool = True
     fail_fast: bool = False
     data_root: Path | None = None
     offline: bool = False

@@ -165,12 +165,15 @@ class RowWriter:
         self._show(self._progress.cell_finished, handle, row)
 
     def finished_meanwhile(self, task: Task) -> Row | None:
-        """Returns the `ok` row that another process has written since this run was planned, if there is one."""
+        """Returns the row that another run has ended the cell with since this run was planned, if there is one."""
         try:
-            row = parse_row(json.loads((self.store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")))
+            copy = parse_row(json.loads((self.store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return None
-        return row if row.status == "ok" and row != task.known else None
+        if copy == task.known:
+            return None
+        row = self.store.latest().get(task.cell_id)  # the copy may have outlived a rows.jsonl that the user deleted
+        return row if row is not None and row != task.known and row.status != "interrupted" else None
 
     def summary(
         self, known: Mapping[str, Row], selected: Sequence[str], elsewhere: Mapping[str, str], interrupted: bool

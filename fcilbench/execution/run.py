@@ -46,11 +46,11 @@ def run_plan(
     progress = progress or Progress()
     known = store.latest()
     selected = [item.cell_id for item in plan.items]
-    elsewhere = {item.cell_id: item.why for item in plan.items if item.state == "running" and not item.run}
-    todo = {item.cell_id: item.cell for item in plan.todo}  # two equal points of the grid are one cell
+    # Two equal points of the grid are one cell. What another run works on is waited for.
+    todo = {item.cell_id: item.cell for item in plan.items if item.run or item.awaited}
     writer = RowWriter(store, trackers, progress, options.suite_digest)
     if not todo:
-        return writer.summary(known, selected, elsewhere, interrupted=False)
+        return writer.summary(known, selected, {}, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
     show = SafeCall("progress display")
     executor = _executor(options)
@@ -68,8 +68,7 @@ def run_plan(
     finally:
         show(progress.run_finished)
         writer.suite_finished(supervisor.interrupts > 0)
-    elsewhere |= supervisor.elsewhere
-    return writer.summary(known, selected, elsewhere, interrupted=supervisor.interrupts > 0)
+    return writer.summary(known, selected, supervisor.elsewhere, interrupted=supervisor.interrupts > 0)
 
 
 def _executor(options: RunOptions) -> Executor:

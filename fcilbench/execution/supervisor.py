@@ -68,6 +68,7 @@ class Supervisor:
         self.interrupts = 0
         self._waiting = deque(tasks)
         self._alone: deque[Task] = deque()
+        self._awaited: list[Task] = []  # another run works on them
         self._rows = writer
         self._executor = executor
         self._options = options
@@ -81,7 +82,7 @@ class Supervisor:
         """Runs all tasks; returns when each has a row or is left to another process."""
         with self._signals_counted():
             try:
-                while ((self._waiting or self._alone) and not self._stop) or self._running:
+                while ((self._waiting or self._alone or self._awaited) and not self._stop) or self._running:
                     if self.interrupts:
                         self._interrupt()
                         break
@@ -112,7 +113,10 @@ class Supervisor:
         if isinstance(held, Owner):
             self.elsewhere[task.cell_id] = str(held)
             self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {held}, which works on it")
+            if self._options.wait:
+                self._awaited.append(task)
             return
+        self.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
             self._rows.adopt(held, None)
             return
@@ -146,7 +150,11 @@ class Supervisor:
                 self._show(self._progress.cell_event, handle, running.task.cell_id, event)
 
     def _watch(self) -> None:
-        """Looks at the clocks and renews the leases."""
+        """Looks at the clocks and at other runs, and renews the leases."""
+        for task in [*self._awaited]:
+            if lease.living_owner(self._rows.store.cell_dir(task.cell_id)) is None:  # it is over, or has died
+                self._awaited.remove(task)
+                self._waiting.append(task)
         now = time.monotonic()
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:

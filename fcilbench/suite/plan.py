@@ -69,6 +69,11 @@ class PlanItem:
     seconds: float = 0.0
     basis: Basis = "guess"
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the plan lacks its result and another run works on it."""
+        return self.state == "running" and self.status != "ok"
+
 
 @dataclass(frozen=True)
 class PlanGroup:

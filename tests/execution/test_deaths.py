@@ -110,12 +110,17 @@ def test_kill_of_the_supervisor_ends_its_workers_and_the_next_run_takes_over(kit
     assert not list(kit.store.root.glob("cells/*/lease.json"))
 
 
-def test_two_runs_share_a_store(kit: Any, start: Any) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_runs_share_a_store_and_each_waits_for_the_other(kit: Any, start: Any, killed: bool) -> None:
+    """Repeats two runs that both said exit 3 of a store where every cell was ok; one that dies leaves its cells."""
     cells = [f"c{number}=rounds:1:0.2" for number in range(4)]
     first = start(*cells)
     wait_for(has_begun(kit, "c0"))
     second = start(*reversed(cells))
-    first.wait(20)
-    second.wait(20)
+    wait_for(has_begun(kit, "c3"))
+    if killed:
+        first.kill()
+    assert first.wait(20) == (-signal.SIGKILL if killed else OK)
+    assert second.wait(20) == OK
     assert {kit.row(f"c{number}").status for number in range(4)} == {"ok"}
-    assert [len(kit.pids(f"c{number}")) for number in range(4)] == [1, 1, 1, 1]
+    assert killed or [len(kit.pids(f"c{number}")) for number in range(4)] == [1, 1, 1, 1]

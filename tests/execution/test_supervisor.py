@@ -238,12 +238,20 @@ def test_a_deaf_worker_is_killed(kit: Any, options: RunOptions, monkeypatch: pyt
 def test_a_cell_of_a_living_run_is_left_to_it(kit: Any, options: RunOptions) -> None:
     held = lease.acquire(kit.store.make_cell_dir(kit.id("a")))
     assert isinstance(held, lease.Lease)
-    summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, options=options)
+    plan = kit.plan(kit.cell("a"), kit.cell("b"))
+    summary = run_plan(plan, kit.store, options=replace(options, wait=False))
     assert summary.elsewhere == {kit.id("a"): f"process {os.getpid()} on this host"}
     assert set(kit.store.latest()) == {kit.id("b")}
     assert summary.exit_code == CELLS_FAILED
-    held.release()
-    assert run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, options=options).exit_code == OK
+
+    class Over(Progress):
+        def note(self, text: str) -> None:
+            held.release()
+
+    assert run_plan(plan, kit.store, progress=Over(), options=options).exit_code == OK  # it waited for the other run
+    (kit.store.rows_path).unlink()
+    assert run_plan(plan, kit.store, options=options).exit_code == OK
+    assert set(kit.store.latest()) == {kit.id("a"), kit.id("b")}  # copies of deleted rows are no results
 
 
 def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit: Any, options: RunOptions) -> None:
