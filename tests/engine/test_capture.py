@@ -140,32 +140,65 @@ def test_a_capture_with_a_wrong_gradient_is_refused_and_leaves_the_model_alone(m
     assert torch.equal(model.vector, before)
 
 
-def test_a_trainer_on_static_buffers_equals_the_plain_one(monkeypatch):
-    """All of a client's steps through the buffers, short last batches padded."""
-    results = []
-    for static in (False, True):
-        model, data = setting()
-        trainer = Trainer(model, data, PROTOCOL)
-        trainer._capture = static
-        monkeypatch.setattr(CapturedStep, "_captured", lambda self: None)
-        loss = trainer.train(objective(model, 0.1), Work(torch.arange(37), TASK, 3, 16), np.random.default_rng(0))
-        results.append((model.vector.clone(), float(loss)))
-    assert torch.allclose(results[0][0], results[1][0], atol=1e-4)
-    assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
+class Replays(Anchored):
+    """Reads memo and replayed samples too."""
+
+    def loss(self, net, batch, context):
+        loss = super().loss(net, batch, context)
+        if batch.extra is not None:
+            loss = loss + F.cross_entropy(net.logits(batch.extra.inputs), batch.extra.labels)
+        return (
+            loss if batch.memo is None else loss + (batch.memo[:, 0] * batch.mask).sum() * net.piece("head.bias").sum()
+        )
+
+
+OPTIONS = {
+    "default": {},
+    "adamw": {"schedule": "cosine", "clip_norm": 0.5},
+    "adam": {"optimizer": "adam", "schedule": "step"},
+    "sgd": {"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine"},
+}
+
+
+def trained(options, replayed, capture, device="cpu", force=False):
+    """All of two clients' steps, the second of them through buffers that the first has made."""
+    model, data = setting(device)
+    extra, train = None, ("*",)
+    if replayed:
+        data.memo, train = torch.linspace(0, 1, 37, device=device)[:, None], ("*.weight", "head.*")
+    trainer = Trainer(model, data, PROTOCOL.model_copy(update=options), capture, {"head.*": 2.0} if replayed else {})
+    trainer._capture |= force
+    goal, losses = Replays(), []
+    for count in (37, 20):
+        anchor = {"anchor": model.parameters.detach().clone() + 1.0 / count}
+        if replayed:
+            extra = Extra(data, np.random.default_rng(count))
+        work = Work(torch.arange(count, device=device), TASK, 3, 16, train, extra)
+        losses.append(float(trainer.train(Objective(goal.loss, goal.gradient, anchor), work, np.random.default_rng(0))))
+    return model.vector.clone(), losses, trainer.notes
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_trainer_on_static_buffers_equals_the_plain_one(options, replayed, monkeypatch):
+    """Short last batches are padded; schedules, pieces, memo and replay included."""
+    monkeypatch.setattr(CapturedStep, "_captured", lambda self: None)
+    (plain, losses, _), (static, same, notes) = (
+        trained(options, replayed, False, force=force) for force in (False, True)
+    )
+    assert notes == []
+    assert torch.allclose(plain, static, atol=1e-4)
+    assert same == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_captured_training_equals_plain_training():
-    results = []
-    for capture in (False, True):
-        model, data = setting("cuda")
-        trainer = Trainer(model, data, PROTOCOL, capture=capture)
-        index = torch.arange(37, device="cuda")
-        trainer.train(objective(model, 0.1), Work(index, TASK, 3, 16), np.random.default_rng(0))
-        assert trainer.notes == []
-        results.append(model.vector.clone())
-    assert torch.allclose(results[0], results[1], atol=1e-3)
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_captured_training_equals_plain_training(options, replayed):
+    (plain, _, _), (captured, _, notes) = (trained(options, replayed, capture, "cuda") for capture in (False, True))
+    assert notes == []
+    assert torch.allclose(plain, captured, atol=1e-3)
 
 
 @pytest.mark.gpu
