@@ -49,8 +49,10 @@ class CapturedStep:
 
     def fits(self, work: Work, context: Context) -> bool:
         """Returns whether these buffers serve another client: the same task, batch size, pieces, replay and context."""
-        shapes = {name: (value.shape, value.dtype) for name, value in context.items()}
-        own = {name: (value.shape, value.dtype) for name, value in self._context.items()}
+        shapes, own = (
+            {name: (value.shape, value.dtype) for name, value in tensors.items()}
+            for tensors in (context, self._context)
+        )
         same = (work.task, work.batch_size) == (self._work.task, self._work.batch_size)
         return same and self._step.optimiser is self._optimiser and _data(work) is _data(self._work) and shapes == own
 

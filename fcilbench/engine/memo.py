@@ -6,15 +6,14 @@ a method with a query network would run that network a second time in each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from fcilbench.api.client import Context, Net
-from fcilbench.api.message import Layout
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.model import FlatModel
+from fcilbench.engine.model import FlatModel, NetHandle, Part
 from fcilbench.engine.precision import REORDERED, Precision, autocast, relative_difference
 from fcilbench.spec.protocol import Protocol
 
@@ -101,51 +100,32 @@ class FrozenFeatures:
         return self._model.features(self._data.plain(rows))
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """A network that knows the features of one batch; implements `fcilbench.api.client.Net`.
+class Remembered(NetHandle):
+    """A network that knows the features of one batch.
 
-    Attributes:
+    Args:
         net: The network.
         inputs: The batch's inputs. Exactly this tensor is known: inputs that a loss has changed (mixed, cropped,
             perturbed) go through the backbone.
         known: Their features `[B, F]`.
     """
 
-    net: Net
-    inputs: torch.Tensor
-    known: torch.Tensor
+    def __init__(self, net: NetHandle, inputs: torch.Tensor, known: torch.Tensor) -> None:
+        self.layout, self.parameters = net.layout, net.parameters
+        self._net, self._inputs, self._known = net, inputs, known
 
-    @property
-    def parameters(self) -> torch.Tensor:
-        """Trainable parameters, flat `[P]`."""
-        return self.net.parameters
-
-    @property
-    def layout(self) -> Layout:
-        """Slices of the state vector."""
-        return self.net.layout
-
-    def piece(self, name: str) -> torch.Tensor:
-        """Returns one tensor of the state vector in its own shape."""
-        return self.net.piece(name)
-
-    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
-        """Returns the known features, or runs the backbone."""
-        return {"features": self.features(inputs)}
-
-    def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Returns the known features, or runs the backbone."""
-        return self.known if inputs is self.inputs else self.net.features(inputs)
-
-    def head(self, features: torch.Tensor) -> torch.Tensor:
-        """Maps features `[B, F]` to logits `[B, C]`."""
-        return self.net.head(features)
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to logits `[B, C]`."""
-        return self.head(self.features(inputs))
-
-    def under(self, vector: torch.Tensor) -> Net:
+    def under(self, vector: torch.Tensor) -> NetHandle:
         """Returns the network with another state vector, in which a frozen backbone has no part."""
-        return Remembered(self.net.under(vector), self.inputs, self.known)
+        return Remembered(self._net.under(vector), self._inputs, self._known)
+
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
+        """Runs a part of the network; the backbone only for inputs that are not known."""
+        if inputs is not self._inputs:
+            return self._net.run(inputs, part, context)
+        if part == "logits":
+            return self._net.head(self._known)
+        return {"features": self._known} if part == "outputs" else self._known
+
+    def state(self) -> torch.Tensor:
+        """Returns the state vector `[D]`."""
+        return self._net.state()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.client import Context, Net
+from fcilbench.api.client import Context
 from fcilbench.api.message import Layout, Piece
 
-NOTHING: Context = {}
+Part = Literal["logits", "features", "head", "outputs"]
 
 
 class Network(nn.Module):
@@ -46,33 +46,34 @@ class Network(nn.Module):
         """Runs the extractor once and returns its named outputs; `features` `[B, F]` is always among them."""
         if self.plain:
             return {"features": self.extractor(inputs)}
-        return self.extractor.outputs(inputs, NOTHING if context is None else context)
+        return self.extractor.outputs(inputs, context or {})
 
-    def forward(
-        self,
-        inputs: torch.Tensor,
-        part: Literal["logits", "features", "head", "outputs"] = "logits",
-        context: Context | None = None,
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, part: Part = "logits", context: Context | None = None) -> Any:
         """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs, or (`head`) features to logits."""
         if part == "head":
-            return self.head(inputs)  # type: ignore[no-any-return]
+            return self.head(inputs)
         outputs = self.outputs(inputs, context)
         if part == "outputs":
             return outputs
         return outputs["features"] if part == "features" else self.head(outputs["features"])
 
 
-class _Handle:
-    """The functions of a network that a method may call; implements `fcilbench.api.client.Net`."""
+class NetHandle:
+    """Base of the networks that a method sees: `fcilbench.api.client.Net` by one function that runs a part of it."""
 
     layout: Layout
     parameters: torch.Tensor
 
-    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
+        """Runs a part of the network, as `Network.forward` does."""
         raise NotImplementedError
 
-    def _state(self) -> torch.Tensor:
+    def state(self) -> torch.Tensor:
+        """Returns the state vector `[D]`."""
+        raise NotImplementedError
+
+    def under(self, vector: torch.Tensor) -> NetHandle:
+        """Returns the network in eval mode with another state vector `[D]`."""
         raise NotImplementedError
 
     def piece(self, name: str) -> torch.Tensor:
@@ -82,28 +83,31 @@ class _Handle:
             KeyError: If the state vector has no tensor of that name.
         """
         piece = self.layout.piece(name)
-        vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self._state()
+        vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self.state()
         return vector[piece.span].view(piece.shape)
 
     def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
         """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
-        outputs: dict[str, torch.Tensor] = self._run(inputs, "outputs", context)  # type: ignore[assignment]
+        outputs: dict[str, torch.Tensor] = self.run(inputs, "outputs", context)
         return outputs
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to penultimate features `[B, F]`."""
-        return self._run(inputs, "features")
+        features: torch.Tensor = self.run(inputs, "features")
+        return features
 
     def head(self, features: torch.Tensor) -> torch.Tensor:
         """Maps features `[B, F]` to logits `[B, C]`."""
-        return self._run(features, "head")
+        logits: torch.Tensor = self.run(features, "head")
+        return logits
 
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to logits `[B, C]`."""
-        return self._run(inputs, "logits")
+        logits: torch.Tensor = self.run(inputs, "logits")
+        return logits
 
 
-class FlatModel(_Handle):
+class FlatModel(NetHandle):
     """A network bound to one flat float32 vector `[D]`: backbone, head, float buffers, in this order.
 
     Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
@@ -183,7 +187,7 @@ class FlatModel(_Handle):
         pieces = [piece for piece in self.layout.pieces if within.start <= piece.start < within.stop]
         return {piece.name: vector[piece.span].view(piece.shape) for piece in pieces}
 
-    def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> Net:
+    def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> NetHandle:
         """Returns the network in eval mode with another state vector.
 
         Gradients flow into the parameters of the vector and into the inputs where these require them. The resident
@@ -205,15 +209,16 @@ class FlatModel(_Handle):
             own[name] = tensor.to(outside[name])
         return _Borrowed(self, vector, own)
 
-    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
-        output: torch.Tensor = self.network(inputs, part, context)
-        return output
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
+        """Runs a part of the network in the mode it is in."""
+        return self.network(inputs, part, context)
 
-    def _state(self) -> torch.Tensor:
+    def state(self) -> torch.Tensor:
+        """Returns the resident vector."""
         return self.vector
 
 
-class _Borrowed(_Handle):
+class _Borrowed(NetHandle):
     """The resident network in eval mode, run with tensors that are not its own."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor]) -> None:
@@ -224,22 +229,20 @@ class _Borrowed(_Handle):
         buffers = {name: tensor.detach() for name, tensor in model.named(vector, model.layout.buffers).items()}
         self._tensors = {**model.named(vector, model.layout.trainable), **buffers, **frozen}
 
-    def under(self, vector: torch.Tensor) -> Net:
-        """Returns the network with yet another state vector `[D]`."""
+    def under(self, vector: torch.Tensor) -> NetHandle:
         return self._model.under(vector)
 
-    def _run(self, inputs: torch.Tensor, part: str, context: Context | None = None) -> torch.Tensor:
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
         network = self._model.network
         modes = [(module, module.training) for module in network.modules()]
         network.eval()
         try:
-            output: torch.Tensor = functional_call(network, self._tensors, (inputs, part, context))
-            return output
+            return functional_call(network, self._tensors, (inputs, part, context))
         finally:
             for module, training in modes:
                 module.training = training
 
-    def _state(self) -> torch.Tensor:
+    def state(self) -> torch.Tensor:
         return self._vector
 
 
