@@ -25,8 +25,7 @@ from torchvision import transforms
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.model import Network
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.backbones.timm import Timm

@@ -15,8 +15,7 @@ import torch
 
 from benchmarks import common
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import Federation, RoundContext
+from fcilbench.federation.experiment import Federation, RoundContext, build
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.registry import entrypoints
 

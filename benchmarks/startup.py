@@ -29,7 +29,7 @@ FIRST_STEP = """
 import time; start = time.perf_counter()
 import torch, timm
 from benchmarks import common
-from fcilbench.federation.build import build
+from fcilbench.federation.experiment import build
 from fcilbench.federation.round import run_round
 from fcilbench.federation.experiment import RoundContext
 from fcilbench.engine.meters import Stopwatch

@@ -6,10 +6,9 @@ from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
-from fcilbench.api.schedule import Phase, Schedule
+from fcilbench.api.schedule import Phase, Schedule, Task
 from fcilbench.api.server import Server, State, Updates
 from fcilbench.api.stressor import Stressor
-from fcilbench.api.task import Task
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.spec.archive import Archive
 from fcilbench.spec.params import Field, Params, PresetParams, Space

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.message import Layout
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.spec import protocol as _protocol
 
 Context = Mapping[str, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.spec.protocol import TaskIdentity
 
 Logits = Mapping[str, torch.Tensor]

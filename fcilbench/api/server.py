@@ -12,7 +12,7 @@ import torch
 from fcilbench.api.backbone import ImageInput
 from fcilbench.api.client import Net
 from fcilbench.api.message import Layout, Message
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.spec import protocol as _protocol
 from fcilbench.vectors.sums import weighted_sum
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fcilbench.api.schedule import Indices
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Indices, Task
 from fcilbench.spec.plugin import Plugin
 
 

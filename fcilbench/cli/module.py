@@ -12,7 +12,7 @@ from fcilbench.cli import console, options
 from fcilbench.errors import PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.federation.module_file import ModuleFile
+    from fcilbench.federation.outcome import ModuleFile
     from fcilbench.spec.cell import Cell
 
 app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
@@ -32,8 +32,8 @@ def export(
     """
     from fcilbench.api.aggregator import Aggregator
     from fcilbench.cli.show import find_row
-    from fcilbench.federation import checkpoint, module_file
-    from fcilbench.federation.outcome import model_digest
+    from fcilbench.federation import checkpoint
+    from fcilbench.federation.outcome import model_digest, read_module, write_module
     from fcilbench.registry import entrypoints
     from fcilbench.results.store import Store
 
@@ -52,8 +52,8 @@ def export(
         )
     path = output or Path(f"{row.cell_id[:12]}.safetensors")
     about = {"cell": row.cell_id, "method": use.name, "version": use.version}
-    module_file.write(path, method.export(server), server, about)
-    console.show(f"{path}: {_summary(module_file.read(path))}")
+    write_module(path, method.export(server), server, about)
+    console.show(f"{path}: {_summary(read_module(path))}")
 
 
 @app.command(epilog="Example: [bold]fcilbench module inspect module.safetensors[/bold]")
@@ -66,9 +66,9 @@ def inspect(
 
     Exit codes: 0; 2 if it is no module file.
     """
-    from fcilbench.federation import module_file
+    from fcilbench.federation.outcome import read_module
 
-    found = module_file.read(file)
+    found = read_module(file)
     rows = [
         (
             name,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.message import Piece, matches
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.model import FlatModel
 from fcilbench.spec.protocol import Protocol
 

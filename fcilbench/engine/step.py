@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceData, Draws
 from fcilbench.engine.memo import FrozenFeatures, Remembered
 from fcilbench.engine.model import FlatModel

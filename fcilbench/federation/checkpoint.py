@@ -14,7 +14,7 @@ from typing import IO, Any
 import torch
 
 from fcilbench.api.message import Layout, Piece
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.precision import all_finite
 from fcilbench.errors import PrerequisiteError
 from fcilbench.federation.experiment import Federation

@@ -9,7 +9,7 @@ import torch
 
 from fcilbench.api.client import Batch, FisherKind, LayerGram, Net
 from fcilbench.api.message import Message
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient

@@ -13,7 +13,7 @@ import torch
 
 from fcilbench.api.client import Net
 from fcilbench.api.predict import Module, Predictors
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import Precision, all_finite, autocast

@@ -1,25 +1,30 @@
-"""One experiment: the declared parts, and the federation that `fcilbench.federation.build` makes of them."""
+"""One experiment: the declared parts, and the federation that is built of them: data on the device, model, server."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.backbone import Backbone
-from fcilbench.api.dataset import Dataset
+from fcilbench.api.aggregator import Aggregator, No, Request
+from fcilbench.api.backbone import Backbone, TextBackbone
+from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
 from fcilbench.api.message import Message
-from fcilbench.api.schedule import Phase, Schedule
+from fcilbench.api.schedule import Indices, Phase, Schedule, Task
 from fcilbench.api.stressor import Stressor
-from fcilbench.engine.data import DeviceData
-from fcilbench.engine.model import FlatModel
+from fcilbench.data.open import open_dataset
+from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
+from fcilbench.engine.memo import memo_table
+from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.trainer import Trainer
+from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.tasks import TaskStream
+from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_torch, stream
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 
 
@@ -132,3 +137,161 @@ class Federation:
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
+
+
+def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
+    """Loads data and weights and lays out the federation.
+
+    Args:
+        experiment: What to lay out.
+        decoding: Called with the number of samples done and of all samples while the data set's cache is made.
+
+    Raises:
+        Unsupported: If the method does not run on this cell.
+        PrerequisiteError: If data, weights or the device are missing.
+    """
+    device = _device(experiment.device)
+    corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
+    if experiment.declared_fingerprint not in ("", fingerprint):
+        raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
+    backbone, method, protocol = experiment.backbone, experiment.aggregator, experiment.protocol
+    if backbone.modality != experiment.dataset.modality:
+        raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
+    classes = len(corpus.class_names)
+    sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
+    tasks = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
+    labels, test_labels = tasks.internal(corpus.train.labels), tasks.internal(corpus.test.labels)
+    phases = _phases(experiment, tasks.tasks, labels)
+    affected, labels = _stress(experiment, phases, labels)
+    model = _model(experiment, classes, sizes, device)
+    train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
+    test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
+    index = tuple(_positions(test_labels, task, device) for task in tasks.tasks)
+    schedule, initial = method.build_schedule(Schedule(phases)), model.vector.clone()
+    return Federation(
+        experiment=experiment,
+        stream=tasks,
+        schedule=schedule,
+        train=train,
+        test=test,
+        test_index=index,
+        model=model,
+        trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
+        server=FederationServer(
+            model.vector,
+            model.counters,
+            model.layout,
+            tasks.tasks,
+            protocol=protocol,
+            seed=experiment.seeds.of("train"),
+            model=model,
+            image_input=None if isinstance(backbone, TextBackbone) else backbone.image_input(),
+        ),
+        channel=Channel(model.layout, experiment.stressor, affected, schedule.federated),
+        evaluator=Evaluator(
+            model,
+            initial,
+            test=test,
+            index=index,
+            ood=_ood(experiment, model, corpus),
+            precision=protocol.precision,
+            batch_size=experiment.runtime.eval_batch_size,
+        ),
+        initial=initial,
+        class_names=corpus.class_names,
+        fingerprint=fingerprint,
+    )
+
+
+def place(
+    experiment: Experiment, model: FlatModel, samples: Samples, augmentation: Augmentation | None = None
+) -> DeviceData:
+    """Puts samples on the device, images as uint8, texts as token ids, with what the method's query says of them.
+
+    The samples have internal labels; the initial network must be loaded.
+    """
+    backbone, device = experiment.backbone, model.vector.device
+    data: DeviceData
+    if isinstance(backbone, TextBackbone):
+        data = DeviceTokens(backbone.encode([str(text) for text in samples.inputs]), samples.labels, device)
+    else:
+        nhwc = model.network.extractor.channels_last and device.type == "cpu"
+        layout = torch.channels_last if nhwc else torch.contiguous_format
+        data = DeviceImages(samples, backbone.image_input(), augmentation or Augmentation(), device, layout)
+    size, precision = experiment.runtime.eval_batch_size, experiment.protocol.precision
+    data.memo = memo_table(model, data, experiment.aggregator.query, size, precision)
+    return data
+
+
+def place_replay(federation: Federation, samples: Samples | None) -> Replay | None:
+    """Puts the samples that clients mix into a task on the device."""
+    if samples is None:
+        return None
+    model, experiment = federation.model, federation.experiment
+    model.load(federation.initial, federation.server.counters)
+    return Replay(place(experiment, model, samples, experiment.dataset.augmentation), as_message(samples))
+
+
+def as_message(samples: Samples) -> Message:
+    """Returns samples as they are sent: images as uint8, texts as UTF-8 bytes with their lengths, labels as int64."""
+    labels = {"replay/labels": torch.from_numpy(samples.labels)}
+    if samples.inputs.dtype != object:
+        return {"replay/images": torch.from_numpy(np.ascontiguousarray(samples.inputs)), **labels}
+    texts = [str(text).encode() for text in samples.inputs]
+    content = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
+    return {"replay/texts": content, "replay/lengths": torch.tensor([len(text) for text in texts]), **labels}
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise PrerequisiteError("no CUDA device is available", hint="run with --gpus none to use the CPU")
+    return torch.device(name)
+
+
+def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) -> tuple[Phase, ...]:
+    """Partitions each task over the clients, by the partition seed and the task alone."""
+    protocol = experiment.protocol
+    phases = []
+    for task in tasks:
+        members = np.flatnonzero((labels >= task.offset) & (labels < task.seen))
+        random = stream(experiment.seeds.of("partition"), "partition", task.index)
+        parts = partition(labels[members], protocol.clients, experiment.partition, random)
+        held = tuple(members[part] for part in parts)
+        phases.append(Phase(task, held, protocol.rounds, protocol.local_epochs, protocol.batch_size, after=task.index))
+    return tuple(phases)
+
+
+def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) -> tuple[frozenset[int], Indices]:
+    """Draws the affected clients and gives them the labels that they really train on."""
+    stressor, seed = experiment.stressor, experiment.seeds.of("partition")
+    affected = frozenset(stressor.affected(experiment.protocol.clients, stream(seed, "stress")))
+    stressed = labels.copy()
+    for phase in phases:
+        for client in sorted(affected):
+            own = phase.clients[client]
+            random = stream(seed, "stress-labels", phase.task.index, client)
+            stressed[own] = stressor.labels(labels[own], phase.task, random)
+    return affected, stressed
+
+
+def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device: torch.device) -> FlatModel:
+    """Builds the network and lets the method prepare or decline it."""
+    backbone, protocol = experiment.backbone, experiment.protocol
+    facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
+    request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)
+    seed_torch(experiment.seeds.of("train"), "init")
+    network = Network(backbone.build(), classes)
+    answer = experiment.aggregator.prepare(network, request)
+    if isinstance(answer, No):
+        raise Unsupported(answer.reason)
+    return FlatModel(network, device)
+
+
+def _ood(experiment: Experiment, model: FlatModel, corpus: Corpus) -> DeviceData | None:
+    if corpus.outside is None:
+        return None
+    return place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
+
+
+def _positions(labels: Indices, task: Task, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero((labels >= task.offset) & (labels < task.seen))).to(device)

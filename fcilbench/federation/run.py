@@ -14,9 +14,8 @@ from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
 from fcilbench.errors import PluginError
 from fcilbench.federation import checkpoint
-from fcilbench.federation.build import build, place_replay
 from fcilbench.federation.checkpoint import Event, Progress
-from fcilbench.federation.experiment import Experiment, Federation, RoundContext
+from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
 from fcilbench.federation.outcome import model_digest, outcome
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes

@@ -11,8 +11,8 @@ import torch
 from fcilbench.api.backbone import ImageInput
 from fcilbench.api.client import Net
 from fcilbench.api.message import Layout
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import State
-from fcilbench.api.task import Task
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import all_finite
 from fcilbench.federation.tasks import stream

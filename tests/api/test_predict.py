@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcilbench.api.predict import AllClasses, MostConfident, TrueTask
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 
 TASKS = (Task(0, 0, 2), Task(1, 2, 3))
 #                          task 0     |  task 1

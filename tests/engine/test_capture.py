@@ -11,7 +11,7 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.capture import CapturedStep, CaptureError
 from fcilbench.engine.data import DeviceImages
 from fcilbench.engine.model import FlatModel, Network

@@ -9,7 +9,7 @@ from torch import nn
 
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Batch
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network

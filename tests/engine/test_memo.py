@@ -8,7 +8,7 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
 from fcilbench.engine.memo import FrozenFeatures, memo_table
 from fcilbench.engine.model import FlatModel, Network

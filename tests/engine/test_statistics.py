@@ -10,7 +10,7 @@ from fcilbench.api.aggregator import masked_cross_entropy
 from fcilbench.api.backbone import FeatureExtractor, ImageInput, TokenIds
 from fcilbench.api.client import Batch
 from fcilbench.api.dataset import Augmentation, Samples
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages, DeviceTokens
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import layer_grams, layer_inputs, mean_gradient

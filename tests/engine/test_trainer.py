@@ -12,7 +12,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.message import matches
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.optimiser import schedule

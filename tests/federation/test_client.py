@@ -6,9 +6,8 @@ import torch
 
 from fcilbench.api.dataset import Augmentation
 from fcilbench.api.schedule import Schedule
-from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import sample_clients
 
 

@@ -10,8 +10,8 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.predict import AllClasses, Module, Predictors
 from fcilbench.errors import PluginError
-from fcilbench.federation.build import build
 from fcilbench.federation.evaluation import auroc
+from fcilbench.federation.experiment import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.ncm import Ncm
 

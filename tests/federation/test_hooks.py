@@ -9,9 +9,8 @@ from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.dataset import Samples
 from fcilbench.api.message import Wire
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.build import as_message, build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, as_message, build
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.protocol import Partition, Runtime

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.federation import module_file
-from fcilbench.federation.build import build
 from fcilbench.federation.checkpoint import load_final
+from fcilbench.federation.experiment import build
+from fcilbench.federation.outcome import read_module, write_module
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
@@ -40,8 +40,8 @@ def test_the_final_state_is_kept_only_where_it_is_asked_for(make_experiment, tmp
 def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
     method, server, initial = finished
     path = tmp_path / "module.safetensors"
-    module_file.write(path, method.export(server), server, ABOUT)
-    read = module_file.read(path)
+    write_module(path, method.export(server), server, ABOUT)
+    read = read_module(path)
     assert read.tasks == tuple(server.tasks)
     backbone, unified = server.layout.backbone, server.state["unified"]
     half = from_half(*to_half(unified))
@@ -62,36 +62,36 @@ def test_a_module_that_fits_half_precision_is_equal_bit_for_bit(finished, tmp_pa
     method, server, initial = finished
     server.state["unified"] = from_half(*to_half(server.state["unified"]))
     path = tmp_path / "module.safetensors"
-    module_file.write(path, method.export(server), server, ABOUT)
+    write_module(path, method.export(server), server, ABOUT)
     for task in range(5):
         evaluated = method.predictors(server).modules[f"task-{task}"]()
-        assert torch.equal(method.restore(module_file.read(path).tensors, task, initial), evaluated)
+        assert torch.equal(method.restore(read_module(path).tensors, task, initial), evaluated)
 
 
 def test_another_pretrained_backbone_is_refused(finished, tmp_path):
     method, server, initial = finished
     path = tmp_path / "module.safetensors"
-    module_file.write(path, method.export(server), server, ABOUT)
+    write_module(path, method.export(server), server, ABOUT)
     with pytest.raises(ValueError, match="not the pretrained backbone"):
-        method.restore(module_file.read(path).tensors, 0, initial + 1.0)
+        method.restore(read_module(path).tensors, 0, initial + 1.0)
 
 
 def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_path):
     run_experiment(make_experiment(FedAvg(), runtime=KEEP), tmp_path)
     server = load_final(tmp_path)
     path = tmp_path / "global.safetensors"
-    module_file.write(path, FedAvg().export(server), server, ABOUT)
-    found = module_file.read(path)
+    write_module(path, FedAvg().export(server), server, ABOUT)
+    found = read_module(path)
     assert found.dense_nbytes is None
     assert torch.equal(FedAvg().restore(found.tensors, 0, server.vector), server.vector)
 
 
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
-        module_file.read(tmp_path / "missing.safetensors")
+        read_module(tmp_path / "missing.safetensors")
     (tmp_path / "text").write_text("no tensors here")
     with pytest.raises(UsageError, match="cannot be read"):
-        module_file.read(tmp_path / "text")
+        read_module(tmp_path / "text")
     save_file({"a": torch.zeros(1)}, tmp_path / "other")
     with pytest.raises(UsageError, match="not a module file"):
-        module_file.read(tmp_path / "other")
+        read_module(tmp_path / "other")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fcilbench.errors import PartitionError
-from fcilbench.federation.partition import partition
-from fcilbench.federation.tasks import stream
+from fcilbench.federation.tasks import partition, stream
 from fcilbench.spec.protocol import Partition
 
 

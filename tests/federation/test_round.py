@@ -14,8 +14,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import run_round
 from fcilbench.plugins.stressors.none import NoStress
 

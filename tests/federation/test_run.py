@@ -17,8 +17,7 @@ from fcilbench.engine.meters import Stopwatch
 from fcilbench.errors import PluginError, PrerequisiteError
 from fcilbench.federation import checkpoint
 from fcilbench.federation import run as run_module
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext, Unsupported
+from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.outcome import model_digest
 from fcilbench.federation.round import run_round
 from fcilbench.federation.run import run_experiment

@@ -10,9 +10,8 @@ import numpy as np
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.predict import AllClasses, Predictors, TrueTask
-from fcilbench.api.schedule import Phase, Schedule
+from fcilbench.api.schedule import Phase, Schedule, Task
 from fcilbench.api.server import Server
-from fcilbench.api.task import Task
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 

@@ -18,8 +18,8 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Logits, MostConfident, Predictors, TrueTask
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import Server, Updates
-from fcilbench.api.task import Task
 from fcilbench.spec.params import Field, Space
 from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head

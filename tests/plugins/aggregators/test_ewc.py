@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fcilbench.api.message import Layout, nbytes
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ewc import Ewc, pool
 from fcilbench.plugins.aggregators.fedavg import FedAvg

@@ -3,8 +3,8 @@
 import torch
 
 from fcilbench.api.message import Layout
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
-from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 

@@ -7,8 +7,8 @@ import torch
 
 from fcilbench.api.client import Batch
 from fcilbench.api.message import Layout, nbytes
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
-from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.fedproto import FedProto, batch_mean_term, per_sample_term
 from fcilbench.spec.protocol import Partition

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from fcilbench.api.message import Layout
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
-from fcilbench.api.task import Task
-from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators import fisheravg
 from fcilbench.plugins.aggregators.fedavg import FedAvg

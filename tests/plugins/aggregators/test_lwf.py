@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fcilbench.api.client import Batch
-from fcilbench.api.task import Task
+from fcilbench.api.schedule import Task
 from fcilbench.engine.model import FlatModel
-from fcilbench.federation.build import build
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import sample_clients
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.lwf import Lwf, distillation

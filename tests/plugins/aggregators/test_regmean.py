@@ -10,9 +10,8 @@ from fcilbench.api.message import nbytes
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import layer_grams
-from fcilbench.federation.build import build
 from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext
+from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import run_round
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.regmean import RegMean

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fcilbench.api.stressor import Stressor
-from fcilbench.federation.build import build
+from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.sum import Sum
 
 FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}

@@ -5,8 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from fcilbench.api.message import Layout, Piece
+from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
-from fcilbench.api.task import Task
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.registry.validation import explain, validate

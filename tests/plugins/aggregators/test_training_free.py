@@ -10,7 +10,7 @@ from fcilbench.api.client import Batch
 from fcilbench.api.message import unpack_symmetric
 from fcilbench.api.server import Updates
 from fcilbench.engine.data import DeviceImages
-from fcilbench.federation.build import build
+from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.ridge import Ridge, solve_ridge
 from fcilbench.spec.protocol import Partition
