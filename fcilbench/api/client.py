@@ -75,6 +75,7 @@ class Batch:
         memo: What `Aggregator.query` returned for these samples, `[B, ...]`; `None` without a query.
         extra: As many samples again, drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
             earlier task.
+        protocol: The federated protocol.
     """
 
     inputs: torch.Tensor
@@ -83,6 +84,7 @@ class Batch:
     task: Task
     memo: torch.Tensor | None = None
     extra: Batch | None = None
+    protocol: _protocol.Protocol = _protocol.Protocol()
 
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]

@@ -159,4 +159,5 @@ class LocalStep:
     ) -> Batch:
         rows = minibatch.rows
         inputs = data.augmented(rows, minibatch.draws) if self._protocol.augment else data.plain(rows)
-        return Batch(inputs, data.labels[rows], mask, task, None if data.memo is None else data.memo[rows], extra)
+        memo = None if data.memo is None else data.memo[rows]
+        return Batch(inputs, data.labels[rows], mask, task, memo, extra, self._protocol)

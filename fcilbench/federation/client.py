@@ -71,7 +71,7 @@ class ClientSession:
             inputs = data.plain(rows) if augment is None else data.augmented(rows, own)
             mask = torch.ones(len(rows), device=rows.device)
             memo = None if data.memo is None else data.memo[rows]
-            yield Batch(inputs, data.labels[rows], mask, self.task, memo)
+            yield Batch(inputs, data.labels[rows], mask, self.task, memo, protocol=self.protocol)
 
     def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
@@ -102,7 +102,7 @@ class ClientSession:
         data, size = self._federation.train, self._federation.experiment.protocol.batch_size
         for own, numbers in zip(torch.split(rows, size), torch.split(uniform, size), strict=True):
             inputs, mask = data.plain(own), torch.ones(len(own), device=own.device)
-            yield Batch(inputs, data.labels[own], mask, self.task), numbers
+            yield Batch(inputs, data.labels[own], mask, self.task, protocol=self.protocol), numbers
 
     def grams(
         self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None

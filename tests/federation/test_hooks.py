@@ -172,6 +172,7 @@ def test_a_client_knows_its_steps_its_layers_inputs_and_its_gradient(make_experi
 
     vector = federation.initial.clone().requires_grad_()
     (batch,) = client.batches()
+    assert batch.protocol is client.protocol
     (expected,) = torch.autograd.grad(loss(federation.server.net.under(vector), batch), vector)
     assert torch.allclose(client.gradient(loss), expected, atol=1e-6)
 
