@@ -65,8 +65,7 @@ def _ask(
         return asker.ask({**question, "root": str(data_root) if data_root else None}, show, _SECONDS)
 
     with Asker() as asker:
-        answers = [ask(question) for question in questions]
-    return [{"problem": answer["died"]} if "died" in answer else answer for answer in answers]
+        return [ask(question) for question in questions]
 
 
 def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> dict[str, Any]:

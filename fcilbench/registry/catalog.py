@@ -12,9 +12,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,10 @@ from fcilbench.registry.process import Asker
 CACHE = "FCILBENCH_CACHE"
 """Environment variable: folder of the cache; unset means the user's cache folder."""
 
-_ANSWERING = ("spec", "api", "registry", "data")
-"""Rooms whose code makes a plugin's answers, beside the plugin's own."""
-
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """One hyperparameter of a plugin.
-
-    Attributes:
-        name: Its key in a suite.
-        type: Its type, as the author wrote it, e.g. `float` or `int | None`.
-        required: Whether it has no default.
-        default: Default value, JSON-compatible.
-        description: What it means.
-        source: Where the default comes from.
-        space: Search space for tuning (`low`, `high`, `log`, `choices`), or `None`.
-    """
+    """One hyperparameter: its type as the author wrote it, and the search space for tuning, if there is one."""
 
     name: str
     type: str
@@ -58,10 +44,7 @@ class Description:
     """One plugin as `plugins show` prints it.
 
     Attributes:
-        ref: Where it is.
-        version: The plugin's declared version.
         summary: First line of its docstring.
-        fields: Its hyperparameters, in the author's order.
         schema: JSON Schema of its `Params`.
         facts: What its class declares: counts, default tasks, licence.
         origin: `file:line` of the class.
@@ -89,7 +72,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Use:
-    """A plugin with the options that a suite gives it: JSON-compatible values by parameter."""
+    """A plugin with the options that a suite gives it."""
 
     ref: PluginRef
     options: dict[str, Any] = field(default_factory=dict)
@@ -115,15 +98,11 @@ class Resolved:
     """A plugin whose options are valid.
 
     Attributes:
-        use: What was asked.
-        version: The plugin's declared version.
         params: Every parameter, defaults filled in.
         identity: What of the parameters identifies a cell.
         facts: What the class declares.
-        code_digest: Digest of its normalised source.
     """
 
-    use: Use
     version: str
     params: dict[str, Any]
     identity: dict[str, Any]
@@ -136,13 +115,11 @@ class Unresolved:
     """A plugin that cannot be used with these options.
 
     Attributes:
-        use: What was asked.
         problems: Why.
         prerequisite: Whether something is missing on this machine (a weight file, a package), so that the suite
             itself may be right.
     """
 
-    use: Use
     problems: tuple[Problem, ...]
     prerequisite: bool = False
 
@@ -157,14 +134,14 @@ def session() -> Iterator[Asker]:
     The process starts with the first question that the cache cannot answer.
     """
     if _open:
-        yield _open[-1]
+        yield _open[0]
         return
     with Asker() as asker:
         _open.append(asker)
         try:
             yield asker
         finally:
-            _open.remove(asker)
+            _open.clear()
 
 
 def describe(refs: Sequence[PluginRef]) -> list[Description]:
@@ -176,41 +153,39 @@ def describe(refs: Sequence[PluginRef]) -> list[Description]:
 def resolve(uses: Sequence[Use]) -> list[Resolved | Unresolved]:
     """Validates options, fills in defaults and finds what identifies a plugin in a cell; one result a use, in order."""
     answers = _ask([{"ask": "resolve", "ref": vars(use.ref), "options": use.options} for use in uses])
-    return [_resolution(use, answer) for use, answer in zip(uses, answers, strict=True)]
-
-
-def _ask(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    cache = _Cache()
-    keys = [json.dumps(question, sort_keys=True, default=str) for question in questions]
-    distinct = dict(zip(keys, questions, strict=True))
-    known = {key: cache.get(question) for key, question in distinct.items()}
-    if None in known.values():
-        with session() as asker:
-            for key in [key for key, answer in known.items() if answer is None]:
-                known[key] = answer = asker.ask(distinct[key])
-                if not {"problem", "problems", "died"} & answer.keys():
-                    cache.put(distinct[key], answer, [*answer["sources"], *answer.get("files", [])])
-    return [known[key] or {} for key in keys]
+    return [_resolution(use.ref, answer) for use, answer in zip(uses, answers, strict=True)]
 
 
 def _description(ref: PluginRef, answer: dict[str, Any]) -> Description:
-    problem = answer.get("problem") or answer.get("died")
-    if problem is not None:
-        return Description(ref, problem=problem)
-    names = ("version", "summary", "schema", "facts", "origin", "import_ms", "code_digest")
-    fields = tuple(FieldDescription(**each) for each in answer.get("fields", []))
-    return Description(ref, fields=fields, **{name: answer[name] for name in names if name in answer})
+    fields = tuple(FieldDescription(**each) for each in answer.pop("fields", ()))
+    return Description(ref, fields=fields, **answer)
 
 
-def _resolution(use: Use, answer: dict[str, Any]) -> Resolved | Unresolved:
-    if "died" in answer:
-        message = f"plugin {use.ref.name} is broken: {answer['died']}"
-        return Unresolved(use, (Problem((), message),), prerequisite=True)
+def _resolution(ref: PluginRef, answer: dict[str, Any]) -> Resolved | Unresolved:
+    if "problem" in answer:
+        message = f"plugin {ref.name} is broken: {answer['problem']}"
+        hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
+        return Unresolved((Problem((), message, hint),), prerequisite=True)
     if "problems" in answer:
         problems = (Problem(tuple(each["loc"]), each["message"], each["hint"]) for each in answer["problems"])
-        return Unresolved(use, tuple(problems), answer["prerequisite"])
-    fields = ("version", "params", "identity", "facts", "code_digest")
-    return Resolved(use, **{name: answer[name] for name in fields})
+        return Unresolved(tuple(problems), answer["prerequisite"])
+    return Resolved(**answer)
+
+
+def _ask(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the answer to each question, from the cache if it holds; equal questions are asked once."""
+    environment = environment_key()
+    entries = [_cache_entry(question, environment) for question in questions]
+    distinct = dict(zip(entries, questions, strict=True))
+    known = {entry: _cached(entry) for entry in distinct}
+    if None in known.values():
+        with session() as asker:
+            for entry in [entry for entry, answer in known.items() if answer is None]:
+                known[entry] = answer = asker.ask(distinct[entry])
+                files = answer.pop("files", [])
+                if not {"problem", "problems"} & answer.keys():
+                    _store(entry, answer, files)
+    return [dict(known[entry] or {}) for entry in entries]
 
 
 def cache_root() -> Path:
@@ -223,81 +198,48 @@ def cache_root() -> Path:
     return Path(user_cache_dir("fcilbench"))
 
 
-class _Cache:
-    """Answers on disk; made anew for each batch of questions, so that each file is looked at once.
+def _cache_entry(question: dict[str, Any], environment: str) -> Path:
+    # Options may name files, which are looked up from these two.
+    places = [os.environ.get("FCILBENCH_DATA"), os.getcwd()] if question.get("options") else []
+    key = json.dumps([question, environment, places], sort_keys=True, default=str)
+    return cache_root() / "registry-3" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
-    An entry is found by its question and the installed packages. It holds if the plugin's sources and the files that
-    its identity depends on have the size and the time that they had. A corrupt or unreadable entry does not hold, and
-    a cache that cannot be written is done without.
-    """
 
-    def __init__(self) -> None:
-        self._folder = cache_root() / "registry-2"
-        self._environment = environment_key()
-        self._stamps: dict[str, list[Any] | None] = {}
-        self._origins: dict[str, str] = {}
-
-    def get(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the answer to a question if it still holds."""
-        try:
-            entry = json.loads(self._path(question).read_text())
-            stamps, answer = entry["stamps"], entry["answer"]
-            if all(self._stamp(stamp[0]) == stamp for stamp in stamps) and isinstance(answer, dict):
-                return answer
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            pass
+def _cached(entry: Path) -> dict[str, Any] | None:
+    """Returns a stored answer if the files it depends on are as they were; a damaged entry does not hold."""
+    try:
+        content = json.loads(entry.read_text())
+        holds = all(_stamp(stamp[0]) == stamp for stamp in content["stamps"])
+        return dict(content["answer"]) if holds else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
-    def put(self, question: dict[str, Any], answer: dict[str, Any], files: Iterable[str]) -> None:
-        """Stores an answer with the state of the files that it depends on; if one of them is gone, nothing."""
-        stamps = [self._stamp(path) for path in files]
-        if None not in stamps:
-            with contextlib.suppress(OSError):
-                content = json.dumps({"stamps": stamps, "answer": answer})
-                write_atomic(self._path(question), content, durable=False)
 
-    def _path(self, question: dict[str, Any]) -> Path:
-        # Options may name files, which are looked up from these two.
-        places = [os.environ.get("FCILBENCH_DATA"), os.getcwd()] if question.get("options") else []
-        key = [question, self._environment, self._origin(question["ref"]["target"]), places]
-        return self._folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+def _store(entry: Path, answer: dict[str, Any], files: Sequence[str]) -> None:
+    # A cache that cannot be written, or a file that is gone, means no entry.
+    with contextlib.suppress(OSError):
+        content = {"stamps": [_stamp(path) for path in files], "answer": answer}
+        write_atomic(entry, json.dumps(content), durable=False)
 
-    def _origin(self, target: str) -> str:
-        """Returns where the plugin's package would be imported from, without importing it."""
-        top = target.partition(":")[0].partition(".")[0]
-        if top not in self._origins:
-            try:
-                spec = find_spec(top)
-            except (ImportError, ValueError):
-                spec = None
-            places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-            self._origins[top] = repr(places)
-        return self._origins[top]
 
-    def _stamp(self, path: str) -> list[Any] | None:
-        """Returns a file as it is now: path as given, absolute path, size in bytes, modification time in ns."""
-        if path not in self._stamps:
-            try:
-                stat = os.stat(path)
-                self._stamps[path] = [path, os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
-            except OSError:
-                self._stamps[path] = None
-        return self._stamps[path]
+def _stamp(path: str) -> list[Any]:
+    """Returns a file as it is now: path as given, absolute path, size in bytes, modification time in ns."""
+    stat = os.stat(path)
+    return [path, os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
 
 def environment_key() -> str:
-    """Returns a digest of interpreter, installed distributions and the source of the rooms that make answers.
+    """Returns a digest of interpreter, search path, installed distributions and the source of this package.
 
-    A plugin's answer can depend on any package that it imports, so the names of all `*.dist-info` folders (they carry
-    the version) are in it: installing or upgrading a package asks every plugin again.
+    A plugin's answer can depend on any package that it imports: installing or upgrading one asks every plugin again.
     """
     digest = hashlib.sha256(f"{fcilbench.__version__} {platform.python_version()} {sys.prefix}".encode())
-    for entry in sys.path:
-        with contextlib.suppress(OSError):
-            names = sorted(name for name in os.listdir(entry or ".") if name.endswith((".dist-info", ".egg-info")))
-            if names:
-                digest.update(f"\0{entry}\0{names}".encode())
-    package = Path(__file__).parent.parent
-    for path in sorted(path for room in _ANSWERING for path in package.joinpath(room).glob("*.py")):
-        digest.update(f"\0{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    for entry in filter(None, sys.path):
+        digest.update(f"\0{os.path.abspath(entry)}".encode())
+        with contextlib.suppress(OSError), os.scandir(entry) as found:
+            infos = [each for each in found if each.name.endswith((".dist-info", ".egg-info"))]
+            digest.update(repr(sorted((each.name, each.stat().st_mtime_ns) for each in infos)).encode())
+    for path in sorted(Path(fcilbench.__file__).parent.rglob("*.py")):
+        stat = path.stat()
+        digest.update(f"\0{path} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -35,19 +35,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         question: `{"ask": "describe" | "resolve", "ref": {...}, "options": {...}}`.
 
     Returns:
-        For `describe` the fields of `Description` but `ref`. For `resolve` either the fields of `Resolved` but `use`
-        and the `files` that its identity depends on, or `problems` and `prerequisite`. Always `sources`: the source
-        files that the answer depends on.
+        For a broken plugin its `problem`; for options that cannot be used `problems` and `prerequisite`. Else the
+        fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on.
     """
     ref = PluginRef(**question["ref"])
-    ask = _describe if question["ask"] == "describe" else _resolve
     try:
-        reply = ask(ref, question.get("options", {}))
+        return _describe(ref) if question["ask"] == "describe" else _resolve(ref, question["options"])
     except Exception as error:  # the plugin's own code: whatever it raises is its fault, and its fault alone
-        reason = error.reason if isinstance(error, BrokenPluginError) else reason_of(error)
-        reply = {"problem": reason} if ask is _describe else _refused(ref, reason)
-    reply["sources"] = list(_sources(ref.module))
-    return reply
+        return {"problem": error.reason if isinstance(error, BrokenPluginError) else reason_of(error)}
 
 
 # An imported module does not change any more, so its source is looked at once.
@@ -59,7 +54,7 @@ def _sources(module: str) -> tuple[str, ...]:
     return tuple(str(path) for path in source_files(module).values())
 
 
-def _describe(ref: PluginRef, _options: dict[str, Any]) -> dict[str, Any]:
+def _describe(ref: PluginRef) -> dict[str, Any]:
     _import_framework(ref.module)
     start = time.perf_counter()
     cls = _load(ref)
@@ -70,6 +65,7 @@ def _describe(ref: PluginRef, _options: dict[str, Any]) -> dict[str, Any]:
         "origin": _origin_of(cls),
         "import_ms": round(elapsed * 1000, 1),
         "code_digest": _digest(ref.module),
+        "files": _sources(ref.module),
     }
     if issubclass(cls, Plugin):
         params: type[BaseModel] = cls.Params
@@ -93,7 +89,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
     try:
         plugin = cls(params)
         identity = _as_json(plugin.identity(), "identity()")
-        files = [str(path) for path in plugin.files()]
+        files = [*_sources(ref.module), *map(str, plugin.files())]
         facts = _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()")
     except FcilbenchError as error:
         problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
@@ -130,14 +126,7 @@ def _load(ref: PluginRef) -> type:
     return cls
 
 
-def _refused(ref: PluginRef, reason: str) -> dict[str, Any]:
-    message = f"plugin {ref.name} is broken: {reason}"
-    hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
-    return {"problems": [{"loc": [], "message": message, "hint": hint}], "prerequisite": True}
-
-
 def _fields_of(params: type[BaseModel]) -> list[dict[str, Any]]:
-    """Returns each hyperparameter as the keyword arguments of `FieldDescription`."""
     fields = []
     for name, field in params.model_fields.items():
         default = default_of(field)
@@ -159,11 +148,6 @@ def _type_name(annotation: Any) -> str:
 
 
 def _as_json(value: Any, what: str) -> Any:
-    """Returns a value as it comes back from JSON.
-
-    Raises:
-        TypeError: If it is not JSON-compatible.
-    """
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -171,7 +155,6 @@ def _as_json(value: Any, what: str) -> Any:
 
 
 def _origin_of(cls: type) -> str:
-    """Returns `file:line` of a class, as far as that is known."""
     try:
         path, line = inspect.getsourcefile(cls), inspect.getsourcelines(cls)[1]
     except (OSError, TypeError):

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.util
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 _OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors")
@@ -23,11 +24,7 @@ _OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors")
 def source_files(module: str) -> dict[str, Path]:
     """Returns the files of a module and of the modules of its top-level package that it imports, transitively.
 
-    Args:
-        module: Dotted name, e.g. `acme_fcil.gossip`.
-
-    Returns:
-        Path by module name, sorted by name; empty if the package cannot be found.
+    They are sorted by module name; there are none if the package cannot be found.
     """
     top = module.partition(".")[0]
     found: dict[str, Path] = {}
@@ -46,11 +43,7 @@ def source_files(module: str) -> dict[str, Path]:
 
 
 def code_digest(module: str) -> str:
-    """Returns SHA-256 over the normalised source of a module and of what it imports in its own package.
-
-    Args:
-        module: Dotted name.
-    """
+    """Returns SHA-256 over the normalised source of a module and of what it imports in its own package."""
     digest = hashlib.sha256()
     for name, path in source_files(module).items():
         digest.update(f"{name}\0{_file_digest(path, path.stat().st_mtime_ns)}\0".encode())
@@ -121,24 +114,17 @@ def _counts(name: str) -> bool:
 
 
 def _locate(name: str) -> Path | None:
-    """Returns the file of a module without importing its packages."""
+    """Returns the file of a module without importing its packages, as `find_spec` alone would do."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
-    if spec is None:
-        return None
-    if not rest:
-        return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
-    for root in spec.submodule_search_locations or ():
-        base = Path(root).joinpath(*rest)
-        for candidate in (base / "__init__.py", base.with_name(f"{base.name}.py")):
-            if candidate.is_file():
-                return candidate
-        for binary in base.parent.glob(f"{base.name}.*.so"):
-            return binary
-    return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
@@ -152,10 +138,6 @@ def _imports(module: str, path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*anchor, base] if base else anchor)
-            if base:
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in node.names)
+            with contextlib.suppress(ImportError):  # more dots than packages
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))

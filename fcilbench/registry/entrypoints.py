@@ -22,12 +22,7 @@ _OWN = "fcilbench"
 
 
 class BrokenPluginError(PrerequisiteError):
-    """A plugin is registered but cannot be imported here.
-
-    Args:
-        plugin: Full name, `dist/name`.
-        reason: Why, in one line.
-    """
+    """A plugin (`dist/name`) is registered but cannot be imported here."""
 
     def __init__(self, plugin: str, reason: str) -> None:
         super().__init__(
@@ -78,11 +73,7 @@ def find(kind: str) -> list[PluginRef]:
 
 
 def lookup(kind: str, name: str) -> PluginRef:
-    """Finds one plugin by its short name, if that is unique, or by `dist/name`.
-
-    Args:
-        kind: One of `KINDS`.
-        name: `sum` or `fcilbench/sum`.
+    """Finds one plugin of one of `KINDS` by its short name, if that is unique, or by `dist/name`.
 
     Raises:
         UsageError: If no plugin has this name (the message gives the nearest one) or several have it (it names all).
@@ -143,11 +134,10 @@ def _allowed() -> set[str] | None:
 def _where_else(kind: str, name: str) -> str:
     """Says what a name that was not found is, if it is anything."""
     short = name.rpartition("/")[2]
-    visible = find(kind)
     for ref in _registered(_path_state()):
-        if ref.short == short and ref.kind == kind and ref not in visible:
+        if ref.short == short and ref not in find(ref.kind) and ref.kind == kind:
             return f"{ref.name} is installed but hidden by {ALLOW_LIST}"
-    for other in (k for k in KINDS if k != kind):
+    for other in KINDS:
         if any(ref.short == short for ref in find(other)):
             return f"{short!r} is one of the {other}"
     return f"`fcilbench plugins list` shows what is installed; a new plugin registers under fcilbench.{kind}"
@@ -155,29 +145,14 @@ def _where_else(kind: str, name: str) -> str:
 
 def _path_state() -> tuple[tuple[str, int], ...]:
     """Search path with the folders' times: installing or removing a package changes it."""
-    state = []
-    for entry in sys.path:
-        try:
-            state.append((entry, os.stat(entry or ".").st_mtime_ns))
-        except OSError:
-            continue
-    return tuple(state)
+    return tuple((entry, os.stat(entry).st_mtime_ns) for entry in sys.path if os.path.exists(entry))
 
 
 @functools.lru_cache(maxsize=4)
 def _registered(_state: tuple[tuple[str, int], ...]) -> tuple[PluginRef, ...]:
-    refs: dict[str, list[PluginRef]] = {}
-    for distribution in metadata.distributions():
-        # Most packages have no entry point of ours: look before parsing their metadata.
-        if f"{_OWN}." not in (distribution.read_text("entry_points.txt") or ""):
-            continue
-        dist = normalise(distribution.metadata["Name"] or "")
-        if not dist or dist in refs:  # the first one on the path is the one that imports
-            continue
-        points = [(point.group.partition("."), point) for point in distribution.entry_points]
-        refs[dist] = [
-            PluginRef(kind, dist, distribution.version, point.name, point.value)
-            for (prefix, _, kind), point in points
-            if prefix == _OWN and kind in KINDS
-        ]
-    return tuple(ref for found in refs.values() for ref in found)
+    return tuple(
+        PluginRef(kind, normalise(point.dist.name), point.dist.version, point.name, point.value)
+        for kind in KINDS
+        for point in metadata.entry_points(group=f"{_OWN}.{kind}")
+        if point.dist is not None
+    )

@@ -17,7 +17,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 Event = dict[str, Any]
@@ -197,9 +196,7 @@ class Asker:
     def __enter__(self) -> Asker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop()
 
     def ask(
@@ -208,12 +205,12 @@ class Asker:
         on_progress: Callable[[Event], None] | None = None,
         seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Returns the answer to a question; one that ends the worker is answered by `{"died": reason}`.
+        """Returns the answer to a question; one that ends the worker is answered by `{"problem": reason}`.
 
         Args:
             question: An object with `ask`; see `fcilbench.execution.worker`.
             on_progress: Takes the events that come before the answer.
-            seconds: How long the worker may be silent; `ANSWER_SECONDS` by default.
+            seconds: How long the worker may be silent.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()
@@ -236,11 +233,11 @@ class Asker:
                     on_progress(event)
             if died is not None:
                 self._stop()
-                return {"died": _obituary(died)}
+                return {"problem": _obituary(died)}
             if worker.deaf:
                 time.sleep(0.02)
         self._stop()
-        return {"died": f"no answer within {patience:g} s"}
+        return {"problem": f"no answer within {patience:g} s"}
 
     def _stop(self) -> None:
         worker, self._worker = self._worker, None

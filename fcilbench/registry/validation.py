@@ -34,36 +34,22 @@ def validate(model: type[Model], options: object) -> Model:
 
 
 def _is_artefact(detail: ErrorDetails) -> bool:
-    """Says whether a value is refused only because a validator in Python stands before it.
-
-    Behind such a validator pydantic no longer knows that the value came from JSON, and strictly wants a tuple for a
-    tuple and a `Path` for a path. No scalar is at stake, so that the lax mode is safe.
-    """
+    # Behind a validator in Python pydantic no longer knows that the value came from JSON, and strictly wants a tuple
+    # for a tuple and a `Path` for a path. No scalar is at stake, so that the lax mode is safe.
     return isinstance(detail["input"], list | dict) or detail["type"] in ("path_type", "is_instance_of")
 
 
 def explain(error: ValidationError, legal: Iterable[str]) -> list[Problem]:
-    """Turns a validation error into problems, one for each value.
-
-    Args:
-        error: From `validate`.
-        legal: Legal top-level keys, for the nearest word of an unknown one.
-    """
+    """Turns an error of `validate` into one problem a value; `legal` are the legal top-level keys."""
     words = list(legal)
     problems: dict[tuple[int | str, ...], Problem] = {}
     for detail in error.errors(include_url=False):
-        loc = tuple(detail["loc"])
-        problems.setdefault(loc, Problem(loc, sentence(detail, words)))
+        problems.setdefault(detail["loc"], Problem(detail["loc"], sentence(detail, words)))
     return list(problems.values())
 
 
 def sentence(detail: ErrorDetails, legal: Sequence[str]) -> str:
-    """Returns one line for one error of pydantic.
-
-    Args:
-        detail: The error.
-        legal: Legal keys at its place.
-    """
+    """Returns one line for one error of pydantic; `legal` are the legal keys at its place."""
     path = ".".join(map(str, detail["loc"]))
     key = str(detail["loc"][-1]) if detail["loc"] else ""
     kind = detail["type"]
@@ -71,8 +57,9 @@ def sentence(detail: ErrorDetails, legal: Sequence[str]) -> str:
         return f"unknown key {key!r}{nearest(key, legal)}"
     if kind == "missing":
         return f"missing key {key!r}"
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    message = message.removeprefix("Input should be ")
+    message = detail["msg"]
+    for prefix in ("Value error, ", "Assertion failed, ", "Input should be "):
+        message = message.removeprefix(prefix)
     if kind == "value_error":
         return f"{path}: {message}" if path else message
     if message == detail["msg"]:

@@ -127,7 +127,7 @@ def test_resolve_fills_defaults_in(gossip):
 )
 def test_invalid_options(gossip, options, problem):
     (found,) = resolve([Use(gossip, options)])
-    assert found == Unresolved(Use(gossip, options), (problem,), prerequisite=False)
+    assert found == Unresolved((problem,), prerequisite=False)
 
 
 def test_all_problems_of_one_plugin_are_reported(gossip):
