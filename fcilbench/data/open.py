@@ -1,29 +1,57 @@
-"""Opens a data set: loads, numbers and verifies its samples, once for all cells where it is cached."""
+"""Opens a data set: loads, numbers and verifies its samples, and keeps decoded ones on disk, memory-mapped.
+
+A cache is a folder `datasets/<class>-<key>/` in the cache folder. It appears under its name complete or not at all, and
+one process makes it while the others wait. It is made again when the files of the data set change, and when its own
+files are damaged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import itertools
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.data.cache import open_cached
-from fcilbench.data.content import decoded, number
+from fcilbench.data import content, images
+from fcilbench.data.content import number
+from fcilbench.data.images import decoded
+from fcilbench.data.root import file_digest, find_layout
 from fcilbench.errors import DataError
+from fcilbench.files import replacing, write_atomic
+from fcilbench.registry.catalog import CACHE, cache_root
+
+Progress = Callable[[int, int], None]
+"""Called with the number of samples done and of all samples while a cache is made."""
+
+_log = logging.getLogger(__name__)
+_FORMAT = 2
+_FACTS = "cache.json"
 
 
 def open_dataset(
-    dataset: Dataset, root: Path, progress: Callable[[int, int], None] | None = None, *, fresh: bool = False
+    dataset: Dataset, root: Path, progress: Progress | None = None, *, fresh: bool = False
 ) -> tuple[Corpus, str]:
     """Loads, verifies and numbers the samples by content, then keeps the requested number per class.
 
-    A cached data set is memory-mapped: it is read and numbered once, and again when its files change.
+    A data set with `cached` is read once, and again when its files change. Writing to its arrays changes no file.
 
     Args:
         dataset: The data set.
         root: The data root.
-        progress: Called with the number of samples done and of all samples while a cache is made.
+        progress: Called while a cache is made.
         fresh: Read everything again, whatever the cache holds.
 
     Returns:
@@ -32,35 +60,27 @@ def open_dataset(
     Raises:
         DataError: If the data are missing or damaged, or their counts or digest differ from what the plugin declares.
     """
-    if dataset.cached:
-        corpus, digest = open_cached(dataset, root, lambda: _numbered(dataset, root), progress, fresh=fresh)
-    else:
-        corpus, digest = _numbered(dataset, root)
-    _check(dataset, corpus, digest)
+    found = _open_cached(dataset, root, progress, fresh) if dataset.cached else None
+    corpus, digest = found or _load(dataset, root)
     train = _per_class(decoded(corpus.train), dataset.params.train_per_class)
     test = _per_class(decoded(corpus.test), dataset.params.test_per_class)
     return Corpus(train, test, corpus.class_names, corpus.outside), digest
 
 
-def _numbered(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
-    """Loads the samples in the order of their content and verifies them; counts before anything is hashed."""
+def _load(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
+    """Loads the samples in the order of their content and compares them with what the plugin declares."""
     corpus = dataset.load(root)
-    _check(dataset, corpus, dataset.fingerprint)
-    corpus, digest = number(corpus)
-    _check(dataset, corpus, digest)
-    return corpus, digest
-
-
-def _check(dataset: Dataset, corpus: Corpus, digest: str) -> None:
     name, found = type(dataset).__name__, (len(corpus.class_names), len(corpus.train), len(corpus.test))
     expected = (dataset.classes, dataset.train_samples, dataset.test_samples)
     if found != expected:
         raise DataError(f"{name}: classes, train, test are {found}, expected {expected}")
+    corpus, digest = number(corpus)
     if dataset.fingerprint and digest != dataset.fingerprint:
         raise DataError(
             f"{name}: content digest {digest} is not the declared {dataset.fingerprint}",
             hint="the files under the data root are not the official data; fetch them again",
         )
+    return corpus, digest
 
 
 def _per_class(samples: Samples, limit: int | None) -> Samples:
@@ -68,3 +88,119 @@ def _per_class(samples: Samples, limit: int | None) -> Samples:
         return samples
     kept = [np.flatnonzero(samples.labels == label)[:limit] for label in np.unique(samples.labels)]
     return samples.take(np.sort(np.concatenate(kept)))
+
+
+def _open_cached(dataset: Dataset, root: Path, progress: Progress | None, fresh: bool) -> tuple[Corpus, str] | None:
+    """Returns what the cache holds, which is made first if need be; `None` if the cache folder cannot be written."""
+    name, made_from = type(dataset).__name__, _made_from(dataset, root)
+    folder = cache_root().absolute() / "datasets" / f"{name.lower()}-{_key(dataset, root)}"
+    found = None if fresh else _read(folder, made_from)
+    if found is not None:
+        return found
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(f".{folder.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees it when its owner dies
+            # Another process may have made it meanwhile.
+            found = None if fresh else _read(folder, made_from, warn=True)
+            if found is None:
+                corpus, digest = _load(dataset, root)
+                _write(folder, corpus, {"made_from": made_from, "digest": digest}, progress)
+            return found or _read(folder, made_from)
+    except OSError as error:
+        reason = f"no cache at {folder.parent} ({error.strerror or error}); {CACHE} names another folder"
+        _log.warning("%s: decoded into memory, every time: %s", name, reason)
+        return None
+
+
+def _key(dataset: Dataset, root: Path) -> str:
+    """Returns 16 hexadecimal digits that tell caches apart which are of use at the same time."""
+    options = dataset.params.model_dump(mode="json", exclude={"train_per_class", "test_per_class"})
+    kind = type(dataset)
+    parts = [_FORMAT, f"{kind.__module__}:{kind.__qualname__}", dataset.version, options, str(root.resolve())]
+    return _digest(parts)[:16]
+
+
+def _made_from(dataset: Dataset, root: Path) -> dict[str, str]:
+    """Returns what a cache must have been made from to hold: the files, the code that reads them, the decoder."""
+    kinds = [kind.__module__ for kind in type(dataset).__mro__ if issubclass(kind, Dataset) and kind is not Dataset]
+    sources = []
+    for module in [*kinds, content.__name__, images.__name__]:
+        with contextlib.suppress(KeyError, OSError, TypeError):  # a class without a source file
+            sources.append(inspect.getsource(sys.modules[module]))
+    files = sorted(_stamps(find_layout(dataset.layouts, root) or ()))
+    return {"code": _digest(sources), "pillow": metadata.version("pillow"), "files": _digest(files)}
+
+
+def _stamps(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
+    """Yields name, size and time of every file below the paths; what is unreadable is told by whoever reads it."""
+    for path in map(str, paths):
+        below = os.walk(path, followlinks=True) if os.path.isdir(path) else [("", [], [path])]
+        for folder, _, names in below:
+            for place in (os.path.join(folder, name) for name in names):
+                try:
+                    stat = os.stat(place)
+                    yield place, stat.st_size, stat.st_mtime_ns
+                except OSError:  # a link to nothing
+                    yield place, -1, -1
+
+
+def _read(folder: Path, made_from: dict[str, str], warn: bool = False) -> tuple[Corpus, str] | None:
+    """Returns what a cache holds; `None` if there is none, or if it is out of date or damaged."""
+    if not folder.exists():
+        return None
+    try:
+        facts = json.loads((folder / _FACTS).read_text())
+        if facts.pop("sha256") != _digest(facts):
+            raise ValueError(f"{_FACTS} has changed")
+        if facts["made_from"] != made_from:
+            return None
+        for name, digest in facts["files"].items():
+            if file_digest(folder / name) != digest:
+                raise ValueError(f"{name} has changed")
+        train, test = (
+            Samples(np.load(folder / f"{split}.npy", mmap_mode="c"), np.load(folder / f"{split}-labels.npy"))
+            for split in ("train", "test")
+        )
+        outside = np.load(folder / "outside.npy") if "outside.npy" in facts["files"] else None
+        return Corpus(train, test, tuple(facts["class_names"]), outside), facts["digest"]
+    except Exception as error:  # a damaged file raises whatever its reader trips over
+        if warn:
+            _log.warning("%s is damaged and made again: %s", folder, error)
+        return None
+
+
+def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Progress | None) -> None:
+    """Writes a cache under a temporary name and renames it; the lock is held."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
+    try:
+        done, total = itertools.count(1), len(corpus.train) + len(corpus.test)
+        for split, samples in (("train", corpus.train), ("test", corpus.test)):
+            _save(temporary / f"{split}-labels.npy", samples.labels)
+            _save(temporary / f"{split}.npy", samples.inputs, lambda: progress and progress(next(done), total))
+        if corpus.outside is not None:
+            _save(temporary / "outside.npy", corpus.outside)
+        files = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
+        body = {**facts, "files": files, "class_names": corpus.class_names}
+        write_atomic(temporary / _FACTS, json.dumps({**body, "sha256": _digest(body)}, indent=1))
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save(path: Path, rows: Any, report: Callable[[], Any] = lambda: None) -> None:
+    """Writes a `.npy` file row by row: never through a memory map, where a full disk is a signal that kills."""
+    header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
+    with replacing(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for row in rows:
+            file.write(np.ascontiguousarray(row).data)
+            report()
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

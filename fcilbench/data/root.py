@@ -18,13 +18,10 @@ Layouts = Sequence[Sequence[str]]
 
 
 def data_root(option: Path | None = None) -> Path:
-    """Returns the folder that holds data sets and `weights/`; it need not exist yet.
+    """Returns the folder that holds data sets and `weights/`, as an absolute path; it need not exist yet.
 
     Args:
         option: Value of `--data`; wins over the environment variable `FCILBENCH_DATA`, which wins over the user cache.
-
-    Returns:
-        An absolute path, so that processes with other working directories agree on it.
     """
     chosen = option or os.environ.get(ENVIRONMENT)
     if not chosen:
@@ -34,20 +31,13 @@ def data_root(option: Path | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-def find_weights(name: str, root: Path | None = None) -> Path:
-    """Finds a weights file that a suite names.
-
-    Args:
-        name: An absolute path, else relative to the current directory, else to `weights/` under the data root.
-        root: The data root; `data_root()` if not given.
-
-    Returns:
-        The absolute path of an existing file.
+def find_weights(name: str) -> Path:
+    """Finds a weights file: an absolute path, else relative to here, else to `weights/` under the data root.
 
     Raises:
         PrerequisiteError: If it is at none of these places; the message names them.
     """
-    shelf = (data_root() if root is None else root.absolute()) / "weights"
+    shelf = data_root() / "weights"
     places = _places(name, shelf)
     for place in places:
         if place.is_file():
@@ -80,17 +70,17 @@ def _places(name: str, shelf: Path) -> list[Path]:
     return list(dict.fromkeys([given.absolute(), shelf / given]))
 
 
-def sha256_file(path: Path) -> str:
-    """Returns the SHA-256 of a file's content as 64 hexadecimal digits.
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Returns the digest of a file's content in hexadecimal digits.
 
     Raises:
-        PrerequisiteError: If the file cannot be read.
+        DataError: If the file cannot be read.
     """
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, algorithm).hexdigest()
     except OSError as error:
-        raise PrerequisiteError(f"cannot read {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def find_layout(layouts: Layouts, root: Path) -> tuple[Path, ...] | None:

@@ -7,15 +7,16 @@ import hashlib
 import io
 import os
 import resource
+import shutil
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fcilbench.data import fetch as module
 from fcilbench.data.fetch import fetch, unpack
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
@@ -45,21 +46,33 @@ def everything(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
+ALL = {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+PUT_IT_THERE = f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into "
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """A write beyond 100 bytes of a file fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer) -> None:
     web.answers["/pets.tgz"] = answer(BODY)
     seen: list[tuple[str, int, int | None]] = []
     found = fetch("pets", facts(web), tmp_path, progress=lambda *now: seen.append(now))
     assert found == (tmp_path / "pets/train", tmp_path / "pets/test")
-    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+    assert everything(tmp_path) == ALL
     assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
     assert seen[-1] == ("pets.tgz", len(BODY), len(BODY))
 
 
 def test_sha256_and_unknown_size(tmp_path: Path, web, answer) -> None:
     web.answers["/pets.tgz"] = answer(BODY, length=False)
-    declared = facts(web, checksum=f"sha256:{hashlib.sha256(BODY).hexdigest()}", size=None)
-    fetch("pets", declared, tmp_path)
-    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+    fetch("pets", facts(web, checksum=f"sha256:{hashlib.sha256(BODY).hexdigest()}", size=None), tmp_path)
+    assert everything(tmp_path) == ALL
 
 
 def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
@@ -67,13 +80,10 @@ def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
     fetch("pets", facts(web), tmp_path)
     web.asked.clear()
     fetch("pets", facts(web), tmp_path)
-    for path in ("pets/train/cat", "pets/test/cat"):
-        (tmp_path / path).unlink()
-    for path in ("pets/train", "pets/test", "pets"):
-        (tmp_path / path).rmdir()
+    shutil.rmtree(tmp_path / "pets")
     fetch("pets", facts(web), tmp_path, offline=True)  # the archive is valid
     assert web.asked == []
-    assert (tmp_path / "pets/test/cat").read_bytes() == b"t"
+    assert everything(tmp_path) == ALL
 
 
 def test_data_without_files_need_nothing(tmp_path: Path) -> None:
@@ -83,23 +93,17 @@ def test_data_without_files_need_nothing(tmp_path: Path) -> None:
 def test_offline_says_what_to_put_where(tmp_path: Path, web) -> None:
     with pytest.raises(DataError, match=f"pets: {web.url}/pets.tgz: not fetched, since --offline") as caught:
         fetch("pets", facts(web), tmp_path, offline=True)
-    assert f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into {tmp_path}/archives" in str(
-        caught.value.hint
-    )
+    assert f"{PUT_IT_THERE}{tmp_path}/archives" in (caught.value.hint or "")
     assert web.asked == []
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "gone": ({"status": 404}, "the server answers 404 Not Found"),
     "down": ({"status": 503}, "the server answers 503 Service Unavailable"),
-    "short": ({"body": BODY, "stops": 100}, f"the transfer broke off after 100 of {len(BODY)} bytes"),
-    "short without length": (
-        {"body": BODY, "stops": 100, "length": False},
-        f"the transfer broke off after 100 of {len(BODY)} bytes",
-    ),
     "cut file": ({"body": BODY[:100]}, f"the server offers 100 bytes, the file has {len(BODY)}"),
     "page": ({"body": b"<html>" + BODY, "kind": "text/html; charset=utf-8"}, "answers with a web page instead"),
     "other": ({"body": BODY[::-1]}, "what came does not have the published checksum md5:"),
+    "page of the same size": ({"body": b"<html>".ljust(len(BODY))}, "the published checksum"),
     "longer": ({"body": BODY + b"more", "length": False}, f"sends more than the {len(BODY)} bytes"),
 }
 
@@ -113,15 +117,7 @@ def test_a_bad_answer_is_one_error_and_leaves_nothing(tmp_path: Path, web, answe
     assert str(caught.value).startswith(f"pets: {web.url}/pets.tgz: ")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-    hint = caught.value.hint or ""
-    assert f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into {tmp_path}/archives" in hint
-    assert everything(tmp_path) == set()
-
-
-def test_a_page_with_the_right_size_does_not_pass(tmp_path: Path, web, answer) -> None:
-    web.answers["/pets.tgz"] = answer(b"<html>".ljust(len(BODY)))
-    with pytest.raises(DataError, match="published checksum"):
-        fetch("pets", facts(web), tmp_path)
+    assert f"{PUT_IT_THERE}{tmp_path}/archives" in (caught.value.hint or "")
     assert everything(tmp_path) == set()
 
 
@@ -133,11 +129,22 @@ def test_nobody_there(tmp_path: Path, web) -> None:
 
 
 def test_broken_transfer_goes_on_where_the_server_can(tmp_path: Path, web, answer) -> None:
-    web.answers["/pets.tgz"] = answer(BODY, stops=len(BODY) // 3 + 1, ranges=True)
-    fetch("pets", facts(web), tmp_path)
     third = len(BODY) // 3 + 1
+    web.answers["/pets.tgz"] = answer(BODY, stops=third, ranges=True)
+    fetch("pets", facts(web), tmp_path)
     assert [ranges for _, ranges in web.asked] == ["", f"bytes={third}-", f"bytes={2 * third}-"]
-    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
+    assert everything(tmp_path) == ALL
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_broken_transfer_is_told_where_the_server_starts_anew(tmp_path: Path, web, answer, length: bool) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, stops=100, length=length)
+    with pytest.raises(DataError, match=f"the transfer broke off after 100 of {len(BODY)} bytes"):
+        fetch("pets", facts(web), tmp_path)
+    web.answers["/pets.tgz"] = answer(BODY)
+    fetch("pets", facts(web), tmp_path)
+    assert [ranges for _, ranges in web.asked] == ["", "bytes=100-", "bytes=100-"]
+    assert everything(tmp_path) == ALL
 
 
 def test_the_next_call_goes_on_too(tmp_path: Path, web, answer) -> None:
@@ -149,7 +156,7 @@ def test_the_next_call_goes_on_too(tmp_path: Path, web, answer) -> None:
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
     fetch("pets", facts(web), tmp_path)
     assert [ranges for _, ranges in web.asked] == ["bytes=50-"]
-    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+    assert everything(tmp_path) == ALL
 
 
 def test_a_wrong_beginning_is_not_kept(tmp_path: Path, web, answer) -> None:
@@ -162,15 +169,6 @@ def test_a_wrong_beginning_is_not_kept(tmp_path: Path, web, answer) -> None:
     assert everything(tmp_path) == set()
     fetch("pets", facts(web), tmp_path)
     assert web.asked[-1][1] == ""
-
-
-def test_server_that_cannot_go_on_sends_all_again(tmp_path: Path, web, answer) -> None:
-    web.answers["/pets.tgz"] = answer(BODY)
-    (tmp_path / "archives").mkdir()
-    (tmp_path / "archives/.pets.tgz.part").write_bytes(b"old" * 10)
-    fetch("pets", facts(web), tmp_path)
-    assert web.asked == [("/pets.tgz", "bytes=30-")]
-    assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
 
 
 def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
@@ -186,15 +184,10 @@ def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
         assert part.read_bytes() == b"half"
 
 
-def test_full_disk_leaves_nothing(tmp_path: Path, web, answer) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, web, answer, full_disk: None) -> None:
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # a write beyond it fails as on a full disk
-    try:
-        with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"):
-            fetch("pets", facts(web), tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"):
+        fetch("pets", facts(web), tmp_path)
     assert everything(tmp_path) == set()
 
 
@@ -210,9 +203,8 @@ def test_a_wrong_file_put_there_by_hand_is_refused_and_left(tmp_path: Path, web)
 
 def test_archive_without_an_address(tmp_path: Path, web) -> None:
     declared = {**facts(web, url=""), "by_hand": "its site is gone:"}
-    with pytest.raises(
-        DataError, match=r"pets: pets\.tgz cannot be fetched automatically: its site is gone$"
-    ) as caught:
+    reason = r"pets: pets\.tgz cannot be fetched automatically: its site is gone$"
+    with pytest.raises(DataError, match=reason) as caught:
         fetch("pets", declared, tmp_path)
     assert f"into {tmp_path}/archives" in (caught.value.hint or "")
     (tmp_path / "archives").mkdir()
@@ -229,20 +221,14 @@ def test_plugin_without_archives(tmp_path: Path) -> None:
     assert caught.value.hint == f"get it from https://pets and put it at {tmp_path}/pets"
 
 
-@pytest.fixture
-def zip_body() -> bytes:
+def test_zip(tmp_path: Path, web, answer) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("pets/train/cat", b"t")
-        file.writestr("pets/test/cat", b"t")
-        file.writestr("__MACOSX/pets/._cat", b"t")
-    return buffer.getvalue()
-
-
-def test_zip(tmp_path: Path, web, answer, zip_body: bytes) -> None:
-    web.answers["/pets.tgz"] = answer(zip_body)
-    fetch("pets", facts(web, zip_body), tmp_path)
-    assert everything(tmp_path) == {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
+        for name in ("pets/train/cat", "pets/test/cat", "__MACOSX/pets/._cat"):
+            file.writestr(name, b"t")
+    web.answers["/pets.tgz"] = answer(buffer.getvalue())
+    fetch("pets", facts(web, buffer.getvalue()), tmp_path)
+    assert everything(tmp_path) == ALL
 
 
 def test_what_is_in_the_way_stays(tmp_path: Path, web, answer) -> None:
@@ -268,19 +254,15 @@ def test_parts_go_into_their_folder(tmp_path: Path, web, answer) -> None:
     assert (tmp_path / "cars/labels.mat").read_bytes() == b"MATLAB 5.0"
 
 
-def test_no_torch_for_a_fetch() -> None:
-    assert not {name for name in vars(module) if name in ("torch", "np", "numpy", "pooch")}
-
-
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def tar(path: Path, *entries: tarfile.TarInfo, content: bytes = b"x") -> Path:
+def tar(path: Path, *entries: tarfile.TarInfo) -> Path:
     with tarfile.open(path, "w") as file:
         for entry in entries:
-            entry.size = len(content) if entry.isreg() else 0
-            file.addfile(entry, io.BytesIO(content) if entry.isreg() else None)
+            entry.size = 1 if entry.isreg() else 0
+            file.addfile(entry, io.BytesIO(b"x") if entry.isreg() else None)
     return path
 
 
@@ -301,7 +283,7 @@ def link(name: str, target: str) -> tarfile.TarInfo:
 )
 def test_tar_that_would_write_elsewhere_is_refused(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
     archive = tar(tmp_path / "a.tar", tarfile.TarInfo("good"), *entries)
-    with pytest.raises(DataError, match=r"a\.tar is refused: "):
+    with pytest.raises(DataError, match=r"cannot unpack .*a\.tar into .*"):
         unpack(archive, tmp_path / "deep" / "out", ["good", "a", "evil"])
     assert left(tmp_path / "deep" / "out") == []
     assert not list(tmp_path.rglob("evil"))
@@ -316,30 +298,23 @@ def test_absolute_names_stay_below(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "..\\evil", "C:/evil"])
-def test_zip_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_zip_never_writes_elsewhere(tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("good", b"x")
         file.writestr(name, b"x")
-    with pytest.raises(DataError, match="would be written outside the destination"):
-        unpack(tmp_path / "a.zip", tmp_path / "out", ["good"])
-    assert left(tmp_path / "out") == []
+    unpack(tmp_path / "a.zip", tmp_path / "deep" / "out", ["good"])
+    assert everything(tmp_path) == {"a.zip", "deep/out/good"}
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tgz", "w:gz") as file:
-        entry = tarfile.TarInfo("good")
-        entry.size = 100_000
-        file.addfile(entry, io.BytesIO(bytes(range(250)) * 400))
-    whole = (tmp_path / "a.tgz").read_bytes()
-    (tmp_path / "a.tgz").write_bytes(whole[: len(whole) - 20])
-    with pytest.raises(DataError, match=r"a\.tgz"):
-        unpack(tmp_path / "a.tgz", tmp_path / "out", ["good"])
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+    tgz, zipped = tmp_path / "a.tgz", tmp_path / "a.zip"
+    tgz.write_bytes(tar_of(good=os.urandom(100_000))[:-20])
+    with zipfile.ZipFile(zipped, "w") as file:
         file.writestr("good", b"content")
-    raw = (tmp_path / "a.zip").read_bytes()
-    (tmp_path / "a.zip").write_bytes(raw.replace(b"content", b"CONTENT", 1))
-    with pytest.raises(DataError, match=r"a\.zip is damaged: Bad CRC-32"):
-        unpack(tmp_path / "a.zip", tmp_path / "out", ["good"])
+    zipped.write_bytes(zipped.read_bytes().replace(b"content", b"CONTENT", 1))
+    for archive, reason in ((tgz, "Compressed file ended"), (zipped, "Bad CRC-32")):
+        with pytest.raises(DataError, match=f"cannot unpack {archive} into .*out: {reason}"):
+            unpack(archive, tmp_path / "out", ["good"])
     assert left(tmp_path / "out") == []
 
 
@@ -350,15 +325,11 @@ def test_archive_of_something_else(tmp_path: Path) -> None:
     assert left(tmp_path / "out") == []
 
 
-def test_full_disk_at_unpacking_leaves_nothing(tmp_path: Path) -> None:
-    archive = tar(tmp_path / "a.tar", tarfile.TarInfo("good"), content=b"x" * 5000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(DataError, match=r"cannot unpack .*a\.tar into .*out: File too large"):
-            unpack(archive, tmp_path / "out", ["good"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_full_disk_at_unpacking_leaves_nothing(tmp_path: Path, full_disk: None) -> None:
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(tar_of(good=bytes(5000)))
+    with pytest.raises(DataError, match=r"cannot unpack .*a\.tgz into .*out: File too large"):
+        unpack(archive, tmp_path / "out", ["good"])
     assert left(tmp_path / "out") == []
 
 
@@ -366,6 +337,6 @@ def test_what_is_there_is_kept_and_told(tmp_path: Path) -> None:
     archive = tar(tmp_path / "a.tar", tarfile.TarInfo("one"), tarfile.TarInfo("two"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out/one").write_bytes(b"mine")
-    assert unpack(archive, tmp_path / "out", ["one", "two"]) == ["one"]
+    assert unpack(archive, tmp_path / "out", ["one", "two"]) == [tmp_path / "out/one"]
     assert (tmp_path / "out/one").read_bytes() == b"mine"
     assert (tmp_path / "out/two").read_bytes() == b"x"

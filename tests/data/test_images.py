@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.content import decoded, number
-from fcilbench.data.images import ImageFiles, class_folders, class_tree, read_image, unnested
+from fcilbench.data.content import number
+from fcilbench.data.images import ImageFiles, class_folders, class_tree, decoded, read_image, unnested
 from fcilbench.errors import DataError
 
 CENTRAL = 256 / 224
@@ -88,8 +88,8 @@ def test_a_broken_file_among_many_is_named(tmp_path: Path, image) -> None:
     files[33].write_bytes(b"no image")
     with pytest.raises(DataError, match=f"broken image {files[33]}: cannot identify image file"):
         list(ImageFiles(files, 8))
-    with pytest.raises(DataError, match=f"cannot read image {tmp_path}/gone.png: No such file"):
-        ImageFiles([tmp_path / "gone.png"], 8).contents()
+    with pytest.raises(DataError, match=f"cannot read {tmp_path}/gone.png: No such file"):
+        _ = ImageFiles([tmp_path / "gone.png"], 8).digests
 
 
 def test_rows_keep_their_order_and_an_index_selects(tmp_path: Path, image) -> None:
@@ -97,10 +97,10 @@ def test_rows_keep_their_order_and_an_index_selects(tmp_path: Path, image) -> No
     images = ImageFiles(files, 8)
     for row, path in zip(images, files, strict=True):
         np.testing.assert_array_equal(row, read_image(path, 8, 1.0))
-    contents = images.contents()
+    digests = images.digests
     part = Samples(images, np.arange(100)).take(np.array([7, 3]))
     assert part.labels.tolist() == [7, 3]
-    assert part.inputs.contents() == [contents[7], contents[3]]
+    assert part.inputs.digests == [digests[7], digests[3]]
     np.testing.assert_array_equal(decoded(part).inputs[1], read_image(files[3], 8, 1.0))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.data.root import data_root, find_weights, sha256_file
+from fcilbench.data.root import data_root, file_digest, find_weights
 from fcilbench.errors import PrerequisiteError
 
 
@@ -38,21 +38,21 @@ def test_weights_in_the_current_directory_win_over_the_data_root(
     assert find_weights("a.safetensors") == near / "a.safetensors"
     (near / "a.safetensors").unlink()
     assert find_weights("a.safetensors") == shelf / "a.safetensors"
-    assert find_weights("a.safetensors", tmp_path / "root") == shelf / "a.safetensors"
     assert find_weights(str(shelf / "a.safetensors")) == shelf / "a.safetensors"
 
 
 def test_missing_weights_name_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path / "root"))
     with pytest.raises(PrerequisiteError) as caught:
-        find_weights("b.safetensors", tmp_path / "root")
+        find_weights("b.safetensors")
     assert caught.value.message == (
         f"weights file 'b.safetensors' not found; looked at {tmp_path}/b.safetensors, "
         f"{tmp_path}/root/weights/b.safetensors"
     )
     assert str(tmp_path / "root" / "weights") in (caught.value.hint or "")
     with pytest.raises(PrerequisiteError, match=f"looked at {tmp_path}/c.safetensors$"):
-        find_weights(str(tmp_path / "c.safetensors"), tmp_path / "root")
+        find_weights(str(tmp_path / "c.safetensors"))
 
 
 def test_a_folder_is_not_a_weights_file(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_folder_is_not_a_weights_file(tmp_path: Path) -> None:
 def test_sha256(tmp_path: Path) -> None:
     file = tmp_path / "abc"
     file.write_bytes(b"abc")  # the example of FIPS 180-2, appendix B.1
-    assert sha256_file(file) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert file_digest(file) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with pytest.raises(PrerequisiteError, match="No such file"):
-        sha256_file(tmp_path / "none")
+        file_digest(tmp_path / "none")
 
 
 def test_imports_no_torch() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.data.root import sha256_file
+from fcilbench.data.root import file_digest
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.checkpoint import load_all
 from fcilbench.plugins.backbones.timm import image_flops
@@ -60,7 +60,7 @@ class EfficientNetLite0(Backbone):
 
     def identity(self) -> dict[str, Any]:
         """Returns the hyperparameters and the content digest of the weights."""
-        return {**super().identity(), "weights": f"sha256:{sha256_file(weights_file())}"}
+        return {**super().identity(), "weights": f"sha256:{file_digest(weights_file())}"}
 
     def forward_flops(self) -> float | None:
         """Returns the operations of one image's forward pass."""

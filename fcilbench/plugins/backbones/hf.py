@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
-from fcilbench.data.root import sha256_file
+from fcilbench.data.root import file_digest
 from fcilbench.errors import UsageError
 from fcilbench.plugins.backbones import text
 from fcilbench.spec.params import Field
@@ -34,7 +34,7 @@ class _ModelBackbone(TextBackbone):
         """Returns the parameters, a folder replaced by the digest of its content."""
         if not self.files():
             return {**super().identity(), "model": f"hub:{self.params.model}"}
-        parts = [f"{path.name}:{sha256_file(path)}" for path in self.files()]
+        parts = [f"{path.name}:{file_digest(path)}" for path in self.files()]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         return {**super().identity(), "model": f"sha256:{digest}"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
-from fcilbench.data.root import sha256_file
+from fcilbench.data.root import file_digest
 from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones import text
 from fcilbench.spec.params import Field
@@ -49,7 +49,7 @@ class MiniLmL6(TextBackbone):
 
     def identity(self) -> dict[str, Any]:
         """Returns the parameters and the digest of the weights."""
-        weights = sha256_file(model_folder() / "model.safetensors")
+        weights = file_digest(model_folder() / "model.safetensors")
         return {**super().identity(), "weights": f"sha256:{weights}"}
 
     def forward_flops(self) -> float:

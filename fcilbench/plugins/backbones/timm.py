@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, Transformer
-from fcilbench.data.root import find_weights, sha256_file
+from fcilbench.data.root import file_digest, find_weights
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
 from fcilbench.spec.params import Field
@@ -162,7 +162,7 @@ class Timm(Backbone):
             own = pretrained(self.params.model)
             identity["weights"] = f"hub:{own.architecture}.{own.tag}"
         if path := self._path():
-            identity["weights"] = f"sha256:{sha256_file(path)}"
+            identity["weights"] = f"sha256:{file_digest(path)}"
         return identity
 
     def forward_flops(self) -> float | None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.image_dataset import ImageDataset
-from fcilbench.data.images import ImageFiles
+from fcilbench.data.images import ImageDataset, ImageFiles
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -78,21 +77,20 @@ class Cars196(ImageDataset):
 def _split(folder: Path, annotations: Path, number: dict[int, int], test: int | None = None) -> Samples:
     """Lists the images of a table, or those of them whose test flag is `test`."""
     table = np.atleast_1d(_read(annotations, "annotations"))
+    wanted = ["fname", "class"] if test is None else ["relative_im_path", "class", "test"]
     fields = table.dtype.names or ()
-    name = "fname" if test is None else "relative_im_path"
-    if missing := {name, "class", *(() if test is None else ("test",))} - set(fields):
-        wanted = f"no {', '.join(sorted(missing))}, only {', '.join(fields)}"
-        raise DataError(f"{annotations} has {wanted}: {_LABELS} is the one with labels")
+    if missing := set(wanted) - set(fields):
+        has = f"no {', '.join(sorted(missing))}, only {', '.join(fields)}"
+        raise DataError(f"{annotations} has {has}: {_LABELS} is the one with labels")
     rows = table if test is None else table[table["test"].astype(int) == test]
-    names, classes = [str(each) for each in rows[name]], [int(label) for label in rows["class"]]
-    if test is not None:
-        names = [each.removeprefix("car_ims/") for each in names]
-    if odd := [each for each in names if Path(each).name != each]:
+    names = [str(name).removeprefix("car_ims/") for name in rows[wanted[0]]]
+    if odd := [name for name in names if Path(name).name != name]:
         raise DataError(f"{annotations} names {odd[0]!r}, which is no file name")
+    classes = [int(label) for label in rows["class"]]
     if unknown := sorted(set(classes) - number.keys()):
         raise DataError(f"{annotations} has class {unknown[0]}, which cars_meta.mat has not")
-    labels = np.array([number[each] for each in classes], dtype=np.int64)
-    return Samples(ImageFiles([folder / each for each in names]), labels)
+    labels = np.array([number[label] for label in classes], dtype=np.int64)
+    return Samples(ImageFiles([folder / name for name in names]), labels)
 
 
 def _read(path: Path, key: str) -> Any:

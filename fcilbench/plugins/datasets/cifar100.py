@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.data.content import decoded
-from fcilbench.data.images import class_tree, sized
+from fcilbench.data.images import class_tree, decoded, sized
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -51,41 +50,36 @@ class Cifar100(Dataset):
     citation = "Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images, technical report, Toronto"
 
     def load(self, root: Path) -> Corpus:
-        """Reads both splits with their fine labels.
-
-        Args:
-            root: The data root.
-
-        Returns:
-            Inputs uint8 `[n, 32, 32, 3]`, RGB.
+        """Reads both splits with their fine labels; inputs are uint8 `[n, 32, 32, 3]`, RGB.
 
         Raises:
             DataError: If a file is missing, truncated, not of the official format, or has another number of images.
         """
-        folder = root / FOLDER
-        tree = root / "cifar100"
-        if not folder.exists() and (tree / "train").exists() and (tree / "test").exists():
-            found = sized(class_tree(tree / "train", tree / "test"), 32)
+        folder, tree = root / FOLDER, (root / "cifar100" / "train", root / "cifar100" / "test")
+        if not folder.exists() and all(path.exists() for path in tree):
+            found = sized(class_tree(*tree), 32)
             # Decoded here, so that they are numbered by their pixels like the official archive.
             return Corpus(decoded(found.train), decoded(found.test), found.class_names)
-        names = tuple(map(_text, _entry(_read(folder / "meta"), "fine_label_names", list, folder / "meta")))
-        if len(names) != self.classes:
-            raise _error(folder / "meta", f"names {len(names)} fine classes, expected {self.classes}")
-        return Corpus(
-            _split(folder / "train", self.train_samples, self.classes),
-            _split(folder / "test", self.test_samples, self.classes),
-            names,
-        )
+        (names,) = _read(folder / "meta", "fine_label_names")
+        if not isinstance(names, list) or len(names) != self.classes:
+            raise _error(folder / "meta", f"does not name {self.classes} fine classes")
+        train = _split(folder / "train", self.train_samples, self.classes)
+        test = _split(folder / "test", self.test_samples, self.classes)
+        return Corpus(train, test, tuple(map(_text, names)))
 
 
 def _split(path: Path, count: int, classes: int) -> Samples:
     """Reads one split: rows of 3,072 bytes (red, green and blue planes of 32x32) and a list of fine labels."""
-    record = _read(path)
-    rows = _entry(record, "data", np.ndarray, path)
-    labels = _entry(record, "fine_labels", list, path)
-    if rows.dtype != np.uint8 or rows.shape != (count, 3072):
-        raise _error(path, f"data is {rows.dtype} {list(rows.shape)}, expected uint8 [{count}, 3072]")
-    if len(labels) != count or not all(isinstance(label, int) and 0 <= label < classes for label in labels):
+    rows, labels = _read(path, "data", "fine_labels")
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape != (count, 3072):
+        found = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else f"a {type(rows).__name__}"
+        raise _error(path, f"data is {found}, expected uint8 [{count}, 3072]")
+    legal = range(classes)
+    if (
+        not isinstance(labels, list)
+        or len(labels) != count
+        or not all(isinstance(label, int) and label in legal for label in labels)
+    ):
         raise _error(path, f"fine_labels are not {count} integers from 0 to {classes - 1}")
     images = rows.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1)
     return Samples(np.ascontiguousarray(images), np.array(labels, dtype=np.int64))
@@ -94,57 +88,35 @@ def _split(path: Path, count: int, classes: int) -> Samples:
 class _Unpickler(pickle.Unpickler):
     """Unpickles arrays and plain values only: any other name in the file is refused before it is imported."""
 
+    _allowed: ClassVar[dict[str, Any]] = {
+        # Files written under numpy 1 and numpy 2 spell the module differently.
+        "numpy.core.multiarray._reconstruct": np.empty(0).__reduce__()[0],
+        "numpy._core.multiarray._reconstruct": np.empty(0).__reduce__()[0],
+        "numpy.ndarray": np.ndarray,
+        "numpy.dtype": np.dtype,
+        # Python 3 writes bytes so at protocol 2, which the official archive uses.
+        "_codecs.encode": codecs.encode,
+    }
+
     def find_class(self, module: str, name: str) -> Any:
-        """Returns one of the four callables that an array or a byte string needs."""
-        allowed: dict[tuple[str, str], Callable[..., Any]] = {
-            # Files written under numpy 1 and numpy 2 spell the module differently.
-            ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-            ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            # Python 3 writes bytes so at protocol 2, which the official archive uses.
-            ("_codecs", "encode"): _encode,
-        }
-        if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs")
-        return allowed[module, name]
+        try:
+            return self._allowed[f"{module}.{name}"]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs") from None
 
 
-def _reconstruct(subtype: type, shape: Any, _typecode: Any) -> Any:
-    """Makes the empty array that numpy's pickles then fill (`numpy.core.multiarray._reconstruct`)."""
-    if subtype is not np.ndarray or tuple(shape) != (0,):
-        raise pickle.UnpicklingError("an array in it is not a plain numpy array")
-    return np.empty(0, dtype=np.int8)
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes in it are encoded as {encoding!r}")
-    return text.encode("latin1")
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *keys: str) -> list[Any]:
+    """Returns the values of some keys of a pickled dictionary."""
     try:
         with path.open("rb") as file:
-            record = _Unpickler(file, encoding="bytes").load()
-    except FileNotFoundError:
-        raise _error(path, "not found") from None
+            record = {_text(key): value for key, value in _Unpickler(file, encoding="bytes").load().items()}
     except OSError as error:
         raise _error(path, f"cannot be read: {error.strerror or error}") from error
     except Exception as error:  # a damaged pickle may raise anything
         raise _error(path, f"truncated or damaged: {error or type(error).__name__}") from error
-    if not isinstance(record, dict):
-        raise _error(path, f"holds a {type(record).__name__}, expected a dict")
-    return {_text(key): value for key, value in record.items()}
-
-
-def _entry(record: dict[str, Any], key: str, kind: type, path: Path) -> Any:
-    if key not in record:
-        raise _error(path, f"has no entry {key!r}, only {sorted(record)}")
-    value = record[key]
-    if not isinstance(value, kind):
-        raise _error(path, f"{key} is a {type(value).__name__}, expected a {kind.__name__}")
-    return value
+    if missing := [key for key in keys if key not in record]:
+        raise _error(path, f"has no entry {missing[0]!r}, only {sorted(record)}")
+    return [record[key] for key in keys]
 
 
 def _text(value: Any) -> str:

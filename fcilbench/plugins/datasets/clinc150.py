@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.errors import DataError
 
-_FILE = Path("clinc150") / "data_full.json"
+_FILE = "clinc150/data_full.json"
 _OUT_OF_SCOPE = "oos"
 
 
@@ -33,12 +32,10 @@ class Clinc150(Dataset):
     licence = "CC BY 3.0"
     homepage = "https://github.com/clinc/oos-eval"
     citation = (
-        "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction. EMNLP."
+        "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction, EMNLP"
     )
-    layouts = ((_FILE.as_posix(),),)
-    by_hand = (
-        f"no checksum is published: put data/data_full.json of {homepage} at {_FILE.as_posix()} under the data root"
-    )
+    layouts = ((_FILE,),)
+    by_hand = f"no checksum is published: put data/data_full.json of {homepage} at {_FILE} under the data root"
 
     def load(self, root: Path) -> Corpus:
         """Reads `<root>/clinc150/data_full.json`, the official file.
@@ -46,32 +43,25 @@ class Clinc150(Dataset):
         Raises:
             DataError: If the file is missing or not in the official form.
         """
-        record = _read(root / _FILE)
-        names = sorted({intent for _, intent in record["train"]} - {_OUT_OF_SCOPE})
-        number = {name: label for label, name in enumerate(names)}
-        train, test = (_samples(record[split], number, root / _FILE) for split in ("train", "test"))
-        outside = np.array([text for text, _ in record["oos_test"]], dtype=object)
-        return Corpus(train, test, tuple(names), outside)
+        path = root / _FILE
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            train, test, out_of_scope = (record[split] for split in ("train", "test", "oos_test"))
+            names = sorted({intent for _, intent in train} - {_OUT_OF_SCOPE})
+            number = {name: label for label, name in enumerate(names)}
+            outside = np.array([text for text, _ in out_of_scope], dtype=object)
+            return Corpus(_samples(train, number), _samples(test, number), tuple(names), outside)
+        except OSError as error:
+            what = f"cannot be read: {error.strerror or error}"
+        except KeyError as error:
+            what = f"has no split or no training queries {error}"
+        except (TypeError, ValueError) as error:
+            what = f"is not the official file ({error})"
+        hint = f"get data_full.json from {self.homepage} (folder data) and put it there"
+        raise DataError(f"clinc150: {path} {what}", hint=hint)
 
 
-def _read(path: Path) -> dict[str, list[list[str]]]:
-    hint = f"get data_full.json from {Clinc150.homepage} (folder data) and put it there"
-    try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"clinc150: {path} is missing", hint=hint) from None
-    except ValueError as error:
-        raise DataError(f"clinc150: {path} is not valid JSON ({error})", hint=hint) from None
-    missing = [split for split in ("train", "test", "oos_test") if split not in record]
-    if missing:
-        raise DataError(f"clinc150: {path} has no {', '.join(missing)}", hint=hint)
-    return dict(record)
-
-
-def _samples(pairs: list[list[str]], number: dict[str, int], path: Path) -> Samples:
-    kept = [(text, intent) for text, intent in pairs if intent != _OUT_OF_SCOPE]
-    unknown = sorted({intent for _, intent in kept} - number.keys())
-    if unknown:
-        raise DataError(f"clinc150: {path} has test intents without training queries: {', '.join(unknown[:3])}")
+def _samples(pairs: list[list[str]], number: dict[str, int]) -> Samples:
+    kept = [(text, number[intent]) for text, intent in pairs if intent != _OUT_OF_SCOPE]
     texts = np.array([text for text, _ in kept], dtype=object)
-    return Samples(texts, np.array([number[intent] for _, intent in kept], dtype=np.int64))
+    return Samples(texts, np.array([label for _, label in kept], dtype=np.int64))

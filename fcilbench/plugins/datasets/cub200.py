@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.image_dataset import ImageDataset
-from fcilbench.data.images import ImageFiles
+from fcilbench.data.images import ImageDataset, ImageFiles
 from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
@@ -51,34 +50,28 @@ class Cub200(ImageDataset):
         Raises:
             DataError: If a table is damaged or they do not fit together.
         """
-        folder, tables = paths[0], dict(zip(_TABLES, map(_table, paths[1:]), strict=True))
-        names = tables["classes.txt"]
+        folder = paths[0]
+        names, images, labels, in_train = map(_table, paths[1:])
         number = {key: label for label, key in enumerate(sorted(names, key=names.__getitem__))}
-        images, labels, chosen = (tables[name] for name in _TABLES[1:])
-        if not images.keys() == labels.keys() == chosen.keys():
+        if not images.keys() == labels.keys() == in_train.keys():
             raise DataError(f"{folder.parent}: {', '.join(_TABLES[1:])} do not list the same images")
         if odd := sorted(set(labels.values()) - number.keys()):
             raise DataError(f"{folder.parent}: image_class_labels.txt has class {odd[0]}, which classes.txt has not")
+        if above := [name for name in images.values() if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise DataError(f"{folder.parent / 'images.txt'} names {above[0]!r}, which is not below {folder}")
         splits = []
         for flag in ("1", "0"):
-            ids = [key for key in images if chosen[key] == flag]
+            ids = [key for key in images if in_train[key] == flag]
             found = np.array([number[labels[key]] for key in ids], dtype=np.int64)
-            splits.append(Samples(ImageFiles([_inside(folder, images[key]) for key in ids]), found))
+            splits.append(Samples(ImageFiles([folder / images[key] for key in ids]), found))
         return Corpus(splits[0], splits[1], tuple(sorted(names.values())))
 
 
 def _table(path: Path) -> dict[str, str]:
     """Reads lines of an id and a value."""
     try:
-        lines = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return dict(
+            line.split(maxsplit=1) for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()) if line
+        )
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if any(len(line) != 2 for line in lines):
-        raise DataError(f"{path}: a line is not an id and a value")
-    return {key: value.strip() for key, value in lines}
-
-
-def _inside(folder: Path, name: str) -> Path:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(f"{folder.parent / 'images.txt'} names {name!r}, which is not below {folder}")
-    return folder / name
+        raise DataError(f"cannot read lines of an id and a value from {path}: {error}") from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.data.content import stratified_split
+from fcilbench.data.content import split_samples
 from fcilbench.errors import DataError
 
 
@@ -33,13 +32,7 @@ class Digits(Dataset):
     citation = "Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI, doi:10.24432/C50P49"
 
     def load(self, root: Path) -> Corpus:
-        """Reads the images from the installed scikit-learn.
-
-        Args:
-            root: Not used.
-
-        Returns:
-            Inputs uint8 `[n, 8, 8, 1]`; class names `"0"` to `"9"`.
+        """Reads the images, uint8 `[n, 8, 8, 1]`, from the installed scikit-learn; `root` is not used.
 
         Raises:
             DataError: If scikit-learn's copy is missing or damaged.
@@ -55,6 +48,4 @@ class Digits(Dataset):
             ) from error
         inputs = np.rint(np.asarray(bunch.images) * (255 / 16)).astype(np.uint8)[..., None]
         everything = Samples(inputs, np.asarray(bunch.target, dtype=np.int64))
-        content = [hashlib.sha256(image.tobytes()).digest() for image in inputs]
-        train, test = stratified_split(everything.labels, content, self.test_samples)
-        return Corpus(everything.take(train), everything.take(test), tuple(str(digit) for digit in range(10)))
+        return Corpus(*split_samples(everything, self.test_samples), tuple("0123456789"))

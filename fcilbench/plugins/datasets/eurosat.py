@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fcilbench.api.dataset import DatasetParams
-from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.data.images import ImageDataset
 from fcilbench.spec import params as _params
 from fcilbench.spec.archive import Archive
 
@@ -14,7 +14,7 @@ class EuroSat(ImageDataset):
     Reads `EuroSAT_RGB/<class>/*` (the archive of Zenodo) or `2750/<class>/*` (the older archive), each also below
     `eurosat/`, or `eurosat/{train,test}/<class>/*`. Tiles keep their 64 pixels and are not cropped: the device resizes
     them to what the backbone wants. There is no official split; the field takes 80/20. Ours is 21,600/5,400,
-    stratified, and follows from the content of the files (`fcilbench.data.content.stratified_split`).
+    stratified, and follows from the content of the files (`fcilbench.data.content.split_samples`).
     """
 
     version = "1"

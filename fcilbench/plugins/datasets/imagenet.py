@@ -2,13 +2,13 @@
 
 Both read `<name>/<wnid>/*` (the official archive) or `<name>/{train,test}/<class>/*`; classes are named by their
 WordNet ids. Neither has an official split. Ours has the sizes that the field uses, is stratified and follows from the
-content of the files (`fcilbench.data.content.stratified_split`). The folders that the field passes on are read as they
+content of the files (`fcilbench.data.content.split_samples`). The folders that the field passes on are read as they
 are from the tree. No content digest is declared, since these files were never seen here.
 """
 
 from __future__ import annotations
 
-from fcilbench.data.image_dataset import ImageDataset
+from fcilbench.data.images import ImageDataset
 from fcilbench.spec.archive import Archive
 
 _LICENCE = "none stated for the images, which belong to their makers; for research"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
 import numpy as np
 
 from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.data.content import stratified_split
+from fcilbench.data.content import split_samples
 from fcilbench.errors import DataError
 
 _FOLDER = "20_newsgroups"
@@ -62,9 +61,7 @@ class Newsgroups20(Dataset):
             texts += kept
             labels += [label] * len(kept)
         everything = Samples(np.array(texts, dtype=object), np.array(labels, dtype=np.int64))
-        content = [hashlib.sha256(text.encode()).digest() for text in texts]
-        train, test = stratified_split(everything.labels, content, self.test_samples)
-        return Corpus(everything.take(train), everything.take(test), tuple(groups))
+        return Corpus(*split_samples(everything, self.test_samples), tuple(groups))
 
 
 def clean(message: str) -> str:
@@ -74,25 +71,9 @@ def clean(message: str) -> str:
         >>> clean("Newsgroups: a.b\n\nhello")
         'hello'
     """
-    return _without_footer(_without_quotes(_without_header(message))).strip()
-
-
-def _without_header(message: str) -> str:
-    """Drops everything up to the first empty line, if the message starts like a header."""
-    if not _HEADER_LINE.match(message):
-        return message
-    return message.partition("\n\n")[2]
-
-
-def _without_quotes(message: str) -> str:
-    lines = message.split("\n")
-    return "\n".join(line for line in lines if not (_QUOTE_MARK.match(line) or _QUOTE_INTRODUCTION.search(line)))
-
-
-def _without_footer(message: str) -> str:
-    """Drops what follows the last line that is empty or of dashes only (a signature, as a rule)."""
-    lines = message.strip().split("\n")
-    for number in range(len(lines) - 1, -1, -1):
-        if lines[number].strip().strip("-") == "":
-            return "\n".join(lines[:number]) if number > 0 else "\n".join(lines)
-    return "\n".join(lines)
+    body = message.partition("\n\n")[2] if _HEADER_LINE.match(message) else message
+    kept = [line for line in body.split("\n") if not (_QUOTE_MARK.match(line) or _QUOTE_INTRODUCTION.search(line))]
+    lines = "\n".join(kept).strip().split("\n")
+    # The footer begins at the last line that is empty or of dashes only.
+    breaks = [number for number, line in enumerate(lines) if number > 0 and not line.strip().strip("-")]
+    return "\n".join(lines[: breaks[-1]] if breaks else lines).strip()

@@ -7,7 +7,6 @@ be moved or renamed, and a changed file is another data set.
 from __future__ import annotations
 
 import csv
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -15,10 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from pydantic import model_validator
 
-from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Labels, Samples
-from fcilbench.data.content import number, stratified_split
-from fcilbench.data.image_dataset import ImageDataset
-from fcilbench.data.images import class_folders, class_tree
+from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Samples
+from fcilbench.data.content import number, split_samples
+from fcilbench.data.images import ImageDataset, class_folders, class_tree
 from fcilbench.data.root import find_data
 from fcilbench.errors import DataError
 from fcilbench.spec.params import Field, non_defaults
@@ -128,9 +126,8 @@ class Csv(_OwnData):
         def _one_split(self) -> Self:
             given = [name for name in ("test", "split_column", "test_share") if getattr(self, name) is not None]
             if len(given) != 1:
-                raise ValueError(
-                    f"give exactly one of test, split_column and test_share, not {', '.join(given) or 'none'}"
-                )
+                found = ", ".join(given) or "none"
+                raise ValueError(f"give exactly one of test, split_column and test_share, not {found}")
             return self
 
     def __init__(self, params: Params) -> None:
@@ -148,23 +145,19 @@ class Csv(_OwnData):
         )
         if params.test_share is None:
             is_test = np.array([row.test for row in rows], dtype=bool)
-            train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+            train, test = (samples.take(np.flatnonzero(chosen)) for chosen in (~is_test, is_test))
         else:
-            train, test = self._share(samples, params.test_share)
-        if absent := [name for label, name in enumerate(names) if label not in samples.labels[test]]:
+            try:
+                train, test = split_samples(samples, round(params.test_share * len(samples)))
+            except DataError as error:
+                raise DataError(f"csv: {self._files[0]}: {error.message}", hint="change test_share") from error
+        if absent := [name for label, name in enumerate(names) if label not in test.labels]:
             raise DataError(f"csv: {self._files[-1]} has no test text of {', '.join(map(repr, absent[:3]))}")
-        self._corpus = Corpus(samples.take(train), samples.take(test), tuple(names))
+        self._corpus = Corpus(train, test, tuple(names))
         self._declare(len(names), len(train), len(test))
 
-    def _share(self, samples: Samples, share: float) -> tuple[Labels, Labels]:
-        content = [hashlib.sha256(text.encode()).digest() for text in samples.inputs]
-        try:
-            return stratified_split(samples.labels, content, round(share * len(samples)))
-        except DataError as error:
-            raise DataError(f"csv: {self._files[0]}: {error.message}", hint="change test_share") from error
-
     def load(self, root: Path) -> Corpus:
-        """Returns the texts."""
+        """Returns the texts, which the constructor has read."""
         return self._corpus
 
     def files(self) -> list[Path]:
@@ -173,8 +166,6 @@ class Csv(_OwnData):
 
 
 class _Row(NamedTuple):
-    """A text of a file."""
-
     text: str
     label: str
     test: bool
@@ -197,12 +188,11 @@ def _read(path: Path, params: Csv.Params, test: bool) -> list[_Row]:
                 if text is None or not label:
                     raise DataError(f"csv: {place}: no text or no label")
                 if params.split_column:
-                    if row[params.split_column] not in ("train", "test"):
+                    split = row[params.split_column]
+                    if split not in ("train", "test"):
                         hint = "remove the rows of other splits, or write train or test"
-                        raise DataError(
-                            f"csv: {place}: {params.split_column} is {row[params.split_column]!r}", hint=hint
-                        )
-                    test = row[params.split_column] == "test"
+                        raise DataError(f"csv: {place}: {params.split_column} is {split!r}", hint=hint)
+                    test = split == "test"
                 rows.append(_Row(text, label, test, place))
     except UnicodeDecodeError as error:
         raise DataError(f"csv: {path} is not UTF-8 ({error.reason})", hint="save it as UTF-8") from error

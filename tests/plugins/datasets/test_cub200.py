@@ -61,8 +61,13 @@ def test_tree_gives_the_same_data(archive: Path, tmp_path: Path) -> None:
         ("train_test_split.txt", "3 0\n", "", "do not list the same images"),
         ("image_class_labels.txt", "5 2", "5 7", "image_class_labels.txt has class 7, which classes.txt has not"),
         ("images.txt", "1 001.Black_footed_Albatross/", "1 ../../", "images.txt names '../../Black_0001_1.jpg'"),
-        ("classes.txt", "1 001.Black_footed_Albatross", "1", "classes.txt: a line is not an id and a value"),
-        ("images.txt", "Black_0001_1.jpg", "Black_9999_1.jpg", "cannot read image .*Black_9999_1.jpg: No such file"),
+        (
+            "classes.txt",
+            "1 001.Black_footed_Albatross",
+            "1",
+            "cannot read lines of an id and a value from .*classes.txt",
+        ),
+        ("images.txt", "Black_0001_1.jpg", "Black_9999_1.jpg", "cannot read .*Black_9999_1.jpg: No such file"),
         ("train_test_split.txt", "3 0", "3 1", r"classes, train, test are \(2, 4, 1\), expected \(2, 3, 2\)"),
     ],
 )
