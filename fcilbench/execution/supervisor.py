@@ -193,7 +193,7 @@ class Supervisor:
         try:
             device = self._needs(running.task).device
             self._rows.record(running.task, end, running.handle, device, running.environment)
-            if end.status == "ok":
+            if end.status in ("ok", "failed"):  # nothing goes on from it
                 (self._rows.store.cell_dir(running.task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()

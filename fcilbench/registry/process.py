@@ -46,6 +46,8 @@ def decode(line: bytes) -> Event | None:
     """Returns the event on a line, or `None` if the line is not one (a stray write must not break a run)."""
     try:
         body = json.loads(line)
+        if b"\\ud" in line:  # half a character, which no file can hold, becomes a question mark
+            body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) and isinstance(body.get("event"), str) else None

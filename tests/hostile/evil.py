@@ -1,19 +1,21 @@
-"""Aggregators of a third party that misbehave; installed for the worker's tests by a folder with metadata."""
+"""An aggregator of a third party that misbehaves; tests install it by a folder with metadata."""
 
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 import urllib.request
 
 import torch
+from torch.nn import functional as F
 
 from fcilbench.api import Field, No, Params, Request, Server, Updates
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 
 
-class Acme(FedAvg):
+class Evil(FedAvg):
     version = "1"
 
     class Params(Params):
@@ -46,13 +48,21 @@ class Acme(FedAvg):
             case "thread":
                 emit = _emit_of_the_worker()
                 threading.Timer(0.5, emit, [{"event": "skipped", "reason": "late"}]).start()
-            case "switch":
+            case "switch" if server.last_task:
                 torch.set_float32_matmul_precision("medium")
                 torch.backends.mkldnn.enabled = False
                 torch.set_default_dtype(torch.float64)
                 torch.set_grad_enabled(False)
                 torch.use_deterministic_algorithms(True, warn_only=True)
-                raise ValueError("after the switches")
+            case "patch":
+                F.cross_entropy = torch.nn.CrossEntropyLoss.forward = lambda *args, **kwargs: 0 / 0
+            case "nan":
+                server.vector.fill_(torch.nan)
+            case "nan_log":
+                server.log("x", float("nan"))
+            case "stuck":
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+                time.sleep(600)
             case "disk":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             case "surrogate":
