@@ -39,6 +39,7 @@ def check(
     Exit codes: 0; 2 if a check found a problem; 5 if something that the suite needs is missing here.
     """
     from fcilbench.cli.plan import use_data_root
+    from fcilbench.data.root import missing_data
     from fcilbench.execution.probe import probe_cells
     from fcilbench.spec.cell import Cell
     from fcilbench.suite.check import run_checks
@@ -50,21 +51,22 @@ def check(
         return probe_cells([cell], root)[0]
 
     report = run_checks(suite, set_ or (), probe if deep else None)
-    missing = list(dict.fromkeys(report.prerequisites))
+    expansion, cells = report.expansion, len(report.expansion.cells) + report.expansion.blocked
+    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts, root))]))
     rows = [(each.id, _result(each), each.promise) for each in report.results]
     records = [
         {"id": each.id, "promise": each.promise, "ran": each.ran, "problems": [vars(found) for found in each.problems]}
         for each in report.results
     ]
     headers = ("check", "result", "what it proves")
-    console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=report.cells)
+    console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=cells)
     if form in (options.Form.TABLE, options.Form.MD):
         for problem in report.problems:
             console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
         for line in missing:
             console.show(f"missing here: {line}")
         if not report.problems:
-            console.show(f"{report.cells} cells")
+            console.show(f"{cells} cells")
     if report.problems:
         raise typer.Exit(USAGE)
     if missing:

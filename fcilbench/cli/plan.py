@@ -16,9 +16,9 @@ from fcilbench.cli import console, options
 from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
 
 if TYPE_CHECKING:
+    from fcilbench.data.root import MissingData
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
-    from fcilbench.suite.check import Missing
     from fcilbench.suite.load import LoadedSuite
     from fcilbench.suite.plan import Plan
 
@@ -42,11 +42,11 @@ class Prepared:
     rows: Mapping[str, Row]
 
     @cached_property
-    def missing_data(self) -> list[Missing]:
+    def missing_data(self) -> list[MissingData]:
         """The data sets of the suite that are not on this machine."""
-        from fcilbench.suite.check import missing_data
+        from fcilbench.data.root import missing_data
 
-        return missing_data(self.plan.expansion)
+        return missing_data(self.plan.expansion.facts)
 
     @property
     def missing(self) -> list[str]:
@@ -183,7 +183,7 @@ def _cost(plan_: Plan, slots: int) -> str:
 
 
 def _show_cells(prepared: Prepared, form: options.Form) -> None:
-    from fcilbench.suite.check import download_bytes
+    from fcilbench.data.root import download_bytes
 
     plan_, expansion = prepared.plan, prepared.plan.expansion
     rows = [

@@ -1,11 +1,13 @@
-"""Where data and weights lie on this machine. Imports neither torch nor numpy."""
+"""Where data and weights lie on this machine, and what is missing there. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fcilbench.errors import DataError, PrerequisiteError
 
@@ -100,3 +102,46 @@ def describe_layouts(layouts: Layouts, root: Path) -> str:
         '/data/a/train and /data/a/test; or /data/b'
     """
     return "; or ".join(" and ".join(str(root / part) for part in layout) for layout in layouts)
+
+
+@dataclass(frozen=True)
+class MissingData:
+    """A data set whose files are not under the data root: its plugin, the download's size if known, how to get it."""
+
+    name: str
+    bytes: int | None
+    how: str
+
+    def __str__(self) -> str:
+        size = "" if self.bytes is None else f", {self.bytes / 1e9:.2f} GB to download"
+        return f"data set {self.name}{size}: {self.how}"
+
+
+def missing_data(facts: Mapping[str, dict[str, Any]], root: Path | None = None) -> list[MissingData]:
+    """Returns the data sets that are not under the data root; looks at names only (`data verify` at content).
+
+    Args:
+        facts: Facts of plugins by `<axis>:<label>`, as a suite's expansion has them.
+        root: The data root; `data_root()` if not given.
+    """
+    found = []
+    for key, declared in sorted(facts.items()):
+        layouts = declared.get("layouts")
+        if key.startswith("dataset:") and layouts and find_layout(layouts, data_root(root)) is None:
+            found.append(_missing(declared["plugin"], declared))
+    return list(dict.fromkeys(found))
+
+
+def download_bytes(missing: Sequence[MissingData]) -> int | None:
+    """Returns the bytes to download for all of them; `None` if the size of one is not known."""
+    sizes = [each.bytes for each in missing]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _missing(name: str, facts: Mapping[str, Any]) -> MissingData:
+    archives = facts.get("archives") or []
+    sizes = [archive["size"] for archive in archives]
+    known = bool(sizes) and None not in sizes
+    fetchable = bool(archives) and all(archive["url"] for archive in archives)
+    how = f"fcilbench data fetch {name}" if fetchable else f"put it there by hand, from {facts.get('homepage', '')}"
+    return MissingData(name, sum(sizes) if known else None, how)

@@ -57,6 +57,8 @@ def sentence(detail: ErrorDetails, legal: Sequence[str]) -> str:
         return f"unknown key {key!r}{nearest(key, legal)}"
     if kind == "missing":
         return f"missing key {key!r}"
+    if kind == "too_short":
+        return f"{path}: needs {detail['ctx']['min_length']} or more entries"
     message = detail["msg"]
     for prefix in ("Value error, ", "Assertion failed, ", "Input should be "):
         message = message.removeprefix(prefix)

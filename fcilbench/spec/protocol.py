@@ -103,8 +103,8 @@ class Partition(Closed):
     @classmethod
     def _shorthand(cls, raw: Any) -> Any:
         """Accepts `iid`, `{dirichlet: 0.5}`, `{quantity: 1.0, min_samples: 0}` beside the long form."""
-        if raw == "iid":
-            return {"kind": "iid"}
+        if isinstance(raw, str):
+            return {"kind": raw}
         if isinstance(raw, dict):
             for kind in ("dirichlet", "quantity"):
                 if kind in raw:

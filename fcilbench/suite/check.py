@@ -1,21 +1,19 @@
-"""Checks of a suite: each has an id and a promise, and the report says which of them ran and what is missing here.
+"""Checks of a suite: each has an id and a promise, and the report says which of them ran.
 
 The help of `fcilbench check` is generated from `CHECKS`, so that it cannot promise what is not done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fcilbench.data.root import data_root, find_layout
 from fcilbench.errors import SuiteError
 from fcilbench.spec.cell import Cell
 from fcilbench.suite.expand import Expansion, expand
-from fcilbench.suite.load import LoadedSuite, load_suite
-from fcilbench.suite.problems import InvalidSuiteError, Problem
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.yaml import InvalidSuiteError, Problem
 
 Probe = Callable[[Cell], str | None]
 """Runs one tiny forward and aggregate for a cell's plugins; returns what went wrong, or `None`."""
@@ -45,17 +43,10 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Report:
-    """What the checks found.
-
-    Attributes:
-        results: One per check that was asked for, in order.
-        prerequisites: What is missing on this machine; cells that need it were not checked any further.
-        cells: Number of cells of a valid suite, blocked ones included.
-    """
+    """The result of each check that was asked for, in order, and the cells of the suite: none if it is invalid."""
 
     results: list[CheckResult]
-    prerequisites: list[str]
-    cells: int
+    expansion: Expansion
 
     @property
     def problems(self) -> list[Problem]:
@@ -74,33 +65,25 @@ def run_checks(path: Path | str, overrides: Sequence[str] = (), deep: Probe | No
     Raises:
         UsageError: If an override is not of the form `path=value`. What is wrong with the suite is in the report.
     """
-    ran: set[str] = set()
-    problems: list[Problem] = []
-    expansion: Expansion | None = None
+    checks = CHECKS.keys() if deep else CHECKS.keys() - {"deep"}
+    expansion = Expansion("")
+    ran: Set[str] = set()
     try:
-        loaded = load_suite(path, overrides)
-        expansion = expand(loaded)
-        ran |= CHECKS.keys() - {"deep"}
-        problems += expansion.unused
+        expansion = expand(load_suite(path, overrides))
+        ran = checks
+        problems = [*expansion.unused, *(_probe(expansion, deep, str(path)) if deep else ())]
     except InvalidSuiteError as error:
-        ran |= error.ran
-        problems += error.problems
+        ran, problems = error.ran, [*error.problems]
     except SuiteError as error:
-        problems.append(Problem(error.message, error.where or str(path), error.hint, check="parse"))
-    if deep is not None and expansion is not None:
-        problems += _probe(expansion, deep, loaded)
-        ran.add("deep")
+        problems = [Problem(error.message, error.where or str(path), error.hint, check="parse")]
     results = []
-    for check, promise in CHECKS.items():
+    for check in (each for each in CHECKS if each in checks):
         found = tuple(problem for problem in problems if problem.check == check)
-        if check != "deep" or deep is not None:
-            results.append(CheckResult(check, promise, check in ran or bool(found), found))
-    cells = len(expansion.cells) + expansion.blocked if expansion else 0
-    missing = [*expansion.prerequisites, *map(str, missing_data(expansion))] if expansion else []
-    return Report(results, missing, cells)
+        results.append(CheckResult(check, CHECKS[check], check in ran or bool(found), found))
+    return Report(results, expansion)
 
 
-def _probe(expansion: Expansion, deep: Probe, loaded: LoadedSuite) -> list[Problem]:
+def _probe(expansion: Expansion, deep: Probe, where: str) -> list[Problem]:
     """Probes the first cell of each combination of plugins and parameters, whatever its partition and seed."""
     first: dict[str, Cell] = {}
     for cell in expansion.cells:
@@ -111,43 +94,5 @@ def _probe(expansion: Expansion, deep: Probe, loaded: LoadedSuite) -> list[Probl
         reason = deep(cell)
         if reason is not None:
             labels = (cell.dataset.label, cell.backbone.label, cell.aggregator.label, cell.stress.label)
-            problems.append(Problem(f"{' + '.join(labels)}: {reason}", str(loaded.path), check="deep"))
+            problems.append(Problem(f"{' + '.join(labels)}: {reason}", where, check="deep"))
     return problems
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A data set whose files are not under the data root: its plugin, the download's size if known, how to get it."""
-
-    name: str
-    bytes: int | None
-    how: str
-
-    def __str__(self) -> str:
-        size = "" if self.bytes is None else f", {self.bytes / 1e9:.2f} GB to download"
-        return f"data set {self.name}{size}: {self.how}"
-
-
-def missing_data(expansion: Expansion, root: Path | None = None) -> list[Missing]:
-    """Returns the data sets of a suite that are not under the data root; looks at names, `data verify` at content."""
-    found = []
-    for key, facts in sorted(expansion.facts.items()):
-        layouts = facts.get("layouts") or []
-        if key.startswith("dataset:") and layouts and find_layout(layouts, data_root(root)) is None:
-            found.append(_missing(facts["plugin"], facts))
-    return list(dict.fromkeys(found))
-
-
-def download_bytes(missing: list[Missing]) -> int | None:
-    """Returns the bytes to download for all of them; `None` if the size of one is not known."""
-    sizes = [each.bytes for each in missing]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _missing(name: str, facts: dict[str, Any]) -> Missing:
-    archives = facts.get("archives") or []
-    sizes = [archive["size"] for archive in archives]
-    known = bool(sizes) and None not in sizes
-    fetchable = bool(archives) and all(archive["url"] for archive in archives)
-    how = f"fcilbench data fetch {name}" if fetchable else f"put it there by hand, from {facts.get('homepage', '')}"
-    return Missing(name, sum(sizes) if known else None, how)

@@ -20,21 +20,11 @@ from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
-from fcilbench.suite.load import LoadedSuite, place
-from fcilbench.suite.problems import Finding, InvalidSuiteError, Problem
-from fcilbench.suite.resolve import (
-    Entries,
-    Entry,
-    Setting,
-    Settings,
-    Target,
-    alone_findings,
-    option_findings,
-    read_entries,
-    resolve,
-)
+from fcilbench.suite.load import LoadedSuite
+from fcilbench.suite.resolve import Entries, Entry, Setting, Settings, Target, option_findings, read_entries, resolve
 from fcilbench.suite.rules import Point, Rule, apply_rule, condition_findings, read_rules, unused_finding
 from fcilbench.suite.schema import AXES, PLUGIN_KINDS, Axis, Grid, Suite
+from fcilbench.suite.yaml import Finding, InvalidSuiteError, Problem, place
 
 MAX_CELLS = 10_000
 """Most cells of one suite."""
@@ -52,7 +42,6 @@ class Expansion:
         blocked: Number of cells that miss a prerequisite; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
         facts: What the entries' plugins declare, and their full names as `plugin`, by `<axis>:<label>`.
-        flops: Operations of one input's forward pass, of the backbones that tell it, by `key_of(name, identity)`.
         unused: `tuned` and `exclude` rules that match no cell.
     """
 
@@ -63,7 +52,6 @@ class Expansion:
     blocked: int = 0
     axes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    flops: dict[str, float] = field(default_factory=dict)
     unused: list[Problem] = field(default_factory=list)
 
 
@@ -76,26 +64,25 @@ def expand(loaded: LoadedSuite) -> Expansion:
         InvalidSuiteError: If plugins, their parameters, splits, rules or boards are wrong, or two cells are the same.
     """
     suite, layers = loaded.suite, loaded.layers
-    written = {axis: list(enumerate(getattr(suite.grid, axis))) for axis in PLUGIN_KINDS}
     with catalog.session():
-        entries, findings = read_entries(written)
-        tuned, exclude = read_rules(suite)
-        known = {axis: found for axis, found in entries.items() if len(found) == len(written[axis])}
+        entries, findings = read_entries(suite.grid)
         findings += _grid_findings(suite)
-        findings += [each for rule in [*tuned, *exclude] for each in condition_findings(rule, known)]
         if findings:
-            raise InvalidSuiteError(place(layers, findings + alone_findings(entries)), ("parse", "schema", "plugins"))
-        expansion = Expansion(suite.name)
-        builder = _Builder(suite, expansion)
-        builder.build(entries, tuned, exclude)
+            raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins"))
+        rules = read_rules(suite)
+        findings = [each for rule in rules for each in condition_findings(rule, entries)]
+        if findings:
+            raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins"))
+        builder = _Builder(suite)
+        builder.build(entries, rules)
+    expansion = builder.expansion
     # All seeds of two points are equal if the first ones are, but for rules that look at the seed.
-    seeds = suite.seeds.count if any("seed" in rule.where for rule in [*tuned, *exclude]) else 1
+    seeds = suite.seeds.count if any("seed" in rule.where for rule in rules) else 1
     findings = builder.findings or _duplicates(expansion.cells, builder.points, seeds)
     if findings:
         raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins", "params", "tasks"))
-    partitions = {name for each in suite.grid.partition for name in (each.label, each.kind)}
-    unused = [rule for rule in [*tuned, *exclude] if not rule.used and not loaded.inherited(rule.path)]
-    expansion.unused = place(layers, [unused_finding(rule, entries, partitions) for rule in unused])
+    unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
+    expansion.unused = place(layers, [unused_finding(rule, entries, suite.grid.partition) for rule in unused])
     missing = (f"{each} ({each.hint})" if each.hint else str(each) for each in place(layers, builder.missing))
     expansion.prerequisites = list(dict.fromkeys(missing))
     expansion.axes = {**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count}
@@ -160,9 +147,7 @@ def _grid_findings(suite: Suite) -> list[Finding]:
         except UsageError as error:
             findings.append(Finding(error.message, ("boards", index), hint=error.hint, check="plugins"))
     sizes = {axis: len(getattr(grid, axis)) for axis in grid.zip}
-    if grid.zip and (len(sizes) != len(grid.zip) or len(sizes) < 2):
-        findings.append(Finding("grid.zip needs two or more different axes", ("grid", "zip"), check="cells"))
-    elif len(set(sizes.values())) > 1:
+    if len(set(sizes.values())) > 1:
         shown = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
         message = f"zipped axes must have equally many entries: {shown}"
         findings.append(Finding(message, ("grid", "zip"), check="cells"))
@@ -175,55 +160,51 @@ def _grid_findings(suite: Suite) -> list[Finding]:
     number = math.prod(map(len, _steps(grid))) * suite.seeds.count
     if number > MAX_CELLS:
         message = f"the grid has {number:,} cells, more than {MAX_CELLS:,}"
-        path = ("seeds", "count") if suite.seeds.count > MAX_CELLS else ("grid",)
-        findings.append(Finding(message, path, len(path) == 1, "make several suites of it", "cells"))
+        findings.append(Finding(message, ("grid",), True, "make several suites of it", "cells"))
     return findings
 
 
 class _Builder:
-    """Builds cells into an expansion; every distinct plugin with its options, protocol and split is resolved once.
+    """Builds the cells; every distinct plugin with its options, protocol and split is resolved once.
 
     Attributes:
+        expansion: The cells so far.
+        points: The point of the grid of each cell.
         findings: What is wrong with the suite.
         missing: What is not on this machine.
-        points: The point of the grid of each cell.
     """
 
-    def __init__(self, suite: Suite, expansion: Expansion) -> None:
+    def __init__(self, suite: Suite) -> None:
+        self.expansion = Expansion(suite.name)
+        self.points: list[Point] = []
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
-        self.points: list[Point] = []
-        self._suite, self._expansion = suite, expansion
+        self._suite = suite
         self._limits = Limits(wall_seconds=suite.limits.wall, retries=suite.limits.retries)
         self._uses: dict[str, PluginUse | None] = {}
-        self._used: set[int] = set()
         self._protocols: dict[str, Protocol | None] = {}
         self._splits: dict[str, tuple[tuple[int, ...], str]] = {}  # tasks and fingerprint of a data set
 
-    def build(self, entries: Entries, tuned: list[Rule], exclude: list[Rule]) -> None:
+    def build(self, entries: Entries, rules: list[Rule]) -> None:
         """Iterates over the grid: excluded cells are noted with their reason, the others are built."""
-        protocol = self._suite.protocol
         for point in points_of(self._suite.grid, entries):
-            labels = {axis: entry.label for axis, entry in point.entries.items()} | {"partition": point.partition.label}
             for seed in range(self._suite.seeds.count):
-                hits = [rule for rule in exclude if rule.matches(point, protocol, seed)]
+                hits = [rule for rule in rules if rule.because and rule.matches(point, self._suite.protocol, seed)]
                 if hits:
-                    coords: dict[str, str | int] = {axis: labels[axis] for axis in AXES}
-                    self._expansion.excluded.append(({**coords, "seed": seed}, hits[0].because))
+                    self.expansion.excluded.append(({**point.labels, "seed": seed}, hits[0].because))
                     continue
                 settings: dict[Target, dict[str, Setting]] = defaultdict(dict)
-                for rule in (rule for rule in tuned if rule.matches(point, protocol, seed)):
-                    self.findings += apply_rule(rule, point, settings)
+                for rule in rules:
+                    if not rule.because and rule.matches(point, self._suite.protocol, seed):
+                        self.findings += apply_rule(rule, point, settings)
                 self._add(point, seed, settings)
-        for entry in (entry for members in entries.values() for entry in members if id(entry) not in self._used):
-            self._use(entry, {})  # an entry whose cells are all excluded is still checked
 
     def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings]) -> None:
         keys = {axis: self._use(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
         uses = {str(axis): use for axis, key in keys.items() if (use := self._uses[key]) is not None}
         protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
         if len(uses) < len(keys) or protocol is None or keys["dataset"] not in self._splits:
-            self._expansion.blocked += 1
+            self.expansion.blocked += 1
             return
         tasks, fingerprint = self._splits[keys["dataset"]]
         seeds = self._suite.seeds
@@ -239,7 +220,7 @@ class _Builder:
             limits=self._limits,
             **uses,
         )
-        self._expansion.cells.append(cell)
+        self.expansion.cells.append(cell)
         self.points.append(point)
 
     def _protocol(self, settings: Settings) -> Protocol | None:
@@ -258,17 +239,13 @@ class _Builder:
 
     def _use(self, entry: Entry, tuned: Settings) -> str:
         """Returns the key of what a cell carries of a plugin: `None` under it means that it cannot be used."""
-        key = key_of(entry.axis, entry.index, {name: setting.value for name, setting in tuned.items()})
+        key = key_of(entry.path, {name: setting.value for name, setting in tuned.items()})
         if key in self._uses:
             return key
         settings = {**entry.options, **tuned}
         answer = resolve([(entry, settings)])[0] if tuned else entry.answer
         self._uses[key] = None
-        self._used.add(id(entry))
-        self.findings += option_findings(entry, settings, answer)
-        if isinstance(answer, Unresolved) and answer.prerequisite:
-            self.missing += [Finding(each.message, entry.path, hint=each.hint) for each in answer.problems]
-        elif isinstance(answer, Resolved):
+        if isinstance(answer, Resolved):
             self._uses[key] = PluginUse(
                 name=entry.ref.name,
                 label=entry.label,
@@ -277,16 +254,16 @@ class _Builder:
                 identity=answer.identity,
                 code_digest=answer.code_digest,
             )
-            self._note(key, entry, answer)
+            self.expansion.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
+            if entry.axis == "dataset":
+                self._split(key, entry, answer.facts)
+        elif isinstance(answer, Unresolved) and answer.prerequisite:
+            self.missing += [Finding(each.message, entry.path, hint=each.hint) for each in answer.problems]
+        elif isinstance(answer, Unresolved):
+            self.findings += option_findings(entry, settings, answer)
         return key
 
-    def _note(self, key: str, entry: Entry, answer: Resolved) -> None:
-        """Notes what a plugin declares, and splits a data set into its tasks."""
-        facts = self._expansion.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
-        if facts.get("forward_flops") is not None:
-            self._expansion.flops[key_of(entry.ref.name, answer.identity)] = float(facts["forward_flops"])
-        if entry.axis != "dataset":
-            return
+    def _split(self, key: str, entry: Entry, facts: Mapping[str, Any]) -> None:
         tasks = getattr(entry.written, "tasks", None)
         try:
             split = split_classes(tasks, int(facts["classes"]), facts["default_tasks"])

@@ -6,9 +6,7 @@ Three layers and no second grammar: `extends` -> file -> `-s path=value`. The la
 from __future__ import annotations
 
 import functools
-import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,13 +15,19 @@ from pydantic import ValidationError
 
 from fcilbench.errors import SuiteError, UsageError, nearest
 from fcilbench.registry.validation import validate
-from fcilbench.suite import resolve
-from fcilbench.suite.problems import Finding, InvalidSuiteError, KeyPath, Problem, one_line
 from fcilbench.suite.schema import PLUGIN_KINDS, Suite, schema_findings
-from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, Layer, locate, parse
-
-MAX_FILES = 20
-"""Longest chain of files that extend each other."""
+from fcilbench.suite.yaml import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    InvalidSuiteError,
+    KeyPath,
+    Layer,
+    Problem,
+    locate,
+    one_line,
+    parse,
+    place,
+)
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,16 @@ class LoadedSuite:
 
     @functools.cached_property
     def origins(self) -> dict[str, str]:
-        """By dotted path (`protocol.rounds`, `grid.dataset.0.use`): `file:line:column` or `-s path=value`.
+        """By dotted path as the suite writes it (`protocol.rounds`, `seeds`): `file:line:column` or `-s path=value`.
 
-        Short forms count as the long form that they stand for (`seeds: 3` is `seeds.count`). A path that is missing has
-        its default.
+        A path that is missing comes from the short form at the nearest path above it, else it has its default.
         """
-        leaves = [(path, locate(self.layers, path)[1]) for path in _leaves(self.values)]
-        return {".".join(map(str, long)): where for path, where in leaves for long in _long_forms(path)}
+        found = {}
+        for path in _leaves(self.values):
+            # `{dirichlet: 0.5}` is a short form of the whole partition.
+            short = path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity")
+            found[".".join(map(str, path[:-1] if short else path))] = locate(self.layers, path)[1]
+        return found
 
     def inherited(self, path: KeyPath) -> bool:
         """Says whether a value comes from a file that the suite extends."""
@@ -80,16 +87,8 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
     try:
         suite = validate(Suite, values)
     except ValidationError as error:
-        # The registry is asked too, so that a misspelt plugin or option comes with the misspelt keys.
-        findings = [*schema_findings(error, values), *resolve.written_findings(values)]
-        raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema")) from error
+        raise InvalidSuiteError(place(layers, schema_findings(error)), ran=("parse", "schema")) from error
     return LoadedSuite(suite, path, tuple(layers), values)
-
-
-def place(layers: Sequence[Layer], findings: Iterable[Finding]) -> list[Problem]:
-    """Returns findings with their places: the only step from paths to `file:line:column`."""
-    where = {each: locate(layers, each.path, key=each.key)[1] for each in findings}
-    return [Problem(each.message, there, each.hint, each.check) for each, there in where.items()]
 
 
 def merge(base: Any, top: Any) -> Any:
@@ -113,27 +112,24 @@ def _read(path: Path, where: str | None, chain: tuple[Path, ...]) -> list[Layer]
     if "\0" not in extends and base.resolve() in chain:
         circle = " -> ".join(each.name for each in (*chain, base))
         _refuse(f"`extends` runs in a circle: {circle}", here)
-    if len(chain) >= MAX_FILES:
-        _refuse(f"more than {MAX_FILES} files extend each other", here)
     return [*_read(base, here, chain), layer]
 
 
 def _bytes(path: Path, where: str | None) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            reason = "is a folder" if path.is_dir() else "is no regular file"
-            raise SuiteError(one_line(f"suite {path} {reason}"), where=where)
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        if path.is_file():
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) <= MAX_BYTES:
+                return data
+            reason = f"is larger than {MAX_BYTES // 1000} kB"
+        elif path.exists():
+            reason = "is no file"
+        else:
+            reason = f"does not exist{nearest(path.name, (each.name for each in path.parent.glob('*.y*ml')))}"
     except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
-        found = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-        siblings = path.parent.glob("*.y*ml") if os.path.isdir(path.parent) else ()
-        near = nearest(path.name, (each.name for each in siblings))
-        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}" if found else f"does not exist{near}"
-        raise SuiteError(one_line(f"suite {path} {reason}"), where=where) from error
-    if len(data) > MAX_BYTES:
-        raise SuiteError(one_line(f"suite {path} is larger than {MAX_BYTES / 1e6:g} MB"), where=where)
-    return data
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise SuiteError(one_line(f"suite {path} {reason}"), where=where)
 
 
 def _override(values: Any, text: str) -> tuple[Layer, Any]:
@@ -146,7 +142,7 @@ def _override(values: Any, text: str) -> tuple[Layer, Any]:
     try:
         layer = parse(raw, origin)
     except InvalidSuiteError as error:
-        raise UsageError(one_line(f"{origin}: {error.problems[0].message}")) from error
+        raise UsageError(one_line(f"{origin}: {error.message}")) from error
     try:
         values, at = _put(values, steps, layer.value, ())
     except LookupError as error:
@@ -191,19 +187,6 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _leaves(child, (*path, step))
     else:
         yield path
-
-
-def _long_forms(path: KeyPath) -> list[KeyPath]:
-    """Returns the paths in the schema that a path in the file stands for."""
-    if path == ("seeds",):
-        return [("seeds", "count")]
-    if len(path) == 3 and path[0] == "grid" and path[1] in PLUGIN_KINDS:
-        return [(*path, "use")]
-    if path[:2] == ("grid", "partition") and len(path) == 3:
-        return [(*path, "kind")]
-    if path[:2] == ("grid", "partition") and path[-1] in ("dirichlet", "quantity"):
-        return [(*path[:-1], "kind"), (*path[:-1], "value")]
-    return [path]
 
 
 def _refuse(message: str, where: str, check: str = "schema") -> NoReturn:

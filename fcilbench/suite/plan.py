@@ -195,7 +195,7 @@ class CostModel:
     """Estimates wall-clock seconds from finished rows of this hardware, else from what the plugins declare."""
 
     def __init__(self, view: StoreView, expansion: Expansion) -> None:
-        self._facts, self._flops, self._gpu = expansion.facts, expansion.flops, view.gpu
+        self._facts, self._gpu = expansion.facts, view.gpu
         self._equal: dict[str, list[float]] = defaultdict(list)
         self._similar: dict[str, list[float]] = defaultdict(list)
         for row in view.rows.values():
@@ -226,7 +226,7 @@ class CostModel:
         return self._prior(cell, _visits(protocol)), "guess"
 
     def _prior(self, cell: Cell, visits: float) -> float:
-        flops = self._flops.get(key_of(cell.backbone.name, cell.backbone.identity))
+        flops: float | None = self._facts.get(f"backbone:{cell.backbone.label}", {}).get("forward_flops")
         trained = self._samples(cell, "train") * visits
         if flops is None:
             return trained * PRIOR_SECONDS_PER_SAMPLE

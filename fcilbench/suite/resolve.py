@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -10,16 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import catalog
-from fcilbench.registry.catalog import Description, Resolved, Unresolved, Use
+from fcilbench.registry.catalog import Resolved, Unresolved, Use
 from fcilbench.registry.entrypoints import PluginRef, lookup
-from fcilbench.registry.validation import validate
 from fcilbench.spec.protocol import Protocol
-from fcilbench.suite.problems import Finding, KeyPath, one_line
-from fcilbench.suite.schema import PLUGIN_KINDS, DatasetEntry, PluginAxis, PluginEntry
+from fcilbench.suite.schema import PLUGIN_KINDS, Grid, PluginAxis, PluginEntry
+from fcilbench.suite.yaml import Finding, KeyPath, one_line
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,6 @@ class Setting:
 
 
 Settings = Mapping[str, Setting]
-Written = Mapping[PluginAxis, Sequence[tuple[int, PluginEntry]]]
-"""Entries of each axis as the suite writes them, with their place on the axis."""
 
 
 @dataclass
@@ -41,7 +35,7 @@ class Entry:
 
     Attributes:
         axis: Its axis.
-        index: Its place on the axis.
+        path: Its path in the suite.
         written: As the suite writes it.
         ref: The plugin.
         label: What boards and filters call it.
@@ -53,7 +47,7 @@ class Entry:
     """
 
     axis: PluginAxis
-    index: int
+    path: KeyPath
     written: PluginEntry
     ref: PluginRef
     label: str = ""
@@ -62,11 +56,6 @@ class Entry:
     options: dict[str, Setting] = field(default_factory=dict)
     protocol: dict[str, Setting] = field(default_factory=dict)
     answer: Resolved | Unresolved | None = None
-
-    @property
-    def path(self) -> KeyPath:
-        """Path of the entry in the suite."""
-        return ("grid", self.axis, self.index)
 
     @property
     def names(self) -> frozenset[str]:
@@ -84,7 +73,7 @@ class Entry:
 Entries = dict[PluginAxis, list[Entry]]
 
 
-def read_entries(written: Written) -> tuple[Entries, list[Finding]]:
+def read_entries(grid: Grid) -> tuple[Entries, list[Finding]]:
     """Looks plugins up, labels the entries, sorts their options and resolves them.
 
     Returns:
@@ -93,16 +82,18 @@ def read_entries(written: Written) -> tuple[Entries, list[Finding]]:
     entries: Entries = {axis: [] for axis in PLUGIN_KINDS}
     findings: list[Finding] = []
     for axis, kind in PLUGIN_KINDS.items():
-        for index, each in written.get(axis, ()):
+        for index, each in enumerate(getattr(grid, axis)):
+            path = ("grid", axis, index)
             try:
-                entries[axis].append(Entry(axis, index, each, lookup(kind, each.use)))
+                entries[axis].append(Entry(axis, path, each, lookup(kind, each.use)))
             except UsageError as error:
-                findings.append(Finding(error.message, ("grid", axis, index, "use"), hint=error.hint, check="plugins"))
+                findings.append(Finding(error.message, (*path, "use"), hint=error.hint, check="plugins"))
         findings += _assign_labels(entries[axis])
     everything = [entry for axis in entries.values() for entry in axis]
     with catalog.session():
         for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
-            findings += _sort_options(entry, description)
+            entry.fields, entry.broken = description.field_names, description.problem is not None
+            findings += _sort_options(entry)
         for entry, answer in zip(everything, resolve((each, each.options) for each in everything), strict=True):
             entry.answer = answer
     return entries, findings
@@ -114,36 +105,16 @@ def resolve(uses: Iterable[tuple[Entry, Settings]]) -> list[Resolved | Unresolve
     return catalog.resolve([Use(ref, values) for ref, values in options])
 
 
-def option_findings(entry: Entry, settings: Settings, answer: Resolved | Unresolved | None) -> list[Finding]:
-    """Returns what the registry finds wrong with these options; what is only missing on this machine is not wrong."""
+def option_findings(entry: Entry, settings: Settings, answer: Unresolved) -> list[Finding]:
+    """Returns what the registry finds wrong with these options."""
     findings = []
-    for problem in answer.problems if isinstance(answer, Unresolved) and not answer.prerequisite else ():
+    for problem in answer.problems:
         setting = settings.get(str(problem.loc[0])) if problem.loc else None
         path = (*setting.path, *problem.loc[1:]) if setting else entry.path
         key = problem.message.startswith("unknown key") and len(problem.loc) == 1
         message = f"{entry.axis} {entry.label!r}: {problem.message}"
         findings.append(Finding(message, path, key, problem.hint, "params"))
     return findings
-
-
-def alone_findings(entries: Entries) -> list[Finding]:
-    """Returns what is wrong with the options of each entry, but for missing values: a `tuned` rule may give them."""
-    everything = [entry for axis in entries.values() for entry in axis]
-    found = [each for entry in everything for each in option_findings(entry, entry.options, entry.answer)]
-    return [each for each in found if "missing key" not in each.message]
-
-
-def written_findings(values: Any) -> list[Finding]:
-    """Returns what is wrong with the plugin entries of a suite (as plain values) that is invalid elsewhere."""
-    grid = values.get("grid")
-    written: dict[PluginAxis, list[tuple[int, PluginEntry]]] = {axis: [] for axis in PLUGIN_KINDS}
-    for axis, found in written.items():
-        raw = grid.get(axis) if isinstance(grid, dict) else None
-        for index, each in enumerate(raw if isinstance(raw, list) else ()):
-            with contextlib.suppress(ValidationError):  # the schema has said so
-                found.append((index, validate(DatasetEntry if axis == "dataset" else PluginEntry, each)))
-    entries, findings = read_entries(written)
-    return findings + alone_findings(entries)
 
 
 Target = PluginAxis | Literal["protocol"]
@@ -181,14 +152,12 @@ def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
     if target is None:
         raise ValueError(f"unknown key {key!r}{nearest(head, TARGETS)}")
     if target in homes and name not in homes[target]:
-        of = " of the protocol" if target == "protocol" else ""
-        raise ValueError(f"unknown key {name!r}{of}{nearest(name, homes[target])}")
+        raise ValueError(f"unknown key {name!r} of the {target}{nearest(name, homes[target])}")
     return target, name
 
 
-def _sort_options(entry: Entry, description: Description) -> list[Finding]:
+def _sort_options(entry: Entry) -> list[Finding]:
     """Sorts the written options into those of the plugin and, for aggregators, those of the protocol."""
-    entry.fields, entry.broken = description.field_names, description.problem is not None
     findings = []
     for key, value in entry.written.options.items():
         setting = Setting(value, (*entry.path, key))
@@ -207,24 +176,21 @@ def _sort_options(entry: Entry, description: Description) -> list[Finding]:
 
 
 def _assign_labels(entries: Sequence[Entry]) -> list[Finding]:
-    """Gives every entry of an axis its label, and returns the labels that are used twice.
-
-    Without a label of its own an entry has its plugin's name, and the options that tell it from other entries of the
-    same plugin, e.g. `sum[lambda_s=0.2]`.
-    """
+    """Gives every entry of an axis its label, and returns the labels that are used twice."""
     findings = []
     first: dict[str, Entry] = {}
     for entry in entries:
         entry.label = entry.written.label or _derived_label(entry, entries)
         same = first.setdefault(entry.label, entry)
         if same is not entry:
-            message = f"grid.{entry.axis}.{entry.index} and grid.{same.axis}.{same.index} are both {entry.label!r}"
+            places = " and ".join(".".join(map(str, each.path)) for each in (entry, same))
             hint = "remove one, or tell them apart by an option or a label"
-            findings.append(Finding(message, entry.path, hint=hint, check="cells"))
+            findings.append(Finding(f"{places} are both {entry.label!r}", entry.path, hint=hint, check="cells"))
     return findings
 
 
 def _derived_label(entry: Entry, entries: Sequence[Entry]) -> str:
+    """Returns the plugin's name and the options that tell it from its other entries, e.g. `sum[lambda_s=0.2]`."""
     others = [_written_options(each.written) for each in entries if each.ref == entry.ref]
     options = _written_options(entry.written).items()
     telling = {key: value for key, value in options if any(each.get(key) != value for each in others)}
@@ -233,8 +199,7 @@ def _derived_label(entry: Entry, entries: Sequence[Entry]) -> str:
 
 
 def _written_options(written: PluginEntry) -> dict[str, Any]:
-    tasks = getattr(written, "tasks", None)
-    return {**({} if tasks is None else {"tasks": tasks}), **written.options}
+    return written.model_dump(exclude={"use", "label"}, exclude_unset=True)
 
 
 def _shown(value: Any) -> str:

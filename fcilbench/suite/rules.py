@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fcilbench.errors import nearest
 from fcilbench.spec.protocol import Partition, Protocol
-from fcilbench.suite.problems import Finding, KeyPath
 from fcilbench.suite.resolve import Entries, Entry, Setting, Target, route
 from fcilbench.suite.schema import AXES, PARTITION_KEYS, PluginAxis, Suite
+from fcilbench.suite.yaml import Finding, KeyPath
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class Point:
 
     entries: Mapping[PluginAxis, Entry]
     partition: Partition
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The label on each axis, in the order of the grid."""
+        plugins = {str(axis): entry.label for axis, entry in self.entries.items()}
+        return {axis: plugins.get(axis, self.partition.label) for axis in AXES}
 
 
 @dataclass
@@ -30,7 +36,7 @@ class Rule:
         where: Its conditions by key; a list means any of its values.
         where_path: Path of the map that holds the conditions.
         values: What a `tuned` rule sets, by key.
-        because: Why an `exclude` rule leaves cells out.
+        because: Why an `exclude` rule leaves cells out; empty for a `tuned` rule.
         used: Whether it applied to a cell.
     """
 
@@ -48,13 +54,12 @@ class Rule:
         return holds
 
 
-def read_rules(suite: Suite) -> tuple[list[Rule], list[Rule]]:
+def read_rules(suite: Suite) -> list[Rule]:
     """Returns the `tuned` and the `exclude` rules of a suite."""
-    tuned = [Rule(("tuned", i), each.where, ("tuned", i, "where"), each.set) for i, each in enumerate(suite.tuned)]
-    exclude = [
-        Rule(("exclude", i), each.where, ("exclude", i), because=each.because) for i, each in enumerate(suite.exclude)
-    ]
-    return tuned, exclude
+    rules = [Rule(("tuned", i), each.where, ("tuned", i, "where"), each.set) for i, each in enumerate(suite.tuned)]
+    for i, each in enumerate(suite.exclude):
+        rules.append(Rule(("exclude", i), each.where, ("exclude", i), because=each.because))
+    return rules
 
 
 def _holds(key: str, wanted: Any, point: Point, protocol: Protocol, seed: int) -> bool:
@@ -88,9 +93,8 @@ def _same(one: Any, other: Any) -> bool:
 def apply_rule(rule: Rule, point: Point, tuned: dict[Target, dict[str, Setting]]) -> list[Finding]:
     """Adds what a `tuned` rule sets for a cell that it matches to what earlier rules have set.
 
-    Returns:
-        Keys that the cell does not have, or that its entry gives itself: a label that says `sum[lambda_s=0.2]` must not
-        lie.
+    Returns what is wrong: keys that the cell does not have, or that its entry gives itself, so that a label such as
+    `sum[lambda_s=0.2]` does not lie.
     """
     aggregator = point.entries["aggregator"]
     hint = "narrow the rule's `where`, or correct the key"
@@ -114,13 +118,10 @@ def apply_rule(rule: Rule, point: Point, tuned: dict[Target, dict[str, Setting]]
 
 
 def condition_findings(rule: Rule, entries: Entries) -> list[Finding]:
-    """Returns the conditions on axes that do not exist, and on parameters that no entry of a known axis has."""
+    """Returns the conditions on axes that do not exist, and on parameters that no entry of their axis has."""
     messages = {key: _condition_problem(key, entries) for key in rule.where}
-    return [
-        Finding(message, (*rule.where_path, key), key=True, check="rules")
-        for key, message in messages.items()
-        if message is not None
-    ]
+    paths = {key: (*rule.where_path, key) for key in rule.where}
+    return [Finding(message, paths[key], key=True, check="rules") for key, message in messages.items() if message]
 
 
 def _condition_problem(key: str, entries: Entries) -> str | None:
@@ -128,25 +129,19 @@ def _condition_problem(key: str, entries: Entries) -> str | None:
     heads = [*AXES, "protocol"] if dot else [*AXES, "seed"]
     if head not in heads:
         return f"unknown axis {head!r}{nearest(head, heads)}"
-    if not dot:
+    members = next((found for axis, found in entries.items() if axis == head), [])
+    if not dot or any(entry.broken for entry in members):
         return None
-    if head == "partition":
-        return None if name in PARTITION_KEYS else f"unknown key {name!r} of a partition{nearest(name, PARTITION_KEYS)}"
-    legal = set(Protocol.model_fields)
-    if head != "protocol":
-        members = next((found for axis, found in entries.items() if axis == head), [])
-        if not members or any(entry.broken for entry in members):
-            return None
-        legal = {each for entry in members for each in entry.fields}
-    if name in legal:
-        return None
-    return f"unknown key {key!r}{nearest(name, legal)}"
+    legal = {each for entry in members for each in entry.fields}
+    if not members:
+        legal = set(PARTITION_KEYS if head == "partition" else Protocol.model_fields)
+    return None if name in legal else f"unknown key {key!r}{nearest(name, legal)}"
 
 
-def unused_finding(rule: Rule, entries: Entries, partitions: set[str]) -> Finding:
+def unused_finding(rule: Rule, entries: Entries, partitions: Sequence[Partition]) -> Finding:
     """Says that a rule matches no cell, and which of its words is the name of no entry and of no partition."""
     legal: dict[str, set[str]] = {axis: {n for entry in found for n in entry.names} for axis, found in entries.items()}
-    legal["partition"] = partitions
+    legal["partition"] = {name for each in partitions for name in (each.label, each.kind)}
     details = [
         f"the grid has no {key} {str(value)!r}{nearest(str(value), legal[key])}"
         for key, wanted in rule.where.items()

@@ -1,4 +1,4 @@
-"""The schema of a suite file, version 1: small, closed, versioned; short forms and what is wrong in a user's words."""
+"""The schema of a suite file, version 1, and what is wrong with a file in a user's words."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails
 
-from fcilbench.errors import nearest
 from fcilbench.registry.validation import sentence
 from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole
-from fcilbench.suite.problems import Finding, KeyPath
+from fcilbench.suite.yaml import Finding
 
 PluginAxis = Literal["dataset", "backbone", "aggregator", "stress"]
 Axis = Literal["dataset", "backbone", "partition", "aggregator", "stress"]
@@ -38,11 +34,6 @@ PLUGIN_KINDS: dict[PluginAxis, str] = {
 }
 """Kind of plugin on each axis."""
 
-PARTITION_KEYS = ("dirichlet", "quantity", "kind", "value", "min_samples")
-"""Keys that a partition may have in a suite."""
-
-_MOST_CLASSES = 1_000_000
-
 
 def _printable(label: str) -> str:
     if not label.isprintable():
@@ -50,6 +41,7 @@ def _printable(label: str) -> str:
     return label
 
 
+Word = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(pattern=r"^[^\s,:][^,:]*$", max_length=100), AfterValidator(_printable)]
 
 
@@ -58,29 +50,18 @@ class PluginEntry(Closed):
 
     model_config = ConfigDict(extra="allow")
 
-    use: str = Field(min_length=1, description="name of the plugin, `name` or `dist/name`")
+    use: Word = Field(description="name of the plugin, `name` or `dist/name`")
     label: Label | None = Field(None, description="what boards call it")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, raw: Any) -> Any:
-        return {"use": raw} if isinstance(raw, str) else raw
 
     @property
     def options(self) -> dict[str, Any]:
         """The parameters as they are written."""
         return dict(self.model_extra or {})
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Adds the short form to the JSON Schema."""
-        short_form = {"type": "string", "minLength": 1, "description": "name of the plugin"}
-        return {"anyOf": [short_form, handler.resolve_ref_schema(handler(core))]}
-
 
 def _tasks(raw: Any) -> Any:
     counts = raw if isinstance(raw, list) else [raw]
-    if not counts or not all(type(count) is int and 1 <= count <= _MOST_CLASSES for count in counts):
+    if not counts or not all(type(count) is int and 1 <= count <= 1_000_000 for count in counts):
         raise ValueError("must be a number of equal tasks, or a list of classes per task, each at least 1")
     return raw
 
@@ -93,52 +74,42 @@ class DatasetEntry(PluginEntry):
     )
 
 
-def _partition(raw: Any) -> Any:
-    kinds = ("iid", "dirichlet", "quantity")
-    if isinstance(raw, str) and raw != "iid":
-        if raw in kinds:
-            raise ValueError(f"{raw} takes a concentration: {{{raw}: 0.5}}")
-        raise ValueError(f"unknown partition {raw!r}{nearest(raw, kinds)}")
-    return raw
+def _long_form(raw: Any) -> Any:
+    return {"use": raw} if isinstance(raw, str) else raw
 
 
-def _partition_schema(required: str, **properties: Any) -> dict[str, Any]:
-    properties["min_samples"] = {"type": "integer", "minimum": 0}
-    return {"type": "object", "properties": properties, "required": [required], "additionalProperties": False}
-
+DatasetForms = Annotated[DatasetEntry, BeforeValidator(_long_form, json_schema_input_type=Word | DatasetEntry)]
+PluginForms = Annotated[PluginEntry, BeforeValidator(_long_form, json_schema_input_type=Word | PluginEntry)]
 
 _POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+_PARTITION_PROPERTIES = {
+    "dirichlet": _POSITIVE,
+    "quantity": _POSITIVE,
+    "kind": {"enum": ["iid", "dirichlet", "quantity"]},
+    "value": {**_POSITIVE, "type": ["number", "null"]},
+    "min_samples": {"type": "integer", "minimum": 0},
+}
+_PARTITION_MAP = {"type": "object", "properties": _PARTITION_PROPERTIES, "additionalProperties": False}
+_PARTITION = {
+    "description": "`iid`, `{dirichlet: beta}` or `{quantity: beta}`",
+    "anyOf": [{"const": "iid"}, {**_PARTITION_MAP, "minProperties": 1}],
+}
 
-PartitionEntry = Annotated[
-    Partition,
-    BeforeValidator(_partition),
-    WithJsonSchema(
-        {
-            "description": "`iid`, `{dirichlet: beta}` or `{quantity: beta}`",
-            "anyOf": [
-                {"const": "iid"},
-                _partition_schema("dirichlet", dirichlet=_POSITIVE),
-                _partition_schema("quantity", quantity=_POSITIVE),
-                _partition_schema(
-                    "kind",
-                    kind={"enum": ["iid", "dirichlet", "quantity"]},
-                    value={**_POSITIVE, "type": ["number", "null"]},
-                ),
-            ],
-        }
-    ),
-]
+PARTITION_KEYS = tuple(_PARTITION_PROPERTIES)
+"""Keys that a partition may have in a suite."""
 
 
 class Grid(Closed):
     """The axes; cells are their product, except for axes that are zipped."""
 
-    dataset: tuple[DatasetEntry, ...] = Field(min_length=1)
-    backbone: tuple[PluginEntry, ...] = Field(min_length=1)
-    partition: tuple[PartitionEntry, ...] = Field(min_length=1)
-    aggregator: tuple[PluginEntry, ...] = Field(min_length=1)
-    stress: tuple[PluginEntry, ...] = Field((PluginEntry(use="none"),), min_length=1)
-    zip: tuple[Axis, ...] = Field((), description="axes that advance together, entry by entry, instead of a product")
+    dataset: tuple[DatasetForms, ...] = Field(min_length=1)
+    backbone: tuple[PluginForms, ...] = Field(min_length=1)
+    partition: tuple[Annotated[Partition, WithJsonSchema(_PARTITION)], ...] = Field(min_length=1)
+    aggregator: tuple[PluginForms, ...] = Field(min_length=1)
+    stress: tuple[PluginForms, ...] = Field((PluginEntry(use="none"),), min_length=1)
+    zip: tuple[Axis, ...] = Field(
+        (), min_length=2, description="axes that advance together, entry by entry, instead of a product"
+    )
 
 
 Conditions = Annotated[dict[str, Any], Field(min_length=1)]
@@ -177,14 +148,14 @@ class SeedPlan(Closed):
     base: int = Field(0, ge=0, lt=2**63, description="enters every seed; another base is another set of repetitions")
     vary: list[SeedRole] = Field(["order", "partition", "train"], description="roles that differ between them")
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Adds the short form to the JSON Schema."""
-        short_form = {"type": "integer", "minimum": 1, "description": "number of repetitions"}
-        return {"anyOf": [short_form, handler.resolve_ref_schema(handler(core))]}
+
+def _seed_plan(raw: Any) -> Any:
+    return {"count": raw} if type(raw) is int else raw
 
 
-SeedEntry = Annotated[SeedPlan, BeforeValidator(lambda raw: {"count": raw} if type(raw) is int else raw)]
+SeedForms = Annotated[
+    SeedPlan, BeforeValidator(_seed_plan, json_schema_input_type=Annotated[int, Field(ge=1)] | SeedPlan)
+]
 
 _DURATION = re.compile(r"^(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?$", re.ASCII)
 
@@ -199,19 +170,14 @@ def _duration(raw: Any) -> Any:
     return sum(float(match[unit] or 0) * size for unit, size in (("h", 3600), ("m", 60), ("s", 1)))
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(_duration),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _POSITIVE,
-                {"type": "string", "pattern": r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$", "minLength": 2},
-            ],
-            "description": "seconds, or 90s, 30m, 2h, 1h30m",
-        }
-    ),
-]
+_DURATION_SCHEMA = {
+    "anyOf": [
+        _POSITIVE,
+        {"type": "string", "pattern": r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$", "minLength": 2},
+    ],
+    "description": "seconds, or 90s, 30m, 2h, 1h30m",
+}
+Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 
 
 class SuiteLimits(Closed):
@@ -232,7 +198,7 @@ class Suite(Closed):
     grid: Grid
     tuned: tuple[TunedRule, ...] = ()
     exclude: tuple[ExcludeRule, ...] = ()
-    seeds: SeedEntry = SeedPlan()
+    seeds: SeedForms = SeedPlan()
     evaluate: Evaluation = Evaluation()
     limits: SuiteLimits = SuiteLimits()
     runtime: Runtime = Runtime()
@@ -244,44 +210,23 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Suite.model_json_schema()}
 
 
-def schema_findings(error: ValidationError, values: Any) -> list[Finding]:
-    """Returns one finding for each value that the schema refuses.
-
-    Args:
-        error: What pydantic found.
-        values: The suite that was validated.
-    """
+def schema_findings(error: ValidationError) -> list[Finding]:
+    """Returns one finding for each value that the schema refuses."""
     details = error.errors(include_url=False)
-    misspelt = {_meant(detail) for detail in details if detail["type"] == "extra_forbidden"}
+    strays = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    wrong = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     findings = []
     for detail in details:
         path, kind = tuple(detail["loc"]), detail["type"]
-        inside = f" in {'.'.join(map(str, path[:-1]))}" if path[:-1] else ""
-        if kind == "missing" and path not in misspelt:
-            findings.append(Finding(sentence(detail, ()) + inside, path))
-        elif kind == "extra_forbidden":
-            findings.append(Finding(sentence(detail, _legal_keys(path[:-1])) + inside, path, key=True))
-        elif kind == "too_short":  # a list does not become empty because its entries are invalid
-            if not any(tuple(each["loc"][: len(path)]) == path for each in details if each is not detail):
-                findings.append(Finding(f"{'.'.join(map(str, path))}: must not be empty", path))
-        elif kind != "missing":
-            findings.append(Finding(sentence(detail, ()), _written(path, values)))
+        if kind == "missing" and path[:-1] in strays:
+            continue  # it may be there, misspelt
+        if kind == "too_short" and path in wrong:
+            continue  # its wrong entries were not counted
+        message = sentence(detail, _legal_keys(path[:-1]))
+        if kind in ("missing", "extra_forbidden") and path[:-1]:
+            message += f" in {'.'.join(map(str, path[:-1]))}"
+        findings.append(Finding(message, path, key=kind == "extra_forbidden"))
     return findings
-
-
-def _written(path: KeyPath, values: Any) -> KeyPath:
-    """Returns the path of a value as the suite writes it: a partition's value stands under its kind."""
-    if path[:2] != ("grid", "partition") or path[-1] != "value":
-        return path
-    raw = values["grid"]["partition"][path[2]]
-    return next(((*path[:3], kind) for kind in ("dirichlet", "quantity") if kind in raw), path)
-
-
-def _meant(detail: ErrorDetails) -> KeyPath:
-    """Returns the path of the key that a misspelt one stands for: that one is not missing."""
-    path = detail["loc"]
-    near = re.search(r"did you mean '([^']*)'", nearest(str(path[-1]), _legal_keys(path[:-1])))
-    return (*path[:-1], near[1] if near else path[-1])
 
 
 def _legal_keys(path: Sequence[str | int]) -> list[str]:

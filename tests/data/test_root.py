@@ -3,10 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fcilbench.data.root import data_root, file_digest, find_weights
+from fcilbench.data.root import data_root, download_bytes, file_digest, find_weights, missing_data
 from fcilbench.errors import PrerequisiteError
 
 
@@ -71,3 +72,37 @@ def test_sha256(tmp_path: Path) -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, fcilbench.data.root; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def declared(**facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"dataset:{name}": {**value, "plugin": f"lab/{name}"} for name, value in facts.items()}
+
+
+ARCHIVE = {"url": "https://host/a.zip", "size": 2_000_000_000}
+
+
+def test_a_data_set_is_here_if_one_of_its_layouts_is(tmp_path: Path) -> None:
+    known = declared(a={"layouts": [["a/train", "a/test"], ["a.npz"]]}, b={"layouts": []}, c={})
+    (found,) = missing_data(known, tmp_path)
+    assert found.name == "lab/a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train").touch()
+    assert missing_data(known, tmp_path)
+    (tmp_path / "a.npz").touch()
+    assert missing_data(known, tmp_path) == []
+
+
+def test_it_says_how_to_get_it_and_how_much_that_is(tmp_path: Path) -> None:
+    layouts = {"layouts": [["x"]], "homepage": "https://home"}
+    known = declared(
+        a={**layouts, "archives": [ARCHIVE, ARCHIVE]},
+        b={**layouts, "archives": [{**ARCHIVE, "url": ""}]},
+        c={**layouts, "archives": [{**ARCHIVE, "size": None}]},
+    )
+    found = missing_data(known, tmp_path)
+    assert str(found[0]) == "data set lab/a, 4.00 GB to download: fcilbench data fetch lab/a"
+    assert str(found[1]) == "data set lab/b, 2.00 GB to download: put it there by hand, from https://home"
+    assert str(found[2]) == "data set lab/c: fcilbench data fetch lab/c"
+    assert download_bytes(found) is None
+    assert download_bytes(found[:2]) == 6_000_000_000
+    assert download_bytes([]) == 0

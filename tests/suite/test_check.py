@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fcilbench.errors import UsageError
-from fcilbench.suite.check import CHECKS, download_bytes, missing_data, run_checks
-from fcilbench.suite.expand import Expansion
+from fcilbench.suite.check import CHECKS, run_checks
 
 IDS = list(CHECKS)
 
@@ -21,7 +20,7 @@ def valid(lab, write, base):
 
 def test_a_valid_suite_passes_all_static_checks(lab, write, base):
     report = run_checks(write(base + "seeds: 3\n"))
-    assert (report.problems, report.prerequisites, report.cells) == ([], [], 6)
+    assert (report.problems, report.expansion.prerequisites, len(report.expansion.cells)) == ([], [], 6)
     assert ran(report) == IDS[:-1] == [result.id for result in report.results]
 
 
@@ -69,8 +68,8 @@ def test_malformed_overrides_are_no_problem_of_the_suite(write, base):
 def test_prerequisites_are_not_problems(lab, write, base):
     report = run_checks(write(base.replace("[net]", "[{use: net, weights: /no/such/file}]")))
     assert report.problems == []
-    assert report.prerequisites == ["s.yaml:6:14: weights /no/such/file are missing (fetch them)"]
-    assert report.cells == 2
+    assert report.expansion.prerequisites == ["s.yaml:6:14: weights /no/such/file are missing (fetch them)"]
+    assert report.expansion.blocked == 2
 
 
 def test_deep_probes_each_combination_once(lab, write, base):
@@ -91,38 +90,3 @@ def test_deep_does_not_run_on_an_invalid_suite(lab, write, base):
     report = run_checks(write(base.replace("[ten]", "[tne]")), (), lambda cell: "never")
     assert "deep" not in ran(report)
     assert report.results[-1].id == "deep"
-
-
-def expansion(**facts):
-    named = {f"dataset:{name}": {**value, "plugin": f"lab/{name}"} for name, value in facts.items()}
-    return Expansion("s", [], facts=named)
-
-
-ARCHIVE = {"url": "https://host/a.zip", "size": 2_000_000_000}
-
-
-def test_a_data_set_is_here_if_one_of_its_layouts_is(tmp_path):
-    known = expansion(a={"layouts": [["a/train", "a/test"], ["a.npz"]]}, b={"layouts": []}, c={})
-    (found,) = missing_data(known, tmp_path)
-    assert found.name == "lab/a"
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "train").touch()
-    assert missing_data(known, tmp_path)
-    (tmp_path / "a.npz").touch()
-    assert missing_data(known, tmp_path) == []
-
-
-def test_it_says_how_to_get_it_and_how_much_that_is(tmp_path):
-    layouts = {"layouts": [["x"]], "homepage": "https://home"}
-    known = expansion(
-        a={**layouts, "archives": [ARCHIVE, ARCHIVE]},
-        b={**layouts, "archives": [{**ARCHIVE, "url": ""}]},
-        c={**layouts, "archives": [{**ARCHIVE, "size": None}]},
-    )
-    found = missing_data(known, tmp_path)
-    assert str(found[0]) == "data set lab/a, 4.00 GB to download: fcilbench data fetch lab/a"
-    assert str(found[1]) == "data set lab/b, 2.00 GB to download: put it there by hand, from https://home"
-    assert str(found[2]) == "data set lab/c: fcilbench data fetch lab/c"
-    assert download_bytes(found) is None
-    assert download_bytes(found[:2]) == 6_000_000_000
-    assert download_bytes([]) == 0

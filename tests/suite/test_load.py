@@ -6,7 +6,7 @@ import pytest
 
 from fcilbench.errors import USAGE, SuiteError, UsageError
 from fcilbench.suite.load import load_suite
-from fcilbench.suite.problems import InvalidSuiteError
+from fcilbench.suite.yaml import InvalidSuiteError
 
 
 @pytest.fixture
@@ -67,19 +67,19 @@ clients: 4 => precision: bf61 => s.yaml:3:23: protocol.precision: "bf61" is not 
 fcilbench: 1 => fcilbench: 2 => s.yaml:1:12: fcilbench: 2 is not 1
 fcilbench: 1\n =>  => s.yaml:1:1: missing key 'fcilbench'
   dataset: [ten]\n =>  => s.yaml:4:1: missing key 'dataset' in grid
-[ten] => [] => s.yaml:5:12: grid.dataset: must not be empty
+[ten] => [] => s.yaml:5:12: grid.dataset: needs 1 or more entries
 [ten] => ten => s.yaml:5:12: grid.dataset: "ten" is not a valid array
 [ten] => [{name: ten}] => s.yaml:5:13: missing key 'use' in grid.dataset.0
 [ten] => [{use: ten, tasks: 0}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a
 [ten] => [{use: ten, tasks: [5, x]}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks
-{dirichlet: 0.5} => {dirichlet: -1} => s.yaml:7:27: grid.partition.0.value: -1 is not greater than 0
+{dirichlet: 0.5} => {dirichlet: -1} => s.yaml:7:15: grid.partition.0.value: -1 is not greater than 0
 {dirichlet: 0.5} => {dirichlt: 1} => s.yaml:7:16: unknown key 'dirichlt' (did you mean 'dirichlet'?) in grid.part
-{dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0: unknown partition 'idd' (did you mean 'iid'?)
-{dirichlet: 0.5} => dirichlet => s.yaml:7:15: grid.partition.0: dirichlet takes a concentration: {dirichlet: 0.5}
+{dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0.kind: "idd" is not 'dirichlet', 'iid' or 'quantity' (did
+{dirichlet: 0.5} => dirichlet => s.yaml:7:15: grid.partition.0: dirichlet takes a concentration, e.g. 0.5
 name: test => name: a/b => s.yaml:2:7: name: string should match pattern
-name: test => name: test\nname: again => s.yaml:3:1: duplicate key 'name', first at line 2
+name: test => name: test\nname: again => s.yaml:3:1: not valid YAML: found duplicate key "name"
 name: test => name: test\n3: x => s.yaml:3:1: a key must be a word, not '3'
-name: test => name: test\n<<: {a: 1} => s.yaml:3:1: merge keys `<<` are not part of YAML 1.2
+name: test => name: test\n<<: {a: 1} => s.yaml:3:1: a key must be a word, not '<<'
 name: test => name: !x test => s.yaml:2:7: unknown tag !x
 """
 
@@ -99,7 +99,7 @@ seeds: {count: 2, vry: []} => s.yaml:10:19: unknown key 'vry' (did you mean 'var
 seeds: {vary: [trian]} => s.yaml:10:16: seeds.vary.0: "trian" is not 'order', 'partition' or 'train' (did you mean
 exclude: [{dataset: ten}] => s.yaml:10:11: missing key 'because' in exclude.0
 exclude: [{because: x}] => s.yaml:10:11: exclude.0: no condition: it would exclude every cell
-tuned: [{where: {}, set: {lr: 1}}] => s.yaml:10:17: tuned.0.where: must not be empty
+tuned: [{where: {}, set: {lr: 1}}] => s.yaml:10:17: tuned.0.where: needs 1 or more entries
 tuned: [{where: {seed: 1}}] => s.yaml:10:9: missing key 'set' in tuned.0
 evaluate: {task_identity: [oracel]} => s.yaml:10:28: evaluate.task_identity.0: "oracel" is not 'none', 'inf
 runtime: {threads: 0} => s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1
@@ -170,16 +170,11 @@ def test_not_a_map(problems, text):
     assert found == "s.yaml:1:1: a suite is a map of keys"
 
 
-def test_an_alias_in_its_own_anchor(problems, base):
-    found = problems(base + "description: &x [*x]\n")
-    assert found[0].startswith("s.yaml:10:18: an alias cannot stand inside its own anchor")
-
-
 def test_missing_file_names_its_neighbour(write):
     write("a: 1", "vision.yaml")
     with pytest.raises(SuiteError, match=r"suite visoin.yaml does not exist \(did you mean 'vision.yaml'\?\)"):
         load_suite("visoin.yaml")
-    with pytest.raises(SuiteError, match="is a folder"):
+    with pytest.raises(SuiteError, match="is no file"):
         load_suite(".")
 
 
@@ -207,7 +202,7 @@ class TestExtends:
         origins = loaded.origins
         assert origins["protocol.clients"] == "base.yaml:3:21"
         assert origins["protocol.rounds"] == "child.yaml:3:20"
-        assert origins["grid.aggregator.0.use"] == "child.yaml:4:21"
+        assert origins["grid.aggregator.0"] == "child.yaml:4:21"
         assert "protocol.lr" not in origins
 
     def test_relative_to_the_file_and_over_several_levels(self, write, base):
@@ -238,27 +233,22 @@ class TestExtends:
         [
             ("bse.yaml", "suite bse.yaml does not exist (did you mean 'base.yaml'?)"),
             ("base.yaml", "base.yaml is no suite: a suite is a map of keys"),
-            ("/dev/zero", "suite /dev/zero is no regular file"),
-            ("fifo", "suite fifo is no regular file"),
-            (".", "suite . is a folder"),
+            ("/dev/zero", "suite /dev/zero is no file"),
+            ("fifo", "suite fifo is no file"),
+            (".", "suite . is no file"),
             ('"a\\0b"', "suite a\\x00b does not exist"),
             ("x" * 6000, "suite xxx"),
-            ("large.yaml", "suite large.yaml is larger than 1 MB"),
+            ("large.yaml", "suite large.yaml is larger than 250 kB"),
         ],
     )
     def test_what_cannot_be_extended_is_one_line_at_its_place(self, write, base, target, message):
         write("just text\n", "base.yaml")
-        write("# " + "x" * 1_000_000, "large.yaml")
+        write("# " + "x" * 250_000, "large.yaml")
         os.mkfifo("fifo")
         with pytest.raises(SuiteError) as hit:
             load_suite(write(f"extends: {target}\n" + base))
         assert str(hit.value).startswith(f"s.yaml:1:10: {message}")
         assert len(str(hit.value)) < 700
-
-    def test_a_long_chain(self, problems, write, base):
-        for index in range(30):
-            write(f"extends: {index + 1}.yaml\n", f"{index}.yaml")
-        assert problems("extends: 0.yaml\n" + base) == ["18.yaml:1:10: more than 20 files extend each other"]
 
 
 class TestOverrides:
@@ -317,10 +307,10 @@ class TestOverrides:
         assert not isinstance(hit.value, SuiteError)
 
 
-def test_origins_are_those_of_the_long_forms(load, base):
+def test_origins_are_those_of_the_suite_as_it_is_written(load, base):
     origins = load(base.replace("0.5}]", "0.5}, iid]") + "seeds: 2\n").origins
-    assert origins["grid.partition.0.kind"] == origins["grid.partition.0.value"] == "s.yaml:7:27"
-    assert origins["grid.partition.1.kind"] == "s.yaml:7:33"
-    assert origins["grid.dataset.0.use"] == "s.yaml:5:13"
-    assert origins["seeds.count"] == "s.yaml:10:8"
-    assert not {"seeds", "seeds.base", "grid.dataset.0", "grid.partition.0.min_samples"} & set(origins)
+    assert origins["grid.partition.0"] == "s.yaml:7:27"
+    assert origins["grid.partition.1"] == "s.yaml:7:33"
+    assert origins["grid.dataset.0"] == "s.yaml:5:13"
+    assert origins["seeds"] == "s.yaml:10:8"
+    assert "protocol.lr" not in origins
