@@ -21,8 +21,22 @@ from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
 from fcilbench.suite.load import LoadedSuite
-from fcilbench.suite.resolve import Entries, Entry, Setting, Settings, Target, option_findings, read_entries, resolve
-from fcilbench.suite.rules import Point, Rule, apply_rule, condition_findings, read_rules, unused_finding
+from fcilbench.suite.resolve import (
+    Entries,
+    Entry,
+    Point,
+    Rule,
+    Setting,
+    Settings,
+    Target,
+    apply_rule,
+    condition_findings,
+    option_findings,
+    read_entries,
+    read_rules,
+    resolve,
+    unused_finding,
+)
 from fcilbench.suite.schema import AXES, PLUGIN_KINDS, Axis, Grid, Suite
 from fcilbench.suite.yaml import Finding, InvalidSuiteError, Problem, place
 

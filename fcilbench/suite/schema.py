@@ -157,25 +157,22 @@ SeedForms = Annotated[
     SeedPlan, BeforeValidator(_seed_plan, json_schema_input_type=Annotated[int, Field(ge=1)] | SeedPlan)
 ]
 
-_DURATION = re.compile(r"^(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?$", re.ASCII)
+_DURATION = r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$"
 
 
 def _duration(raw: Any) -> Any:
     """Returns seconds from a number of seconds, or from `90s`, `30m`, `2h`, `1h30m`."""
     if not isinstance(raw, str):
         return raw
-    match = _DURATION.match(raw)
+    match = re.match(_DURATION, raw, re.ASCII)
     if not raw or match is None:
         raise ValueError(f"{raw!r} is not a duration; write seconds, or 90s, 30m, 2h, 1h30m")
-    return sum(float(match[unit] or 0) * size for unit, size in (("h", 3600), ("m", 60), ("s", 1)))
+    return sum(float(part[:-1]) * {"h": 3600, "m": 60, "s": 1}[part[-1]] for part in match.group(1, 3, 5) if part)
 
 
 _DURATION_SCHEMA = {
-    "anyOf": [
-        _POSITIVE,
-        {"type": "string", "pattern": r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$", "minLength": 2},
-    ],
     "description": "seconds, or 90s, 30m, 2h, 1h30m",
+    "anyOf": [_POSITIVE, {"type": "string", "pattern": _DURATION, "minLength": 2}],
 }
 Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
 
 from fcilbench.errors import SuiteError
 
@@ -177,24 +176,19 @@ def parse(data: bytes | str, name: str) -> Layer:
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
     try:
-        text = data if isinstance(data, str) else data.decode()
-        root = yaml.compose(text)
+        root = yaml.compose(data if isinstance(data, str) else data.decode())
         if root is None:
             return Layer(name, None, None)
         _check_nodes(root, yaml.constructor.construct_object)
         return Layer(name, yaml.constructor.construct_document(root), root)
-    except UnicodeDecodeError as error:
-        message, where = "the file is not UTF-8 text", _end(name, error.object[: error.start].decode())
-    except ReaderError as error:
-        message, where = f"not valid YAML: {str(error).splitlines()[0]}", _end(name, text[: error.position])
     except MarkedYAMLError as error:
         message = str(error.problem or error.context)
         message = message if isinstance(error, _RefusedError) else f"not valid YAML: {message}"
         where = _where(name, error.problem_mark or error.context_mark)
     except RecursionError:
         message, where = f"nested deeper than {MAX_DEPTH} levels", f"{name}:1:1"
-    except (YAMLError, ValueError, ArithmeticError) as error:  # of a strange escape sequence or directive
-        message, where = f"not valid YAML: {error}", f"{name}:1:1"
+    except (YAMLError, ValueError, ArithmeticError) as error:  # no text, or a strange escape sequence or directive
+        message, where = f"not valid YAML: {' '.join(str(error).split())}", f"{name}:1:1"
     raise InvalidSuiteError([Problem(message, where, check="parse")])
 
 
@@ -258,8 +252,3 @@ def _refuse(message: str, node: Node) -> NoReturn:
 
 def _where(name: str, mark: Any) -> str:
     return f"{name}:{mark.line + 1}:{mark.column + 1}"
-
-
-def _end(name: str, before: str) -> str:
-    """Returns the place of the character after a text."""
-    return f"{name}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.errors import USAGE
+from fcilbench.suite.expand import expand
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.yaml import InvalidSuiteError
+
 _spec = importlib.util.spec_from_file_location(
     "fcilbench_registry_fixtures", Path(__file__).parents[1] / "registry" / "conftest.py"
 )
@@ -171,3 +176,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 def base() -> str:
     """The text of a valid suite of two cells."""
     return BASE
+
+
+@pytest.fixture
+def problems(lab: Path, write: Callable[..., Path]) -> Callable[..., list[str]]:
+    """Returns `problems(text, *overrides)`: what is wrong with an invalid suite, line by line."""
+
+    def make(text: str, *overrides: str) -> list[str]:
+        with pytest.raises(InvalidSuiteError) as hit:
+            expand(load_suite(write(text), overrides))
+        assert hit.value.exit_code == USAGE
+        return [str(problem) for problem in hit.value.problems]
+
+    return make

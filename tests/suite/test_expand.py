@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from fcilbench.errors import USAGE
 from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
@@ -16,17 +15,6 @@ from fcilbench.suite.yaml import InvalidSuiteError
 def cells(lab, write):
     def make(text: str, *overrides: str):
         return expand(load_suite(write(text), overrides)).cells
-
-    return make
-
-
-@pytest.fixture
-def problems(lab, write):
-    def make(text: str, *overrides: str) -> list[str]:
-        with pytest.raises(InvalidSuiteError) as hit:
-            expand(load_suite(write(text), overrides))
-        assert hit.value.exit_code == USAGE
-        return [str(problem) for problem in hit.value.problems]
 
     return make
 
@@ -111,11 +99,6 @@ def test_labels(cells, base):
     assert labels == ["mean", "ring", "ring[lambda_s=0.2,mode=b.x]", "best"]
     found = cells(base.replace("[mean, ring]", '[ring, {use: ring, mode: "\\e[31m"}]'))
     assert found[1].aggregator.label == "ring[mode=\\x1b[31m]"
-
-
-def test_label_shows_only_what_differs(cells, base):
-    found = cells(base.replace("[mean, ring]", "[{use: lab/ring, k_pct: 1, lambda_s: 0}, {use: lab/ring, k_pct: 1}]"))
-    assert [cell.aggregator.label for cell in found] == ["lab/ring[lambda_s=0]", "lab/ring"]
 
 
 def test_split_is_part_of_a_label(cells, base):

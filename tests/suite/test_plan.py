@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -204,12 +203,6 @@ def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, ba
     items = make_plan(expand(load_suite(path)), known).items
     assert [item.state for item in items] == ["stale", "stale"]
     assert items[1].why.startswith("code changed: lab/ten")
-
-
-def test_planning_writes_nothing(lab, write, base):
-    path = write(base)
-    make_plan(expand(load_suite(path)))
-    assert [each.name for each in Path().iterdir()] == ["s.yaml"]
 
 
 def test_a_thousand_cells_are_planned_quickly(lab, write, base):
