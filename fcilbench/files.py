@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic replacement, and JSON lines whose last line may be unfinished.
+"""Files that survive a crash: atomic replacement.
 
 Every file that another process may read, or that a crash must not leave half-written, is written through this module.
 Torch-free.
@@ -6,13 +6,12 @@ Torch-free.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 
 @contextmanager
@@ -46,13 +45,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replaces a file by new content in one step: a reader sees the old content or the new one, never a part.
-
-    Args:
-        path: Final name; missing folders are created.
-        content: Text (stored as UTF-8) or bytes.
-        durable: Wait until the content is on the disk.
-    """
+    """Replaces a file by text (UTF-8) or bytes: a reader sees the old content or the new one, see `replacing`."""
     with replacing(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -65,30 +58,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[int, Any, bool]]:
-    """Yields the lines of a JSON-lines file that another process may be writing.
-
-    Args:
-        path: The file; a missing one has no lines.
-
-    Yields:
-        `(line number from 1, value, is_tail)`. The value is a `ValueError` for a line that is not JSON, or is nested
-        too deeply to be read. `is_tail` marks a last line without its newline: it may be unfinished.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value: Any = json.loads(line)
-            except ValueError as error:
-                value = error
-            except RecursionError:
-                value = ValueError("nested too deeply")
-            yield number, value, not line.endswith(b"\n")

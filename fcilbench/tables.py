@@ -1,4 +1,4 @@
-"""Tables as text: aligned for a terminal or a log, as Markdown, as CSV. The one renderer of boards and commands."""
+"""Text of boards and commands: tables (aligned, Markdown, CSV), and nested values by dotted path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 _GAP = 2
 _LEAST = 12
@@ -26,6 +27,25 @@ def clean(text: object) -> str:
 def line(text: object) -> str:
     """Returns clean text on one line."""
     return clean(" ".join(str(text).split()))
+
+
+def flatten(value: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
+    """Returns the leaves of nested maps (and lists, if asked) by dotted path; an empty map or list is a leaf.
+
+    Example:
+        >>> flatten({"a": {"b": 1}, "c": [2, []]}, lists=True)
+        {'a.b': 1, 'c.0': 2, 'c.1': []}
+    """
+    if isinstance(value, Mapping) and value:
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif lists and isinstance(value, list) and value:
+        items = enumerate(value)
+    else:
+        return {path: value}
+    leaves: dict[str, Any] = {}
+    for key, inner in items:
+        leaves |= flatten(inner, f"{path}.{key}" if path else str(key), lists=lists)
+    return leaves
 
 
 def text_table(

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from fcilbench.files import read_json_lines, replacing, write_atomic
+from fcilbench.files import replacing, write_atomic
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path):
@@ -39,13 +38,3 @@ def test_what_a_block_writes_replaces_the_file_only_if_it_ends_well(tmp_path):
         file.write(b"second", "one argument too many")
     assert path.read_text() == "first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
-
-
-def test_json_lines_are_numbered_and_only_the_unfinished_end_is_a_tail(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"a": 1}\n\nbroken\n' + b"[" * 100_000 + b'\n{"b"')
-    lines = list(read_json_lines(path))
-    assert [(number, is_tail) for number, _, is_tail in lines] == [(1, False), (3, False), (4, False), (5, True)]
-    assert lines[0][1] == {"a": 1}
-    assert all(isinstance(value, ValueError) for _, value, _ in lines[1:])
-    assert list(read_json_lines(Path(tmp_path / "absent"))) == []

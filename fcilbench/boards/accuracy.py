@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Rank
 from fcilbench.boards.notes import block_notes, board_notes
-from fcilbench.boards.scenario import Sample, by_method, flatten, labels, samples, split
+from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, estimate, ranks
 from fcilbench.results.light import metric_values
 from fcilbench.results.provenance import digest
@@ -49,11 +49,8 @@ class AccuracyBoard:
             build_block(scenario, members, self._groups(scenario, members), self._figures)
             for scenario, members in scenarios
         )
-        facts = [(block, flatten(scenario)) for block, (scenario, _) in zip(blocks, scenarios, strict=True)]
-        apart = (
-            "column groups are task identities (what a method is told of a test sample's task); never ranked together"
-        )
-        return Board(board=self.name, title="Accuracy board", blocks=blocks, notes=board_notes(facts, apart))
+        facts = [(block, as_facts(scenario)) for block, (scenario, _) in zip(blocks, scenarios, strict=True)]
+        return Board(board=self.name, title="Accuracy board", blocks=blocks, notes=board_notes(facts, _APART))
 
     def _groups(self, scenario: Mapping[str, Any], members: Sequence[Sample]) -> tuple[Group, ...]:
         measured = {name for sample in members if sample.row for name in sample.row.metrics}
@@ -104,7 +101,7 @@ def build_block(
     return Block(
         scenario=labels(members[0]),
         digest=digest(scenario),
-        facts=flatten({key: scenario[key] for key in ("protocol", "tasks", "seeds", "data")}),
+        facts=as_facts({key: scenario[key] for key in ("protocol", "tasks", "seeds", "data")}),
         groups=groups,
         entries=ranked,
         notes=block_notes(groups, ranked, methods),

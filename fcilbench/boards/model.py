@@ -9,8 +9,6 @@ from pydantic import Field
 from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import Closed
 
-BOARD_SCHEMA_VERSION = 2
-
 
 class Estimate(Closed):
     """Mean of a metric over seeds with its 95 % confidence interval (Student t).
@@ -19,7 +17,7 @@ class Estimate(Closed):
         mean: Mean of the defined values; `None` if there is none.
         half_width: Half width of the interval; `None` with fewer than two values.
         n: Number of defined values.
-        values: The defined value of each seed index, for whoever wants to check.
+        values: The defined value of each seed index.
     """
 
     mean: float | None
@@ -112,15 +110,7 @@ class Block(Closed):
 
 
 class Board(Closed):
-    """A board. Its JSON form is `model_dump_json(by_alias=True)`: stable and versioned.
-
-    Attributes:
-        schema_version: Version of this form, `schema` in JSON.
-        board: Name of the board.
-        title: One line.
-        blocks: Scenarios.
-        notes: What holds for the whole board.
-    """
+    """A board, with notes on the whole of it. Its JSON form `model_dump_json(by_alias=True)` is versioned."""
 
     schema_version: Literal[2] = Field(2, alias="schema")
     board: str

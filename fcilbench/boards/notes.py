@@ -15,13 +15,7 @@ from fcilbench.spec.row import Row
 def block_notes(
     groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]
 ) -> tuple[str, ...]:
-    """Returns the notes of one block.
-
-    Args:
-        groups: Its column groups.
-        entries: Its methods.
-        methods: The samples of each method, by label.
-    """
+    """Returns the notes of one block: of its column groups, its entries and the samples of each method."""
     return (
         *_rank_notes(groups, entries),
         *_seed_notes(entries, methods),
@@ -152,12 +146,7 @@ class Here:
 
 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
-    """Returns notes on rows that this checkout, on this machine, might not reproduce.
-
-    Args:
-        rows: The rows of the board; only results count.
-        here: This checkout and machine.
-    """
+    """Returns notes on results that this checkout, on this machine, might not reproduce."""
     results = [row for row in rows if row.status == "ok"]
     engines = Counter(row.code.engine_version for row in results if row.code.engine_version != here.engine)
     plugins = Counter(

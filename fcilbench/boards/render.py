@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
-from fcilbench.boards.scenario import flatten
+from fcilbench.boards.scenario import as_facts
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.protocol import Protocol
 from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table
@@ -20,12 +21,7 @@ _WORDS = (0, 2)
 
 
 def render(board: Board, form: str = "table", *, width: int = 100) -> str:
-    """Returns a board as text.
-
-    Args:
-        board: The board.
-        form: One of `FORMS`.
-        width: Columns of a `table`.
+    """Returns a board as text in one of `FORMS`; a `table` has `width` columns where that is possible.
 
     Raises:
         UsageError: If a board has no such form.
@@ -42,15 +38,9 @@ def render(board: Board, form: str = "table", *, width: int = 100) -> str:
 
 
 def format_estimate(estimate: Estimate, column: Column, ok: int) -> str:
-    """Returns mean and interval as boards print them; ratios in per cent.
+    """Returns mean and interval as boards print them, ratios in per cent: `60.00 ± 24.84`, or a dash if undefined.
 
-    Args:
-        estimate: The figure.
-        column: Its column.
-        ok: Seeds with a result; a figure that is defined in fewer of them says so.
-
-    Returns:
-        `60.00 ± 24.84`, `60.00 (n=1)` for a single seed (which has no interval), or a dash if undefined.
+    A figure that is defined in fewer than the `ok` seeds says so, and so does a single one, which has no interval.
     """
     if estimate.mean is None:
         return DASH
@@ -74,7 +64,7 @@ def _title(column: Column) -> str:
 
 
 def _facts(block: Block) -> str:
-    defaults = flatten(Protocol().model_dump(mode="json"))
+    defaults = as_facts(Protocol().model_dump(mode="json"))
     facts = {key.removeprefix("protocol."): value for key, value in block.facts.items() if key.startswith("protocol.")}
     keep = {key: value for key, value in facts.items() if key in _ALWAYS or value != defaults.get(key)}
     keep["tasks"] = block.facts.get("tasks", "null")
@@ -147,13 +137,12 @@ def _markdown(board: Board) -> str:
         right = [index for index in range(len(heads)) if index not in _WORDS]
         rows = [_cells(block, entry, block.groups) for entry in block.entries]
         lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(_facts(block)), ""]
-        lines += [
-            *markdown(heads, rows, right),
-            "",
-            *(f"- {escape_markdown(note)}" for note in _block_notes(block)),
-            "",
-        ]
-    return "\n".join([*lines, "## Notes", "", *(f"- {escape_markdown(note)}" for note in board.notes)]) + "\n"
+        lines += [*markdown(heads, rows, right), "", *_items(_block_notes(block)), ""]
+    return "\n".join([*lines, "## Notes", "", *_items(board.notes)]) + "\n"
+
+
+def _items(notes: Iterable[str]) -> list[str]:
+    return [f"- {escape_markdown(note)}" for note in notes]
 
 
 _CSV = (

@@ -14,6 +14,7 @@ from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.protocol import Protocol
 from fcilbench.spec.row import PluginKind, PluginRecord, Row, RowParams
+from fcilbench.tables import flatten
 
 METHOD_FIELDS = ("lr", "weight_decay")
 """Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""
@@ -31,9 +32,6 @@ class Sample:
     """A cell of a board: planned, run, or both.
 
     Attributes:
-        coords: Its place on the grid.
-        plugins: Its plugins.
-        params: Its parameters.
         seed: Index of its repetition.
         declared: Digest that its data set declares.
         row: Its row; `None` for a planned cell that has none yet.
@@ -145,11 +143,11 @@ def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
         by_label[str(group[0].coords.get("aggregator", ""))].append(group)
     methods = {}
     for label, found in by_label.items():
-        facts = [flatten(method_of(group[0])) for group in found]
+        facts = [as_facts(method_of(group[0])) for group in found]
         keys = sorted({key for fact in facts for key in fact})
         differing = [key for key in keys if len({fact.get(key) for fact in facts}) > 1]
         for group, fact in zip(found, facts, strict=True):
-            values = {**flatten(group[0].params.aggregator, "params"), **fact}  # a default is no part of the identity
+            values = {**as_facts({"params": group[0].params.aggregator}), **fact}  # an identity holds no defaults
             apart = ", ".join(f"{key.removeprefix('params.')}={values.get(key, '?')}" for key in differing)
             methods[f"{label} ({apart})" if apart else label] = group
     return methods
@@ -160,18 +158,17 @@ def labels(sample: Sample) -> dict[str, str]:
     return {axis: str(sample.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition", "stress")}
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Flattens nested objects to dotted keys; other values become compact JSON.
+def as_facts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values of nested objects by dotted key, as compact JSON.
 
     Example:
-        >>> flatten({"protocol": {"rounds": 5}, "tasks": [2, 2]})
+        >>> as_facts({"protocol": {"rounds": 5}, "tasks": [2, 2]})
         {'protocol.rounds': '5', 'tasks': '[2,2]'}
     """
-    if isinstance(value, Mapping) and value:
-        parts = (flatten(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items())
-        return {key: item for part in parts for key, item in part.items()}
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return {prefix: text}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
+        for key, value in flatten(record).items()
+    }
 
 
 def _identity(sample: Sample, kind: PluginKind) -> dict[str, Any]:

@@ -17,10 +17,7 @@ LEAST_SEEDS = 5
 
 
 def estimate(values: Mapping[int, float | None]) -> Estimate:
-    """Returns mean and 95 % confidence interval of one metric over seeds.
-
-    Args:
-        values: The value of each seed index; `None` is undefined and left out, never counted as 0.
+    """Returns mean and 95 % confidence interval of one metric over seeds; `None` is undefined and left out.
 
     Example:
         >>> round(estimate({0: 0.5, 1: 0.6, 2: 0.7}).half_width, 6)
@@ -43,16 +40,10 @@ def t_quantile(degrees: int) -> float:
 
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the two-sided p value of the paired t test.
+    """Returns the two-sided p value of the paired t test of two methods, with values in the order of their seeds.
 
-    Differences that are alike up to rounding have no spread: 0.1 + 0.2 - 0.3 is 5.6e-17, and no effect.
-
-    Args:
-        first: One method's values, at least two.
-        second: The other method's values on the same seeds, in the same order.
-
-    Returns:
-        p; without any spread in the differences, 1 if they are 0 and 0 if they are not.
+    Differences that are alike up to rounding (0.1 + 0.2 - 0.3 is 5.6e-17) have no spread: p is then 1 if they are 0,
+    and 0 if they are not.
     """
     from scipy.stats import ttest_rel
 
@@ -78,30 +69,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def align(samples: Mapping[str, Mapping[int, float]]) -> tuple[list[int], dict[str, list[float]]]:
-    """Pairs values by their block: the one rule by which boards compare methods, or a method with itself.
-
-    Args:
-        samples: Per method the value of each block (a seed of one scenario).
-
-    Returns:
-        The blocks that all have, sorted, and the values of each method in that order.
-    """
+    """Returns the seeds that all methods have, sorted, and the values of each method in that order."""
     common = sorted(set.intersection(*(set(values) for values in samples.values()))) if samples else []
-    return common, {name: [values[block] for block in common] for name, values in samples.items()}
+    return common, {name: [values[seed] for seed in common] for name, values in samples.items()}
 
 
 def ranks(samples: Mapping[str, Mapping[int, float]], *, higher: bool = True) -> dict[str, Rank]:
     """Ranks methods by paired tests over their common seeds.
 
     A method's rank is 1 plus the number of methods that beat it with a Holm-corrected p below 0.05; methods that
-    cannot be told apart share a rank.
+    cannot be told apart share a rank. There are no ranks with fewer than two methods or `LEAST_SEEDS` common seeds.
 
     Args:
         samples: Per method the value of each seed.
         higher: Whether a higher value is better.
-
-    Returns:
-        Rank per method; empty with fewer than two methods or fewer than `LEAST_SEEDS` common seeds.
     """
     seeds, aligned = align(samples)
     if len(samples) < 2 or len(seeds) < LEAST_SEEDS:

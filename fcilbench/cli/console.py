@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """What `-q` and `-v` ask for, for the whole process.
-
-    Attributes:
-        quiet: Show errors and results only.
-        verbose: Show tracebacks and debug messages.
-    """
+    """What `-q` and `-v` ask for, for the whole process."""
 
     quiet: bool = False
     verbose: bool = False
@@ -111,11 +106,7 @@ def show_list(
 
 
 def report(error: BaseException) -> int:
-    """Prints an error on standard error, one line and a hint; the traceback only with `-v`.
-
-    Returns:
-        The exit code of the process.
-    """
+    """Prints an error in one line and a hint, with `-v` its traceback, and returns the exit code of the process."""
     if state.verbose:
         sys.stderr.write("".join(traceback.format_exception(error)))
     if isinstance(error, FcilbenchError):
@@ -162,22 +153,3 @@ def duration(seconds: float) -> str:
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested maps and lists by dotted path; an empty map or list is a leaf.
-
-    Example:
-        >>> flatten({"a": {"b": 1}, "c": [2, []]})
-        {'a.b': 1, 'c.0': 2, 'c.1': []}
-    """
-    if isinstance(value, dict) and value:
-        items = [(str(key), inner) for key, inner in value.items()]
-    elif isinstance(value, list) and value:
-        items = [(str(index), inner) for index, inner in enumerate(value)]
-    else:
-        return {path: value}
-    leaves: dict[str, Any] = {}
-    for key, inner in items:
-        leaves |= flatten(inner, f"{path}.{key}" if path else key)
-    return leaves

@@ -14,6 +14,7 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
+from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
     from fcilbench.data.root import MissingData
@@ -218,7 +219,7 @@ def _show_cells(prepared: Prepared, form: options.Form) -> None:
 
 
 def _show_config(prepared: Prepared, form: options.Form) -> None:
-    values = console.flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
+    values = flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True), lists=True)
     found = [(path, value, _origin(path, prepared.loaded.origins)) for path, value in values.items()]
     headers = ("path", "value", "origin")
     records = [dict(zip(headers, each, strict=True)) for each in found]

@@ -12,6 +12,7 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, nearest
+from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
     from fcilbench.registry.catalog import Description
@@ -174,7 +175,9 @@ def _about(found: Description) -> list[str]:
         return [head, f"broken: {found.problem}"]
     origin = f"origin {found.origin}, imported in {found.import_ms:.0f} ms, source digest {found.code_digest[:12]}"
     facts = [
-        f"  {path}: {value}" for path, value in console.flatten(found.facts).items() if value not in (None, "", [], {})
+        f"  {path}: {value}"
+        for path, value in flatten(found.facts, lists=True).items()
+        if value not in (None, "", [], {})
     ]
     return [head, found.summary, origin, *facts, *([] if found.fields else ["no hyperparameters"])]
 

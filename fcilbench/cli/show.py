@@ -10,6 +10,7 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
     from fcilbench.boards.notes import Here
@@ -238,7 +239,7 @@ def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> Non
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
     table: list[tuple[str, object]] = [
         (path, value)
-        for path, value in console.flatten(plain).items()
+        for path, value in flatten(plain, lists=True).items()
         if path.partition(".")[0] not in hidden and value not in (None, "", [], {})
     ]
     for name, metric in plain["metrics"].items():

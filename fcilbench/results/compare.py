@@ -9,6 +9,7 @@ from typing import Any
 
 from fcilbench.results.light import metric_values
 from fcilbench.spec.row import Row
+from fcilbench.tables import flatten
 
 DEFAULT_TOLERANCE = 1e-9
 
@@ -19,9 +20,6 @@ class Difference:
 
     Attributes:
         metric: Name of the metric, or `accuracy/<task identity>[t][s]` (after task t, on task s, from 0).
-        kept: Value of the first result.
-        other: Value of the second one.
-        tolerance: Largest absolute difference that is allowed.
     """
 
     metric: str
@@ -39,11 +37,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two results of one cell, compared.
+    """What differs between two results: numbers beyond their tolerance, and digests (`model`, `data`).
 
     Attributes:
-        differences: Metrics and entries of accuracy matrices that differ beyond the tolerance.
-        digests: Digests that differ, by name (`model`, `data`), with both values.
         same_origin: Whether environment, device, commit, engine version and plugin code are known to be equal: then
             digests should be, too.
     """
@@ -66,11 +62,8 @@ class Comparison:
 def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison:
     """Compares two results of one cell.
 
-    Args:
-        kept: The first result.
-        other: The second one.
-        tolerance: Largest absolute difference by metric name or pattern (`faa/*`, `accuracy/*`); the first pattern
-            that fits counts, else `DEFAULT_TOLERANCE`.
+    The largest difference allowed is given by metric name or pattern (`faa/*`, `accuracy/*`); the first pattern that
+    fits counts, else `DEFAULT_TOLERANCE`.
     """
     digests = {
         "model": (kept.model_digest, other.model_digest),
@@ -96,7 +89,7 @@ def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Diffe
 
 def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns the dotted keys on which two environment records differ, with both values (`None`: absent)."""
-    a, b = _flat(kept), _flat(other)
+    a, b = flatten(kept), flatten(other)
     return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
 
 
@@ -123,10 +116,3 @@ def _limit(name: str, tolerance: Mapping[str, float]) -> float:
 
 def _origin(row: Row) -> tuple[object, ...]:
     return row.env, row.code.digest, row.code.engine_version, row.code.git_sha, row.device
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -21,9 +21,7 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
     A metric of the accuracy matrix is computed from the matrix, so that an old row has a metric that was defined
     later; where the row has no matrix, and for a metric that only the run can know, the recorded value counts.
 
-    Args:
-        row: The row.
-        names: Metrics of `fcilbench.spec.metrics.METRICS`; others are ignored.
+    Names that are not in `METRICS` are ignored.
     """
     found: dict[str, Value] = {}
     for name in names:
@@ -45,11 +43,7 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
 
 
 class Lightener:
-    """Makes light rows, see `Store.latest_light`; equal plugins and parameters become one object.
-
-    Args:
-        metrics: Names of the metrics to keep.
-    """
+    """Makes light rows, see `Store.latest_light`, with the named metrics; equal parts of rows become one object."""
 
     def __init__(self, metrics: Collection[str]) -> None:
         self._metrics = metrics
@@ -57,10 +51,9 @@ class Lightener:
 
     def __call__(self, row: Row) -> Row:
         """Returns a light copy of a row."""
-        plugins = {kind: self._share(record) for kind, record in row.plugins.items()}
         return row.model_copy(
             update={
-                "plugins": plugins,
+                "plugins": {kind: self._share(record) for kind, record in row.plugins.items()},
                 "params": self._share(row.params),
                 "code": self._share(row.code),
                 "data": self._share(row.data),

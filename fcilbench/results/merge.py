@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +25,10 @@ _EXPORTED = frozenset({"rounds.jsonl"})
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two results of one cell that differ.
+    """Two results of one cell that differ: the one that counts is `kept`.
 
     Attributes:
-        cell_id: The cell.
-        coords: Its place on the grid.
-        kept_from: Folder of the row that counts.
-        other_from: Folder of the other row.
         found: What differs; `found.conflicting` is `False` if only the model's digest does, and the origins differ.
-        kept_env: Environment digest of the row that counts.
-        other_env: Environment digest of the other row.
         environment: Dotted environment keys that differ, with both values (`None`: absent).
     """
 
@@ -91,13 +86,12 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
     that differs go to `conflicts/<cell_id>/<row digest>/`. Checkpoints, models and leases stay where they are.
     Sources are only read, and their symbolic links are not followed.
 
+    Merging the same folders again adds nothing and finds the same conflicts.
+
     Args:
         sources: Folders to read.
         target: Folder to write; it may hold rows already.
-        tolerance: Largest absolute difference by pattern, see `fcilbench.results.compare.compare`.
-
-    Returns:
-        What was added and what disagrees. Merging the same folders again adds nothing and disagrees on the same.
+        tolerance: As of `fcilbench.results.compare.compare`.
 
     Raises:
         UsageError: If a source holds no rows.
@@ -115,13 +109,13 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
             needed.add((row.env, row.suite_digest))
         if store is not target:
             _copy_records(store, target, needed)
-    records = _Environments()
+    read = functools.cache(lambda root, env: Store(root).environment(env) or {})
     differing: list[Conflict] = []
     added: list[_Entry] = []
     new = 0
     for cell_id, entries in history.items():
         ranked = _by_weight(entries)
-        found = _differences(cell_id, ranked, tolerance or {}, records)
+        found = _differences(cell_id, ranked, tolerance or {}, read)
         _copy_cell(cell_id, ranked, target, {item.other_from for item in found})
         missing, fresh = _missing(entries, ranked[0], target)
         added += missing
@@ -140,13 +134,7 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
 def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
     """Writes rows with their environments, resolved suites and curves into a new folder, e.g. `leaderboards/NAME`.
 
-    Args:
-        source: Folder that holds the rows.
-        target: Folder to write, without rows so far.
-        rows: Rows to export; logs, models and earlier attempts stay behind.
-
-    Returns:
-        Number of rows.
+    Logs, models and earlier attempts stay behind. Returns the number of rows.
 
     Raises:
         UsageError: If the target holds rows already.
@@ -162,19 +150,6 @@ def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
     return len(chosen)
 
 
-class _Environments:
-    """Reads each environment record once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Path, str], Mapping[str, Any]] = {}
-
-    def of(self, entry: _Entry, row: Row) -> Mapping[str, Any]:
-        key = (entry.store.root, row.env)
-        if key not in self._known:
-            self._known[key] = entry.store.environment(row.env) or {}
-        return self._known[key]
-
-
 def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
     """Returns the last row of each folder so that the first one counts; equal ones keep the order of the folders."""
     last = list({entry.store.root: entry for entry in entries}.values())
@@ -184,23 +159,24 @@ def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
 
 
 def _differences(
-    cell_id: str, ranked: Sequence[_Entry], tolerance: Mapping[str, float], records: _Environments
+    cell_id: str,
+    ranked: Sequence[_Entry],
+    tolerance: Mapping[str, float],
+    read: Callable[[Path, str], Mapping[str, Any]],
 ) -> list[Conflict]:
-    """Returns what disagrees with the result that counts; a missing result contradicts none."""
+    """Returns what disagrees with the result that counts; `read` returns an environment by folder and digest."""
     kept, *others = ranked
     results = [entry for entry in others if entry.status == "ok" and entry.line != kept.line]
     if kept.status != "ok" or not results:
         return []
-    row, conflicts = kept.row, []
+    row, here, conflicts = kept.row, kept.store.root, []
     for entry in results:
-        other = entry.row
+        other, there = entry.row, entry.store.root
         found = compare(row, other, tolerance)
         if not found.equal:
             same = row.env == other.env
-            difference = {} if same else environment_difference(records.of(kept, row), records.of(entry, other))
-            conflicts.append(
-                Conflict(cell_id, row.coords, kept.store.root, entry.store.root, found, row.env, other.env, difference)
-            )
+            environment = {} if same else environment_difference(read(here, row.env), read(there, other.env))
+            conflicts.append(Conflict(cell_id, row.coords, here, there, found, row.env, other.env, environment))
     return conflicts
 
 
@@ -241,17 +217,13 @@ def _copy_cell(cell_id: str, ranked: Sequence[_Entry], target: Store, conflictin
 
 def _copy_folder(source: Store, cell_id: str, place: Path, only: frozenset[str] | None = None) -> None:
     """Copies the regular files of a cell's folder; links are left out, whatever they point to."""
-    for name in _regular_files(source.cell_dir(cell_id)):
-        if name in _LEFT_BEHIND or name.startswith(".") or (only is not None and name not in only):
-            continue
-        handle = os.open(source.cell_dir(cell_id) / name, os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(handle, "rb") as file, replacing(place / name, durable=False) as copy:
-            shutil.copyfileobj(file, copy)
-
-
-def _regular_files(folder: Path) -> Iterator[str]:
+    folder = source.cell_dir(cell_id)
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         return
-    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
-        if entry.is_file(follow_symlinks=False):
-            yield entry.name
+    for entry in os.scandir(folder):
+        name = entry.name
+        wanted = name in only if only is not None else name not in _LEFT_BEHIND and not name.startswith(".")
+        if wanted and entry.is_file(follow_symlinks=False):
+            handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(handle, "rb") as file, replacing(place / name, durable=False) as copy:
+                shutil.copyfileobj(file, copy)

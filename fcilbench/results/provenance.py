@@ -30,9 +30,6 @@ class Provenance:
         environment: The record: python, platform, processor, packages, and what the worker reported.
         env: Digest of the record, `sha256:<hex>`.
         hardware_digest: Digest of its hardware part; equal digests make costs comparable.
-        host_digest: Digest of the machine's name and id.
-        git_sha: Commit of the fcilbench checkout, or `None`.
-        dirty: Whether the package differs from the commit, or `None`.
     """
 
     environment: Mapping[str, Any] = field(repr=False)
@@ -92,13 +89,8 @@ def host_digest() -> str:
 def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
     """Returns commit and dirtiness of the checkout that holds a package.
 
-    Args:
-        package: Folder of the package.
-
-    Returns:
-        `(sha, dirty)`, dirty if any file of the package (untracked ones too) differs from the commit;
-        `(None, None)` if git is absent, or the package is not tracked there (e.g. installed in a virtual
-        environment that happens to lie in somebody's checkout).
+    It is dirty if any file of the package (untracked ones too) differs from the commit. Both are `None` if git is
+    absent, or if it does not track the package: a virtual environment may lie in somebody's checkout.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None

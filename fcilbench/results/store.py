@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import io
 import json
 import logging
 import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.files import read_json_lines, sync_folder, write_atomic
+from fcilbench.files import sync_folder, write_atomic
 from fcilbench.results.light import Lightener
 from fcilbench.results.provenance import digest
 from fcilbench.spec.row import Row, check_version
@@ -31,19 +32,11 @@ _DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
 
 
 class Store:
-    """One results folder.
-
-    Args:
-        root: The folder; it is created when the first thing is written, never by reading.
-    """
+    """One results folder; it is created when the first thing is written, never by reading."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-
-    @property
-    def rows_path(self) -> Path:
-        """Path of `rows.jsonl`."""
-        return self.root / "rows.jsonl"
+        self.rows_path = self.root / "rows.jsonl"
 
     def exists(self) -> bool:
         """Whether the folder holds any rows."""
@@ -76,14 +69,7 @@ class Store:
             ) from error
 
     def append(self, row: Row) -> Row:
-        """Appends a row durably, then copies it to the cell's `row.json`.
-
-        Args:
-            row: The row. A missing `curve_ref` is filled in if the cell's folder has a curve.
-
-        Returns:
-            The row as written.
-        """
+        """Appends a row durably and returns it as written: with its `curve_ref` if the cell's folder has a curve."""
         curve = self.cell_dir(row.cell_id) / "rounds.jsonl"
         if row.curve_ref is None and curve.is_file():
             row = row.model_copy(update={"curve_ref": curve.relative_to(self.root).as_posix()})
@@ -143,9 +129,6 @@ class Store:
 
         A light row has no accuracy matrices and no class names, and of the metrics only the named ones, computed from
         the matrices. Everything else is as in `latest`. Light rows are for reading and must never be written.
-
-        Args:
-            metrics: Names as in `fcilbench.spec.metrics.METRICS`.
         """
         light = Lightener(metrics)
         collecting = gc.isenabled()
@@ -157,9 +140,13 @@ class Store:
                 gc.enable()
 
     def rounds(self, cell_id: str) -> list[dict[str, Any]]:
-        """Returns a cell's learning curve, one record a round; empty if it has none."""
-        lines = read_json_lines(self.cell_dir(cell_id) / "rounds.jsonl")
-        return [raw for _, raw, _ in lines if isinstance(raw, dict)]
+        """Returns a cell's learning curve, one record a round; what is no record, or not finished, is left out."""
+        path = self.cell_dir(cell_id) / "rounds.jsonl"
+        records = []
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
+            with suppress(ValueError, RecursionError):
+                records.append(json.loads(line))
+        return [record for record in records if isinstance(record, dict)]
 
     def save_environment(self, record: Mapping[str, Any]) -> str:
         """Stores an environment record once per content and returns its digest, `sha256:<hex>`."""
@@ -178,14 +165,14 @@ class Store:
         return raw if isinstance(raw, dict) else None
 
     def save_suite(self, suite: Mapping[str, Any]) -> str:
-        """Stores a resolved suite once per content, as YAML, and returns its digest, `sha256:<hex>`.
+        """Stores a resolved suite (plain JSON values) once per content, as YAML, and returns its digest."""
+        from ruamel.yaml import YAML
 
-        Args:
-            suite: The suite with its base files, `-s` values and defaults filled in, as plain JSON values.
-        """
         name = digest(suite)
         if not self.suite_path(name).is_file():
-            write_atomic(self.suite_path(name), _yaml(suite))
+            text = io.StringIO()
+            YAML(typ="safe", pure=True).dump(json.loads(json.dumps(suite)), text)
+            write_atomic(self.suite_path(name), text.getvalue())
         return name
 
     def suite(self, suite_digest: str) -> dict[str, Any] | None:
@@ -257,16 +244,6 @@ class Store:
 def _hex(name: str) -> str:
     """Returns the hexadecimal part of a digest; anything else could name a file outside the store."""
     return name.removeprefix("sha256:") if _DIGEST.fullmatch(name) else "unknown"
-
-
-def _yaml(suite: Mapping[str, Any]) -> str:
-    import io
-
-    from ruamel.yaml import YAML
-
-    out = io.StringIO()
-    YAML(typ="safe", pure=True).dump(json.loads(json.dumps(suite)), out)
-    return out.getvalue()
 
 
 def _why_no_row(line: bytes, error: ValueError) -> str:

@@ -41,7 +41,9 @@ def test_the_last_row_of_a_cell_wins_and_none_is_lost(tmp_path, make_cell, make_
 def test_a_row_names_its_curve_if_there_is_one(tmp_path, make_cell, make_row):
     store, row = Store(tmp_path), make_row(make_cell(), {})
     assert store.append(row).curve_ref is None
-    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text('{"round": 0, "loss": 2.5}\n{"round": 1, "lo')
+    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(
+        '{"round": 0, "loss": 2.5}\n\n[]\n' + "[" * 100_000 + '\n{"round": 1, "lo'
+    )
     assert store.append(row).curve_ref == f"cells/{row.cell_id}/rounds.jsonl"
     assert store.rounds(row.cell_id) == [{"round": 0, "loss": 2.5}]
 
