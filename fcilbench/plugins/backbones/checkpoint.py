@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import importlib.util
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -12,8 +13,7 @@ from torch import nn
 
 from fcilbench.errors import PrerequisiteError
 
-SHOWN = 3
-"""How many keys of a kind an error lists."""
+_SHOWN = 3  # keys of a kind that an error lists
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -29,25 +29,14 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
 
 
-def without_classifier(
-    state: Mapping[str, torch.Tensor], model: nn.Module, classifiers: Iterable[str]
-) -> dict[str, torch.Tensor]:
-    """Drops the weights of a classification head that the model does not have.
-
-    Args:
-        state: What a file holds.
-        model: The headless model.
-        classifiers: Names of the head's modules, such as `head` or `fc`.
-
-    Returns:
-        The other entries, in the same order.
-    """
-    have = set(model.state_dict())
-    heads = tuple(f"{name}." for name in classifiers)
-    return {key: value for key, value in state.items() if key in have or not key.startswith(heads)}
-
-
-def load_all(model: nn.Module, state: Mapping[str, torch.Tensor], *, model_name: str, path: Path) -> None:
+def load_all(
+    model: nn.Module,
+    state: Mapping[str, torch.Tensor],
+    *,
+    model_name: str,
+    path: Path,
+    classifiers: tuple[str, ...] = (),
+) -> None:
     """Copies weights into a model whose entries have exactly the same names and shapes.
 
     Args:
@@ -55,30 +44,47 @@ def load_all(model: nn.Module, state: Mapping[str, torch.Tensor], *, model_name:
         state: One tensor for each entry of the model's state dict.
         model_name: For the error.
         path: Where `state` comes from, for the error.
+        classifiers: Modules such as `head` or `fc` whose weights are passed over if the model does not have them.
 
     Raises:
         PrerequisiteError: If anything is missing, unexpected or of another shape; the model is then unchanged.
     """
     target = model.state_dict()
+    heads = tuple(f"{name}." for name in classifiers)
+    given = {key: value for key, value in state.items() if key in target or not key.startswith(heads)}
     shapes = [
-        f"{key} {list(state[key].shape)} for {list(target[key].shape)}"
+        f"{key} {list(given[key].shape)} for {list(target[key].shape)}"
         for key in target
-        if key in state and state[key].shape != target[key].shape
+        if key in given and given[key].shape != target[key].shape
     ]
-    missing = [key for key in target if key not in state]
-    if wrong := key_problems(missing, [key for key in sorted(state) if key not in target], shapes):
+    missing = [key for key in target if key not in given]
+    if wrong := key_problems(missing, sorted(given.keys() - target.keys()), shapes):
         raise PrerequisiteError(
             f"weights {path} do not fit {model_name}: {wrong}",
             hint="use the model and the args (img_size, patch_size, ...) that the weights were made with",
         )
-    model.load_state_dict(dict(state))
+    model.load_state_dict(given)
 
 
-def key_problems(missing: Collection[str], unexpected: Collection[str], shapes: Collection[str]) -> str:
+def key_problems(missing: Collection[str], unexpected: Collection[str], shapes: Collection[str] = ()) -> str:
     """Returns what is wrong with the keys of a checkpoint in words, the first few of each kind; "" if nothing is."""
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     parts = []
-    for kind, keys in kinds:
-        more = f", ... ({len(keys)} in all)" if len(keys) > SHOWN else ""
-        parts += [f"{kind}: {', '.join(list(keys)[:SHOWN])}{more}"] if keys else []
+    for kind, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes)):
+        if keys:
+            more = f", ... ({len(keys)} in all)" if len(keys) > _SHOWN else ""
+            parts.append(f"{kind}: {', '.join(list(keys)[:_SHOWN])}{more}")
     return "; ".join(parts)
+
+
+def packaged(package: str, file: str) -> Path:
+    """Returns a file of an installed package of weights, without importing the package.
+
+    Raises:
+        PrerequisiteError: If the package is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise PrerequisiteError(
+            f"the package {package.replace('_', '-')} is not installed", hint="pip install 'fcilbench[offline]'"
+        )
+    return Path(spec.origin).parent / file

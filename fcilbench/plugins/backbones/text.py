@@ -32,10 +32,7 @@ class TextParams(BaseParams):
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> TokenIds:
     """Returns texts as token ids, cut to `max_length` and padded on the right to the longest.
 
-    Args:
-        tokenizer: A `transformers` tokenizer with a padding token.
-        texts: The texts; an empty one becomes its special tokens, or one padding token.
-        max_length: Tokens a text is cut to.
+    An empty text becomes its special tokens, or one padding token.
     """
     rows = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
     lengths = np.array([max(1, len(row)) for row in rows], dtype=np.int64)
@@ -54,26 +51,12 @@ def token_mask(ids: torch.Tensor, pad: int) -> torch.Tensor:
     return ((ids != pad) | first).long()
 
 
-def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Returns features `[B, F]` of hidden states `[B, length, F]`.
-
-    Args:
-        hidden: Hidden states.
-        mask: int64 `[B, length]`, 1 for a token and 0 for padding.
-        pooling: `mean` over the tokens, or the first token (`cls`).
-    """
-    if pooling == "cls":
-        return hidden[:, 0]
-    weights = mask.to(hidden.dtype)[:, :, None]
-    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
-
-
 class EncoderFeatures(nn.Module):
-    """A `transformers` encoder that pools its last hidden states, padding masked out everywhere.
+    """A `transformers` encoder; its feature is the mean of the last hidden states, or the first token's (`cls`).
 
     Args:
         encoder: The encoder.
-        pad: Id of the padding token.
+        pad: Id of the padding token, which is masked out everywhere.
         pooling: How the tokens become one feature.
     """
 
@@ -85,17 +68,15 @@ class EncoderFeatures(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids `[B, length]` to features `[B, F]`."""
         mask = token_mask(ids, self._pad)
-        return pool(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask, self._pooling)
+        hidden: torch.Tensor = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        if self._pooling == "cls":
+            return hidden[:, 0]
+        weights = mask.to(hidden.dtype)[:, :, None]
+        return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
 
 
 class DecoderTokenFeatures(nn.Module):
-    """A T5-like encoder-decoder; its feature is the decoder's state at one start token, as in fed-mammoth.
-
-    Args:
-        model: The encoder-decoder.
-        pad: Id of the padding token.
-        start: Id of the decoder's one token.
-    """
+    """A T5-like encoder-decoder; its feature is the decoder's state at one start token, as in fed-mammoth."""
 
     def __init__(self, model: nn.Module, pad: int, start: int) -> None:
         super().__init__()
@@ -107,8 +88,8 @@ class DecoderTokenFeatures(nn.Module):
         start = torch.full((len(ids), 1), self._start, dtype=torch.long, device=ids.device)
         mask = token_mask(ids, self._pad)
         output = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=start, use_cache=False)
-        hidden: torch.Tensor = output.last_hidden_state
-        return hidden[:, 0]
+        feature: torch.Tensor = output.last_hidden_state[:, 0]
+        return feature
 
 
 def always_masked(model: Any) -> Any:
@@ -149,11 +130,7 @@ def folder_of(model: str) -> Path | None:
 
 
 def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
-    """Loads a tokenizer, configuration or model from its folder or the hub.
-
-    Raises:
-        PrerequisiteError: If it is neither on this machine nor to be had from the hub.
-    """
+    """Loads a tokenizer, configuration or model from its folder or the hub; else raises `PrerequisiteError`."""
     folder = folder_of(model)
     try:
         return loader.from_pretrained(str(folder or model), local_files_only=folder is not None, **options)
@@ -167,11 +144,7 @@ def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Loads a tokenizer that can pad.
-
-    Raises:
-        PrerequisiteError: If it is missing or has no padding token.
-    """
+    """Loads a tokenizer; one that cannot pad is a `PrerequisiteError`."""
     from transformers import AutoTokenizer
 
     tokenizer = from_pretrained(AutoTokenizer, model)
@@ -184,27 +157,19 @@ def load_tokenizer(model: str) -> Any:
 
 
 def load_model(loader: Any, model: str, **options: Any) -> Any:
-    """Loads a model with all of its weights, in fp32. A pooler may be missing: no backbone uses it.
-
-    Raises:
-        PrerequisiteError: If the model is not to be had, or its checkpoint lacks weights, which would be random.
-    """
+    """Loads a model in fp32. A checkpoint that lacks weights, which would be random, is a `PrerequisiteError`."""
     loaded, info = from_pretrained(loader, model, dtype="float32", output_loading_info=True, **options)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))  # no backbone uses it
     if missing:
         raise PrerequisiteError(
-            f"the checkpoint of {model!r} lacks weights: {key_problems(missing, sorted(info['unexpected_keys']), ())}",
+            f"the checkpoint of {model!r} lacks weights: {key_problems(missing, sorted(info['unexpected_keys']))}",
             hint="get the complete checkpoint of this model, or set weights to none for a random one",
         )
     return loaded
 
 
 def check_length(model: nn.Module, max_length: int, name: str) -> None:
-    """Refuses a `max_length` that is beyond a model's table of positions.
-
-    Raises:
-        UsageError: If it is.
-    """
+    """Raises `UsageError` for a `max_length` that is beyond a model's table of positions."""
     for path, table in model.named_modules():
         if path.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa and its like count positions from the one after their padding id.
@@ -214,11 +179,7 @@ def check_length(model: nn.Module, max_length: int, name: str) -> None:
 
 
 def check_features(features: nn.Module, tokenizer: Any, name: str) -> None:
-    """Refuses a model whose features depend on padding, or do not depend on every word.
-
-    Raises:
-        UsageError: If it is one.
-    """
+    """Raises `UsageError` for a model whose features depend on padding, or do not depend on every word."""
     special, pad = set(tokenizer.all_special_ids), tokenizer.pad_token_id
     one, two, three = [id_ for id_ in range(len(tokenizer)) if id_ not in special][:3]
     was = features.training

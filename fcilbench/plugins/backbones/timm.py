@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, Transformer
 from fcilbench.data.root import file_digest, find_weights
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
+from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 
@@ -110,11 +110,9 @@ class Timm(Backbone):
     params: TimmParams
 
     def build(self) -> FeatureExtractor:
-        """Builds the model on the CPU in fp32, in training mode.
+        """Builds the model on the CPU in fp32, in training mode: maps `[B, C, size, size]` to `[B, F]`.
 
-        Returns:
-            Maps `[B, C, size, size]` to `[B, F]`, where F is measured on a forward pass: timm's `num_features` is not
-            the size of the output where a model has a hidden layer in its head.
+        F is measured: timm's `num_features` is not the size of the output of a model with a hidden layer in its head.
 
         Raises:
             PrerequisiteError: If the weights are not on this machine or do not fit.
@@ -124,8 +122,7 @@ class Timm(Backbone):
         if path := self._path():
             names = pretrained(self.params.model).classifier or ()
             heads = (names,) if isinstance(names, str) else names
-            state = without_classifier(read_safetensors(path), model, heads)
-            load_all(model, state, model_name=self.params.model, path=path)
+            load_all(model, read_safetensors(path), model_name=self.params.model, path=path, classifiers=heads)
         # A ViT has one convolution, its patch embedding, and gains nothing.
         convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
         self._check_patches(model)
@@ -137,10 +134,7 @@ class Timm(Backbone):
         return extractor
 
     def image_input(self) -> ImageInput:
-        """Returns size and normalisation: what `params` say, else what the model was pretrained with.
-
-        Where the model has other than three channels, its mean and deviation are averaged over the three.
-        """
+        """Returns size and normalisation: what `params` say, else what the model was pretrained with."""
         own = pretrained(self.params.model)
         channels = positive(self.params.args, "in_chans", 3)
         return ImageInput(
@@ -161,17 +155,14 @@ class Timm(Backbone):
         if self.params.weights == "hub":
             own = pretrained(self.params.model)
             identity["weights"] = f"hub:{own.architecture}.{own.tag}"
-        if path := self._path():
+        elif path := self._path():
             identity["weights"] = f"sha256:{file_digest(path)}"
         return identity
 
     def forward_flops(self) -> float | None:
         """Returns the operations of one image's forward pass."""
-        wanted, name = self.image_input(), self.params.model
-        args: dict[str, Any] = dict(self.params.args)
-        return image_flops(
-            lambda: timm.create_model(name, pretrained=False, num_classes=0, **args), wanted.channels, wanted.size
-        )
+        name, args = self.params.model, self.params.args
+        return image_flops(lambda: timm.create_model(name, num_classes=0, **args), self.image_input())
 
     def files(self) -> list[Path]:
         """Returns the weights file, if one is used."""
@@ -182,8 +173,7 @@ class Timm(Backbone):
         return None if self.params.weights in ("hub", "none") else find_weights(self.params.weights)
 
     def _create(self) -> nn.Module:
-        name, hub = self.params.model, self.params.weights == "hub"
-        args: dict[str, Any] = dict(self.params.args)
+        name, args, hub = self.params.model, dict(self.params.args), self.params.weights == "hub"
         try:
             model: nn.Module = timm.create_model(name, pretrained=hub, num_classes=0, **args)
         except TypeError as error:
@@ -238,11 +228,7 @@ def pretrained(model: str) -> PretrainedCfg:
 
 
 def positive(args: dict[str, JsonValue], key: str, default: int) -> int:
-    """Returns a model argument that is a positive integer.
-
-    Raises:
-        ValueError: If it is anything else.
-    """
+    """Returns a model argument; raises ValueError if it is no positive integer."""
     value = args.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"args.{key} must be a positive integer (images are square), not {value!r}")
@@ -250,21 +236,15 @@ def positive(args: dict[str, JsonValue], key: str, default: int) -> int:
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Returns one value per channel: the given ones, or their average where the number of channels is another."""
+    """Returns the given values, or their average for each channel where the number of channels is another."""
     return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
 
 
-def image_flops(create: Callable[[], nn.Module], channels: int, size: int) -> float | None:
-    """Returns the operations of a model for one image, or `None` if it cannot be built on the meta device.
-
-    Args:
-        create: Builds the model, with random weights.
-        channels: Channels of its input.
-        size: Height and width of its input in pixels.
-    """
+def image_flops(create: Callable[[], nn.Module], wanted: ImageInput) -> float | None:
+    """Returns the operations of the model that `create` builds for one image, or `None` if they cannot be told."""
     try:
         with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
-            create().eval()(torch.zeros(1, channels, size, size))
+            create().eval()(torch.zeros(1, wanted.channels, wanted.size, wanted.size))
     except Exception:  # an estimate is not worth an error; `build` says what is wrong with a model
         return None
     return float(counter.get_total_flops())

@@ -32,7 +32,7 @@ class Clinc150(Dataset):
     licence = "CC BY 3.0"
     homepage = "https://github.com/clinc/oos-eval"
     citation = (
-        "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction, EMNLP"
+        "Larson et al. (2019), An Evaluation Dataset for Intent Classification and Out-of-Scope Prediction. EMNLP."
     )
     layouts = ((_FILE,),)
     by_hand = f"no checksum is published: put data/data_full.json of {homepage} at {_FILE} under the data root"

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors, without_classifier
+from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
 
 
 def test_half_precision_becomes_fp32_and_integers_stay(tmp_path: Path) -> None:
@@ -28,12 +28,6 @@ def test_truncated_file(tmp_path: Path) -> None:
         read_safetensors(file)
 
 
-def test_loads_everything() -> None:
-    model = nn.Linear(2, 1)
-    load_all(model, {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}, model_name="m", path=Path("f"))
-    assert model(torch.tensor([[10.0, 100.0]])).item() == 213.0
-
-
 def test_one_error_lists_the_first_of_each_kind_and_loads_nothing() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -47,10 +41,12 @@ def test_one_error_lists_the_first_of_each_kind_and_loads_nothing() -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_only_a_head_that_the_model_lacks_is_dropped() -> None:
+def test_only_a_head_that_the_model_lacks_is_passed_over() -> None:
     model = nn.Sequential()
-    model.add_module("body", nn.Linear(1, 1))
-    state = {key: torch.zeros(1) for key in ("body.weight", "head.weight", "header.weight", "body.extra")}
-    assert list(without_classifier(state, model, ["head"])) == ["body.weight", "header.weight", "body.extra"]
-    assert list(without_classifier(state, model, ["body"])) == ["body.weight", "head.weight", "header.weight"]
-    assert list(without_classifier(state, model, [])) == list(state)
+    model.add_module("head", nn.Linear(1, 1))
+    state = {key: torch.ones(1, 1) for key in ("head.weight", "fc.weight", "fcs.weight")} | {"head.bias": torch.ones(1)}
+    with pytest.raises(PrerequisiteError, match=r"unexpected: fcs\.weight$"):
+        load_all(model, state, model_name="m", path=Path("f"), classifiers=("head", "fc"))
+    del state["fcs.weight"]
+    load_all(model, state, model_name="m", path=Path("f"), classifiers=("head", "fc"))
+    assert model(torch.ones(1, 1)).item() == 2.0

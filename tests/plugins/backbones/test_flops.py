@@ -2,6 +2,7 @@
 
 import pytest
 
+from fcilbench.api.backbone import ImageInput
 from fcilbench.plugins.backbones.efficientnet_lite0 import EfficientNetLite0
 from fcilbench.plugins.backbones.hf import HfEncoder
 from fcilbench.plugins.backbones.minilm_l6 import MiniLmL6, encoder_flops
@@ -36,5 +37,5 @@ def test_what_cannot_be_built_or_does_not_tell_gives_no_estimate():
     def broken():
         raise ValueError("no such model")
 
-    assert image_flops(broken, 3, 8) is None
+    assert image_flops(broken, ImageInput(8)) is None
     assert HfEncoder(HfEncoder.Params(model="some/encoder")).forward_flops() is None

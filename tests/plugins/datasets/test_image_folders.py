@@ -71,21 +71,6 @@ def test_the_tree_keeps_the_split_that_it_has(tmp_path: Path, photo, greys) -> N
     assert greys(corpus.test) == [(0, 100), (1, 110)]
 
 
-def test_tree_and_archive_with_the_same_split_are_the_same_data(tmp_path: Path, photo) -> None:
-    for label in range(2):
-        for i in range(5):
-            photo(tmp_path / "a" / "EuroSAT_RGB" / f"Class{label}" / f"{i}.jpg", 40 * label + 10 * i, (64, 64))
-    dataset = TinySat()
-    _, digest = open_dataset(dataset, tmp_path / "a")
-    listing = dataset.load(tmp_path / "a")
-    for split, images in (("train", listing.train), ("test", listing.test)):
-        for i, (path, label) in enumerate(zip(images.inputs.files, images.labels, strict=True)):
-            copy = tmp_path / "b" / "eurosat" / split / f"Class{label}" / f"copy{i}.jpg"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    assert open_dataset(TinySat(), tmp_path / "b")[1] == digest
-
-
 @pytest.mark.parametrize("folder", ["EuroSAT_RGB", "eurosat/EuroSAT_RGB", "2750", "eurosat/2750"])
 def test_eurosat_keeps_its_pixels(tmp_path: Path, photo, folder: str) -> None:
     for label in range(2):
