@@ -161,7 +161,8 @@ class Timm(Backbone):
 
     def forward_flops(self) -> float | None:
         """Returns the operations of one image's forward pass."""
-        name, args = self.params.model, self.params.args
+        name = self.params.model
+        args: dict[str, Any] = dict(self.params.args)
         return image_flops(lambda: timm.create_model(name, num_classes=0, **args), self.image_input())
 
     def files(self) -> list[Path]:
@@ -173,7 +174,8 @@ class Timm(Backbone):
         return None if self.params.weights in ("hub", "none") else find_weights(self.params.weights)
 
     def _create(self) -> nn.Module:
-        name, args, hub = self.params.model, dict(self.params.args), self.params.weights == "hub"
+        name, hub = self.params.model, self.params.weights == "hub"
+        args: dict[str, Any] = dict(self.params.args)
         try:
             model: nn.Module = timm.create_model(name, pretrained=hub, num_classes=0, **args)
         except TypeError as error:
