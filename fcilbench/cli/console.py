@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fcilbench.errors import INTERNAL, FcilbenchError
+from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError
 from fcilbench.tables import clean, comma_separated, line, markdown, text_table
 
 if TYPE_CHECKING:
@@ -109,6 +109,9 @@ def report(error: BaseException) -> int:
     """Prints an error in one line and a hint, with `-v` its traceback, and returns the exit code of the process."""
     if state.verbose:
         sys.stderr.write("".join(traceback.format_exception(error)))
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that cannot be read: nobody's fault here
+        place = f"{error.filename}: " if error.filename else ""
+        error = PrerequisiteError(f"{place}{error.strerror}", hint="make room or grant access, or name another place")
     if isinstance(error, FcilbenchError):
         sys.stderr.write(f"error: {clean(error)}\n")
         if error.hint:

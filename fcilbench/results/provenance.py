@@ -64,8 +64,9 @@ def digest(record: Mapping[str, Any]) -> str:
         >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
         True
     """
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    data = text.encode(errors="backslashreplace")  # a foreign record may hold half a character
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def hardware_digest(record: Mapping[str, Any]) -> str:

@@ -152,7 +152,7 @@ class Store:
         """Stores an environment record once per content and returns its digest, `sha256:<hex>`."""
         name = digest(record)
         if not self.environment_path(name).is_file():
-            text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+            text = json.dumps(record, indent=2, sort_keys=True)
             write_atomic(self.environment_path(name), text + "\n")
         return name
 
