@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -21,39 +20,43 @@ _STEP = 8
 """Texts are cut to a multiple of so many tokens."""
 
 
-class DeviceData(Protocol):
-    """All samples of a split on the device, whatever their modality.
+class DeviceData(ABC):
+    """All samples of a split on the device, whatever their modality; without augmentation unless a subclass has one.
 
     Attributes:
         labels: Internal labels int64 `[n]`.
         memo: What the method's query returned for each sample, `[n, ...]`; `None` without a query.
+        augments: Whether training inputs differ from test inputs.
     """
 
-    labels: torch.Tensor
-    memo: torch.Tensor | None
+    augments = False
 
-    @property
-    def augments(self) -> bool:
-        """Whether training inputs differ from test inputs."""
+    def __init__(self, labels: Indices, device: torch.device) -> None:
+        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
+        self.memo: torch.Tensor | None = None
 
     def __len__(self) -> int:
-        """Returns the number of samples."""
+        return len(self.labels)
 
-    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Draws the random numbers for `count` training inputs, by name, each `[count, ...]`."""
-
+    @abstractmethod
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns the test inputs of the samples at `index`."""
 
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Draws the random numbers for `count` training inputs, by name, each `[count, ...]`."""
+        return {}
+
     def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Returns the training inputs of the samples at `index`."""
+        return self.plain(index)
 
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """Returns which tokens `[B, length]` of texts are no padding; `None` for images."""
+        return None
 
 
-class DeviceImages:
-    """All images of a split on the device.
+class DeviceImages(DeviceData):
+    """All images of a split on the device, as uint8 `pixels` `[n, C, H, W]`.
 
     Args:
         samples: uint8 `[n, H, W, C]` with internal labels.
@@ -61,11 +64,6 @@ class DeviceImages:
         augmentation: How training inputs are cropped and flipped.
         device: Where the images live.
         layout: Memory layout of the inputs that are returned.
-
-    Attributes:
-        pixels: uint8 `[n, C, H, W]`.
-        labels: int64 `[n]`.
-        memo: Answers of the method's query, `[n, ...]`, or `None`.
     """
 
     def __init__(
@@ -76,26 +74,17 @@ class DeviceImages:
         device: torch.device,
         layout: torch.memory_format = torch.contiguous_format,
     ) -> None:
+        super().__init__(samples.labels, device)
         self.spec, self.augmentation, self._layout = spec, augmentation, layout
+        self.augments = augmentation.crop_padding > 0 or augmentation.flip
         pixels = torch.from_numpy(np.ascontiguousarray(samples.inputs.transpose(0, 3, 1, 2)))
         if pixels.dtype != torch.uint8:
             raise ValueError(f"images must be uint8, got {pixels.dtype}")
         if pixels.shape[1] not in (1, spec.channels):
             raise ValueError(f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}")
         self.pixels = pixels.to(device)
-        self.labels = torch.from_numpy(samples.labels.astype(np.int64)).to(device)
-        self.memo: torch.Tensor | None = None
-        shape = (1, -1, 1, 1)
-        self._mean = torch.tensor(spec.mean, device=device).view(shape)
-        self._std = torch.tensor(spec.std, device=device).view(shape)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def augments(self) -> bool:
-        """Whether training inputs are cropped or flipped."""
-        return self.augmentation.crop_padding > 0 or self.augmentation.flip
+        self._mean = torch.tensor(spec.mean, device=device).view(1, -1, 1, 1)
+        self._std = torch.tensor(spec.std, device=device).view(1, -1, 1, 1)
 
     def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
         """Draws the random numbers for `count` augmented images, on the CPU so that every device sees the same.
@@ -106,8 +95,8 @@ class DeviceImages:
         reach = 2 * self.augmentation.crop_padding + 1
         top, left = random.integers(0, reach, size=(2, count))
         flip = random.random(count) < (0.5 if self.augmentation.flip else 0.0)
-        device = self.pixels.device
-        return {"top": _to(top, device), "left": _to(left, device), "flip": _to(flip, device)}
+        draws = {"top": top, "left": left, "flip": flip}
+        return {name: torch.from_numpy(values).to(self.pixels.device) for name, values in draws.items()}
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns test inputs float32 `[B, channels, size, size]` of the images at `index`."""
@@ -127,9 +116,6 @@ class DeviceImages:
         crops = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         return self._finish(crops)
 
-    def token_mask(self, inputs: torch.Tensor) -> None:
-        """Returns `None`: images have no padding."""
-
     def _finish(self, images: torch.Tensor) -> torch.Tensor:
         scaled = images.to(torch.float32) / 255.0
         size = self.spec.size
@@ -140,40 +126,16 @@ class DeviceImages:
         return normalised.contiguous(memory_format=self._layout)
 
 
-class DeviceTokens:
-    """All texts of a split on the device, tokenised; they are not augmented.
-
-    Args:
-        tokens: Token ids with their lengths.
-        labels: Internal labels `[n]`.
-        device: Where the texts live.
-
-    Attributes:
-        ids: int32 `[n, length]`.
-        labels: int64 `[n]`.
-        memo: Answers of the method's query, `[n, ...]`, or `None`.
-    """
+class DeviceTokens(DeviceData):
+    """All texts of a split on the device, as int32 token ids `[n, length]`; they are not augmented."""
 
     def __init__(self, tokens: TokenIds, labels: Indices, device: torch.device) -> None:
+        super().__init__(labels, device)
         if len(tokens.ids) != len(labels):
             raise ValueError(f"{len(tokens.ids)} texts but {len(labels)} labels")
-        self.ids = torch.from_numpy(tokens.ids).to(device)
-        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
-        self.memo: torch.Tensor | None = None
+        self._ids = torch.from_numpy(tokens.ids).to(device)
         self._pad = tokens.pad
         self._lengths = torch.from_numpy(tokens.lengths)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def augments(self) -> bool:
-        """Whether training inputs differ from test inputs: never, for texts."""
-        return False
-
-    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Returns no random numbers: texts are not augmented."""
-        return {}
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns token ids int64 `[B, length]`.
@@ -181,20 +143,12 @@ class DeviceTokens:
         On a CPU, columns that are padding for the whole batch are cut off (to a multiple of 8). On a GPU the shape
         stays the same, because reading the lengths would wait for the device. Padding changes logits by rounding only.
         """
-        rows = self.ids[index]
+        rows = self._ids[index]
         if rows.device.type == "cpu" and len(index):
             longest = int(self._lengths[index].max())
             rows = rows[:, : -(-longest // _STEP) * _STEP]
         return rows.long()
 
-    def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns the same token ids as `plain`."""
-        return self.plain(index)
-
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns which tokens `[B, length]` are no padding."""
         return inputs != self._pad
-
-
-def _to(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values).to(device)

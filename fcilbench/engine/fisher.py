@@ -55,17 +55,17 @@ def fisher_diagonal(
         raise ValueError("the Fisher is taken in eval mode; the network is in training mode")
     totals = {name: torch.zeros_like(network.get_parameter(name), dtype=torch.float64) for name in names}
     samples = 0.0
-    hooks = SampleGradients(network, totals, _BUDGET)
+    recorded = SampleGradients(network, totals, _BUDGET)
     for batch, uniform in batches:
-        with hooks, torch.enable_grad():
-            log_p = F.log_softmax(hooks.run(batch.inputs)[:, batch.task.classes], dim=1)
+        with torch.enable_grad():
+            log_p = F.log_softmax(recorded.run(batch.inputs)[:, batch.task.classes], dim=1)
         targets, weights = _terms(kind, log_p.detach().exp(), batch.task.local(batch.labels), uniform)
         weights = weights * batch.mask[:, None]
         for column in range(targets.shape[1]):
             with torch.enable_grad():
                 objective = log_p.gather(1, targets[:, column : column + 1]).sum()
-            hooks.add_squares(objective, totals, weights[:, column])
-            rest = [name for name in names if name not in hooks.covered]
+            recorded.add_squares(objective, totals, weights[:, column])
+            rest = [name for name in names if name not in recorded.covered]
             if rest:
                 for name, squares in _squares(network, rest, batch, targets[:, column], weights[:, column]):
                     totals[name] += squares

@@ -13,7 +13,7 @@ import torch
 
 from fcilbench.api.client import Context, Net
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.model import FlatModel, NetHandle, Part
+from fcilbench.engine.model import FlatModel, NetHandle, Part, keeping_modes
 from fcilbench.engine.precision import REORDERED, Precision, autocast, relative_difference
 from fcilbench.spec.protocol import Protocol
 
@@ -29,12 +29,7 @@ def memo_table(
 ) -> torch.Tensor | None:
     """Returns the answers of a method's query for all samples, `[n, ...]`, or `None` if the method asks nothing.
 
-    Args:
-        model: The resident model, with the initial network loaded.
-        data: The samples; their test inputs are used.
-        query: Maps the network and inputs to answers `[B, ...]`, or to `None`.
-        batch_size: Samples per call.
-        precision: Arithmetic of the network.
+    The initial network must be loaded. The query sees test inputs.
     """
     model.network.eval()
     index, answers = torch.arange(len(data), device=data.labels.device), []
@@ -53,11 +48,6 @@ class FrozenFeatures:
     That is so if the backbone has no trainable parameter and no buffer that is exchanged, training inputs are test
     inputs, the extractor gives features alone, and the backbone in training mode gives a sample the same features in
     any batch (no dropout, no batch statistics). The last is tried out on real samples.
-
-    Args:
-        model: The resident model.
-        data: Training samples.
-        protocol: Precision and augmentation.
     """
 
     def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol) -> None:
@@ -81,20 +71,15 @@ class FrozenFeatures:
     def _compute(self) -> torch.Tensor | None:
         network = self._model.network
         index = torch.arange(len(self._data), device=self._data.labels.device)
-        modes = [(module, module.training) for module in network.modules()]
-        try:
-            with torch.no_grad(), autocast(self._precision, index.device):
-                network.train()
-                some, other = index[: 2 * _BATCH : 2], index[: 2 * _BATCH].flip(0)
-                again = self._features(some), self._features(other).flip(0)[::2]
-                network.eval()
-                first = self._features(some)
-                if not all(relative_difference(found, first) < REORDERED[self._precision] for found in again):
-                    return None
-                return torch.cat([self._features(rows) for rows in torch.split(index, _BATCH)])
-        finally:
-            for module, training in modes:
-                module.training = training
+        with torch.no_grad(), keeping_modes(network), autocast(self._precision, index.device):
+            network.train()
+            some, other = index[: 2 * _BATCH : 2], index[: 2 * _BATCH].flip(0)
+            again = self._features(some), self._features(other).flip(0)[::2]
+            network.eval()
+            first = self._features(some)
+            if not all(relative_difference(found, first) < REORDERED[self._precision] for found in again):
+                return None
+            return torch.cat([self._features(rows) for rows in torch.split(index, _BATCH)])
 
     def _features(self, rows: torch.Tensor) -> torch.Tensor:
         return self._model.features(self._data.plain(rows))

@@ -7,8 +7,9 @@ training starts from a copy of the global vector, never from a reference to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -125,60 +126,44 @@ class FlatModel(NetHandle):
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network = network.to(device)
         head = {id(parameter) for parameter in network.head.parameters()}
-        trainable = [p for p in network.parameters() if p.requires_grad]
-        backbone = [p for p in trainable if id(p) not in head]
-        if len(trainable) - len(backbone) != 2:
+        trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        parameters = sorted(trainable, key=lambda named: id(named[1]) in head)  # a stable sort: the head comes last
+        if sum(id(parameter) in head for _, parameter in parameters) != 2:
             raise ValueError("the classifier head's weight and bias must stay trainable")
-        for parameter in trainable:
+        for _, parameter in parameters:
             if parameter.dtype != torch.float32:
                 raise ValueError(f"trainable parameters must be float32, got {parameter.dtype}")
-        floats = [(m, k, b) for m, k, b in _buffers(network) if b.is_floating_point()]
-        self._integers = [(m, k) for m, k, b in _buffers(network) if not b.is_floating_point()]
-        ordered = [*backbone, *network.head.parameters()]
-        sizes = [p.numel() for p in ordered]
-        body, total = sum(sizes[:-2]), sum(sizes)
-        buffered = total + sum(buffer.numel() for _, _, buffer in floats)
+        buffers = _buffers(network)
+        floats = [each for each in buffers if each[2].is_floating_point()]
+        self._integers = [owner for _, owner, buffer in buffers if not buffer.is_floating_point()]
+        pieces = _pieces([*parameters, *((name, buffer) for name, _, buffer in floats)])
+        body, total = pieces[len(parameters) - 2].start, pieces[len(parameters) - 1].span.stop
+        whole = pieces[-1].span.stop
         classes, features = network.head.weight.shape
-        self.vector = torch.empty(buffered, device=device)
-        self.gradient = torch.zeros(total, device=device)
-        layout = _layout(network, ordered, floats)
-        self.layout = Layout(slice(0, body), slice(body, total), slice(total, buffered), classes, features, layout)
-        self._bind_parameters(ordered)
-        self._bind_buffers(floats, total)
+        self.layout = Layout(slice(0, body), slice(body, total), slice(total, whole), classes, features, pieces)
+        self.vector, self.gradient = torch.empty(whole, device=device), torch.zeros(total, device=device)
+        views = self.named(self.vector)
+        for (name, parameter), piece in zip(parameters, pieces, strict=False):
+            views[name].copy_(parameter.detach())
+            parameter.data = views[name]
+            parameter.grad = self.gradient[piece.span].view(piece.shape)
+        for name, (module, key), buffer in floats:
+            views[name].copy_(buffer)
+            module._buffers[key] = views[name]
         self.parameters = nn.Parameter(self.vector[:total])
         self.parameters.grad = self.gradient
         self.counters = self.read_counters()
 
-    def _bind_parameters(self, ordered: list[nn.Parameter]) -> None:
-        start = 0
-        for parameter in ordered:
-            stop = start + parameter.numel()
-            view = self.vector[start:stop].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[start:stop].view(parameter.shape)
-            start = stop
-
-    def _bind_buffers(self, floats: list[tuple[nn.Module, str, torch.Tensor]], start: int) -> None:
-        for module, name, buffer in floats:
-            stop = start + buffer.numel()
-            view = self.vector[start:stop].view(buffer.shape)
-            view.copy_(buffer)
-            module._buffers[name] = view
-            start = stop
-
     def load(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Copies a state vector `[D]` and counters `[K]` into the network."""
         self.vector.copy_(vector)
-        for (module, name), value in zip(self._integers, counters, strict=True):
-            buffer = module._buffers[name]
-            assert buffer is not None
-            buffer.copy_(value)
+        for (module, key), value in zip(self._integers, counters, strict=True):
+            cast("torch.Tensor", module._buffers[key]).copy_(value)
 
     def read_counters(self) -> torch.Tensor:
         """Returns the integer buffers, int64 `[K]`."""
-        values = [module._buffers[name] for module, name in self._integers]
-        rows = [value.reshape(()).to(torch.int64) for value in values if value is not None]
+        values = [cast("torch.Tensor", module._buffers[key]) for module, key in self._integers]
+        rows = [value.reshape(()).to(torch.int64) for value in values]
         return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.int64, device=self.vector.device)
 
     def named(self, vector: torch.Tensor, part: slice | None = None) -> dict[str, torch.Tensor]:
@@ -234,41 +219,41 @@ class _Borrowed(NetHandle):
 
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
         network = self._model.network
-        modes = [(module, module.training) for module in network.modules()]
-        network.eval()
-        try:
+        with keeping_modes(network):
+            network.eval()
             return functional_call(network, self._tensors, (inputs, part, context))
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def state(self) -> torch.Tensor:
         return self._vector
 
 
-def _layout(
-    network: nn.Module, ordered: list[nn.Parameter], floats: list[tuple[nn.Module, str, torch.Tensor]]
-) -> tuple[Piece, ...]:
-    """Returns the pieces of the flat vector, in its order."""
-    parameters = {id(parameter): name for name, parameter in network.named_parameters()}
-    modules = {id(module): name for name, module in network.named_modules()}
-    tensors: list[tuple[str, torch.Tensor]] = [(parameters[id(parameter)], parameter) for parameter in ordered]
-    for module, name, buffer in floats:
-        prefix = modules[id(module)]
-        tensors.append((f"{prefix}.{name}" if prefix else name, buffer))
-    starts = itertools.accumulate((tensor.numel() for _, tensor in tensors), initial=0)
-    return tuple(
-        Piece(name, tuple(tensor.shape), start) for (name, tensor), start in zip(tensors, starts, strict=False)
-    )
+@contextmanager
+def keeping_modes(network: nn.Module) -> Iterator[None]:
+    """Gives each module its mode back, training or evaluation, at the end of the block."""
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
-def _buffers(network: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Returns the persistent buffers with their owners; derived, non-persistent ones are never exchanged."""
+def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[Piece, ...]:
+    """Places named tensors one after another."""
+    pieces, start = [], 0
+    for name, tensor in tensors:
+        pieces.append(Piece(name, tuple(tensor.shape), start))
+        start = pieces[-1].span.stop
+    return tuple(pieces)
+
+
+def _buffers(network: nn.Module) -> list[tuple[str, tuple[nn.Module, str], torch.Tensor]]:
+    """Returns the persistent buffers with their names and owners; derived, non-persistent ones are never exchanged."""
     found = []
-    for module in network.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
+    for prefix, module in network.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
                 if not buffer.is_floating_point() and buffer.numel() != 1:
-                    raise ValueError(f"integer buffer {name!r} of {type(module).__name__} is not a scalar counter")
-                found.append((module, name, buffer))
+                    raise ValueError(f"integer buffer {key!r} of {type(module).__name__} is not a scalar counter")
+                found.append((f"{prefix}.{key}".lstrip("."), (module, key), buffer))
     return found

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
-
-from fcilbench.engine.statistics import Hooks
 
 Call = tuple[torch.Tensor, torch.Tensor]
 """A layer's input of one forward pass, samples first, and its output; for rules the gradient of its output."""
@@ -31,7 +29,7 @@ Call = tuple[torch.Tensor, torch.Tensor]
 Squares = dict[str, torch.Tensor]
 
 
-class SampleGradients(Hooks):
+class SampleGradients:
     """Records inputs and outputs of a network's layers, and takes squares of per-sample gradients from them.
 
     A layer is covered if it is a linear layer, convolution or layer norm that ran exactly once, owns its parameters
@@ -50,7 +48,6 @@ class SampleGradients(Hooks):
     """
 
     def __init__(self, network: nn.Module, names: Collection[str], budget: int) -> None:
-        super().__init__()
         self._network, self._budget = network, budget
         owners: dict[int, list[nn.Module]] = defaultdict(list)
         for module in network.modules():
@@ -64,9 +61,8 @@ class SampleGradients(Hooks):
             if wanted and _known(module) and (alike := _alike(module, owners)):
                 self._layers[name], self._alike[name] = module, alike
         inside = {f"{name}.{p}" for name, layer in self._layers.items() for p, _ in layer.named_parameters()}
-        self._copied = [
-            name for name in names if name not in inside and _broadcast(network.get_parameter(name), owners)
-        ]
+        parameters = {name: network.get_parameter(name) for name in names if name not in inside}
+        self._copied = {name: p.detach() for name, p in parameters.items() if _broadcast(p, owners)}
         self._copies: Squares = {}
         self._trusted: dict[nn.Module, bool] = {}
         self._tried = not self._copied
@@ -75,11 +71,6 @@ class SampleGradients(Hooks):
         self._versions: list[int] = []
         self._clones = False
         self.covered: set[str] = set()
-
-    def register(self) -> list[RemovableHandle]:
-        """Registers a forward hook on every layer that may be covered."""
-        layers = [(name, layer) for name, alike in self._alike.items() for layer in alike]
-        return [layer.register_forward_hook(self._recorder(name)) for name, layer in layers]
 
     def _recorder(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], torch.Tensor], torch.Tensor]:
         def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -94,16 +85,18 @@ class SampleGradients(Hooks):
         return record
 
     def run(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Runs the network on a batch and returns its output; call it inside of the `with` block."""
+        """Runs the network on a batch, with recording hooks on its layers, and returns its output."""
         if not self._tried and len(inputs) > 1:
             self._try_copies(inputs[:2])
-        self._inputs, self._calls = inputs, {name: [] for name in self._layers}
-        parameters = {name: self._network.get_parameter(name).detach() for name in self._copied}
+        self._inputs, self._versions, self._calls = inputs, [], {name: [] for name in self._layers}
         self._copies = {
-            name: p.expand(len(inputs), *p.shape[1:]).clone().requires_grad_() for name, p in parameters.items()
+            name: p.repeat_interleave(len(inputs), dim=0).requires_grad_() for name, p in self._copied.items()
         }
-        self._versions = []
-        output: torch.Tensor = functional_call(self._network, self._copies, (inputs,))
+        with ExitStack() as hooks:
+            for name, alike in self._alike.items():
+                for layer in alike:
+                    hooks.enter_context(layer.register_forward_hook(self._recorder(name)))
+            output: torch.Tensor = functional_call(self._network, self._copies, (inputs,))
         recorded = (own for calls in self._calls.values() for _, own in calls)
         if not self._clones and sum(own._version for own in recorded) != sum(self._versions):
             # A layer's output was changed in place, so the recorded ones are no longer the layers' own.
@@ -113,21 +106,18 @@ class SampleGradients(Hooks):
 
     def _try_copies(self, pair: torch.Tensor) -> None:
         """Keeps copies only if each of two samples depends on its own copy and not on the other's."""
-        parameters = {name: self._network.get_parameter(name).detach() for name in self._copied}
-        self._calls, self._tried = {name: [] for name in self._layers}, True
+        self._tried = True
         with torch.no_grad():
             plain = self._network(pair)
             for own in (0, 1):
-                rows = {name: [p + 1.0, p + 1.0] for name, p in parameters.items()}
-                for name, p in parameters.items():
-                    rows[name][own] = p
+                # The other sample's copy is changed, which may not show in this one's output.
+                copies = {name: torch.cat([p + own, p + 1 - own]) for name, p in self._copied.items()}
                 try:
-                    copies = {name: torch.cat(values) for name, values in rows.items()}
                     same = torch.allclose(functional_call(self._network, copies, (pair,))[own], plain[own], 1e-4, 1e-5)
                 except RuntimeError:  # shapes that do not fit
                     same = False
                 if not same:
-                    self._copied = []
+                    self._copied = {}
                     return
 
     def add_squares(self, objective: torch.Tensor, totals: Squares, weights: torch.Tensor) -> None:
@@ -148,7 +138,8 @@ class SampleGradients(Hooks):
             self.covered.update(f"{name}.{parameter}" for parameter, _ in layer.named_parameters())
             reached = [(x, gradient) for x, _ in calls if (gradient := next(gradients)) is not None]
             if reached:
-                for parameter, squares in _rule(layer)(layer, reached, weights, self._budget).items():
+                rule = next(rule for kind, rule in _RULES.items() if isinstance(layer, kind))
+                for parameter, squares in rule(layer, reached, weights, self._budget).items():
                     totals[f"{name}.{parameter}"] += squares
         for name, gradient in zip(self._copies, gradients, strict=True):
             if gradient is not None:
@@ -243,20 +234,12 @@ _RULES: Mapping[type[nn.Module], Callable[..., Squares]] = {
 }
 
 
-def _base(module: nn.Module) -> type[nn.Module] | None:
-    """Returns the class of `_RULES` that a layer is of, or derives from."""
-    return next((kind for kind in _RULES if isinstance(module, kind)), None)
-
-
-def _rule(module: nn.Module) -> Callable[..., Squares]:
-    kind = _base(module)
-    assert kind is not None
-    return _RULES[kind]
-
-
 def _known(module: nn.Module) -> bool:
     """Returns whether there is a rule for a layer as it is configured."""
-    if _base(module) is None or not {name for name, _ in module.named_parameters()} <= {"weight", "bias"}:
+    if not isinstance(module, tuple(_RULES)) or not {name for name, _ in module.named_parameters()} <= {
+        "weight",
+        "bias",
+    }:
         return False
     if isinstance(module, nn.Embedding):
         return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
@@ -268,9 +251,9 @@ def _known(module: nn.Module) -> bool:
 
 
 def _computes_as_its_base(layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> bool:
-    kind = _base(layer)
-    if kind is None or type(layer).forward is kind.forward:
-        return kind is not None
+    kind = next(kind for kind in _RULES if isinstance(layer, kind))
+    if type(layer).forward is kind.forward:
+        return True
     try:
         with torch.no_grad():
             expected = kind.forward(layer, x)

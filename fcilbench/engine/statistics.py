@@ -6,12 +6,10 @@ All of them run in float32, outside of autocast, with the network in the mode th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from contextlib import ExitStack
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from fcilbench.api.client import Batch, LayerGram, Net
 from fcilbench.api.message import matches
@@ -21,76 +19,13 @@ Masked = tuple[torch.Tensor, torch.Tensor | None]
 """Inputs of a batch, and which of its tokens `[B, length]` are no padding (`None` for images)."""
 
 
-class Hooks:
-    """Base of hooks on a network's layers that exist inside a `with` block and are gone after it, whatever happens."""
-
-    def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
-
-    def register(self) -> list[RemovableHandle]:
-        """Registers the hooks and returns their handles."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        self._handles = self.register()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
-class InputHooks(Hooks):
-    """Hands over the inputs of layers while the network runs.
-
-    Args:
-        layers: The layers by name; one name may come several times.
-        take: Called with a layer's name, its input float32 `[..., in]`, and the mask of its rows or `None`.
-
-    Attributes:
-        mask: Real tokens of the batch that is about to run, bool `[B, length]`; `None` if every row counts.
-    """
-
-    def __init__(
-        self,
-        layers: Iterable[tuple[str, nn.Module]],
-        take: Callable[[str, torch.Tensor, torch.Tensor | None], None],
-    ) -> None:
-        super().__init__()
-        self._layers, self._take = list(layers), take
-        self.mask: torch.Tensor | None = None
-
-    def register(self) -> list[RemovableHandle]:
-        """Registers a hook before every layer."""
-        return [layer.register_forward_pre_hook(self._recorder(name)) for name, layer in self._layers]
-
-    def _recorder(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def record(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            x = inputs[0].detach().float()
-            tokens = self.mask is not None and x.dim() == 3 and x.shape[:2] == self.mask.shape
-            with torch.no_grad():
-                self._take(name, x, self.mask if tokens else None)
-
-        return record
-
-
 def layer_inputs(
     model: FlatModel, patterns: Sequence[str], batches: Iterable[Masked]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yields the inputs of `nn.Linear` layers, frozen ones too, for one batch after another.
+    """Yields by name the inputs `[rows, in]` of the `nn.Linear` layers whose names match, for one batch after another.
 
-    The rows of all batches, one after another, do not depend on the batch size: those of one sample stay together, in
-    the order in which the layer saw them.
-
-    Args:
-        model: The model.
-        patterns: Patterns of the layers' names in the network.
-        batches: The inputs with their token masks.
-
-    Yields:
-        By layer name float32 `[rows, in]`, without rows of padding tokens. Layers that did not run are missing.
+    The rows of one sample stay together, in the order in which the layer saw them. Padding tokens and layers that did
+    not run are left out.
 
     Raises:
         ValueError: If no linear layer matches.
@@ -114,10 +49,29 @@ def _inputs(
         kept = torch.ones(rows.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
         found.setdefault(name, []).append((rows, kept))
 
-    with torch.no_grad(), InputHooks(layers, take) as hooks:
-        hooks.mask = mask
-        model.logits(inputs)
+    _watch(model, layers, inputs, mask, take)
     return {name: _rows(found[name]) for name, _ in layers if name in found}
+
+
+@torch.no_grad()
+def _watch(
+    model: FlatModel,
+    layers: Sequence[tuple[str, nn.Module]],
+    inputs: torch.Tensor,
+    mask: torch.Tensor | None,
+    take: Callable[[str, torch.Tensor, torch.Tensor | None], None],
+) -> None:
+    """Runs the model on one batch; `take` gets each layer's name, its float32 input and the token mask, if it fits."""
+
+    def record(name: str, x: torch.Tensor) -> None:
+        fits = mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape
+        take(name, x.float(), mask if fits else None)
+
+    with ExitStack() as hooks:
+        for name, layer in layers:
+            hook = layer.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs[0]))
+            hooks.enter_context(hook)
+        model.logits(inputs)
 
 
 def _rows(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -131,14 +85,7 @@ def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iter
 
     Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets the sum of all
     its inputs. Layers that compute something else than `nn.Linear` and layers that never run are left out.
-
-    Args:
-        model: The model.
-        diagonal: Whether of a layer, told by its name, only the diagonal is wanted.
-        batches: The inputs with their token masks.
-
-    Returns:
-        By layer, in the network's order; its weight is the piece `<name>.weight`.
+    `diagonal(name)` says whether only the diagonal is wanted of a layer; the result has the network's order.
     """
     owners = {id(parameter): name for name, parameter in model.network.named_parameters()}
     exchanged = {piece.name for piece in model.layout.pieces}
@@ -159,22 +106,17 @@ def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iter
         known = sums.get(name)
         sums[name] = LayerGram(product, rows) if known is None else LayerGram(known.total + product, known.rows + rows)
 
-    with torch.no_grad(), InputHooks(layers, take) as hooks:
-        for inputs, mask in batches:
-            hooks.mask = mask
-            model.logits(inputs)
+    for inputs, mask in batches:
+        _watch(model, layers, inputs, mask, take)
     return {name: sums[name] for name, _ in layers if name in sums}
 
 
 def mean_gradient(
     model: FlatModel, batches: Iterable[Batch], loss: Callable[[Net, Batch], torch.Tensor]
 ) -> torch.Tensor:
-    """Returns the gradient `[P]` of the mean of a loss over samples, at the model's parameters.
+    """Returns the gradient `[P]` of the mean over samples of a loss, which gives the mean of a batch.
 
-    Args:
-        model: The model; its flat gradient is used and left at 0.
-        batches: The samples.
-        loss: Scalar mean loss of a batch.
+    The model's flat gradient is used and left at 0.
 
     Raises:
         ValueError: If there is no sample.

@@ -207,7 +207,7 @@ def test_what_needs_a_second_pass(build, left):
     hooks, totals = SampleGradients(network, names(network), 1 << 20), {}
     for name in names(network):
         totals[name] = torch.zeros_like(network.get_parameter(name))
-    with hooks, torch.enable_grad():
+    with torch.enable_grad():
         objective = hooks.run(x).sum()
     hooks.add_squares(objective, totals, torch.ones(3))
     assert set(names(network)) - hooks.covered == left
@@ -272,7 +272,7 @@ def test_texts_equal_a_loop_of_single_samples(build, size, monkeypatch):
 def test_no_gradient_of_the_size_of_the_vocabulary_is_formed_per_sample(build):
     network, x = Network(FeatureExtractor(build(), 8), 4).eval(), torch.randint(2, 9, (6, 6))
     hooks = SampleGradients(network, names(network), 1 << 20)
-    with hooks, torch.enable_grad():
+    with torch.enable_grad():
         objective = hooks.run(x).sum()
     totals = {name: torch.zeros_like(network.get_parameter(name)) for name in names(network)}
     hooks.add_squares(objective, totals, torch.ones(6))
