@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -84,7 +84,7 @@ class Batch:
     task: Task
     memo: torch.Tensor | None = None
     extra: Batch | None = None
-    protocol: _protocol.Protocol = _protocol.Protocol()
+    protocol: _protocol.Protocol = field(default_factory=_protocol.Protocol)
 
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]

@@ -28,11 +28,7 @@ class CaptureError(RuntimeError):
 class CapturedStep:
     """A step that reads its minibatch and its context from buffers that stay where they are.
 
-    Args:
-        step: The step, prepared for the work.
-        objective: What is optimised; its context is copied into buffers.
-        work: What a client trains on; other clients of the task may follow.
-        minibatch: Any minibatch of it: names, types and shapes of its random numbers.
+    It is made for one client's work, with any minibatch of it; other clients of the task may follow.
 
     Attributes:
         total: Sum of the losses since it was last set to zero.
@@ -54,7 +50,12 @@ class CapturedStep:
             for tensors in (context, self._context)
         )
         same = (work.task, work.batch_size) == (self._work.task, self._work.batch_size)
-        return same and self._step.optimiser is self._optimiser and _data(work) is _data(self._work) and shapes == own
+        return (
+            same
+            and self._step.optimiser is self._optimiser
+            and _replayed(work) is _replayed(self._work)
+            and shapes == own
+        )
 
     def bind(self, context: Context) -> None:
         """Copies a client's context into the buffers."""
@@ -74,9 +75,6 @@ class CapturedStep:
 
     def capture(self, minibatch: Minibatch) -> None:
         """Captures the step, checks the captured gradient against the plain one, and leaves the model as it was.
-
-        Args:
-            minibatch: A real one, for warm-up and check.
 
         Raises:
             CaptureError: If the objective cannot be captured, or its captured gradient differs from the plain one.
@@ -128,8 +126,7 @@ class CapturedStep:
             raise CaptureError(f"the captured gradient differs from the plain one by {difference:.1e} (relative)")
 
 
-def _data(work: Work) -> DeviceData | None:
-    """Returns the samples that are mixed into the training."""
+def _replayed(work: Work) -> DeviceData | None:
     return None if work.extra is None else work.extra.data
 
 

@@ -68,12 +68,7 @@ class LocalOptimiser:
         return kind(groups, lr=protocol.lr, weight_decay=0.0, fused=True, capturable=device.type == "cuda")
 
     def reset(self, task: Task, steps: int) -> None:
-        """Begins a client's round without moments, and without allocating.
-
-        Args:
-            task: The current task; the head rows of other tasks do not decay.
-            steps: Local steps of the round.
-        """
+        """Begins a client's round of `steps` steps without moments, and without allocating."""
         self.forget()
         self._steps = steps
         if self._decay is not None:
@@ -131,12 +126,7 @@ class LocalOptimiser:
 
 
 def schedule(kind: str, number: int, steps: int) -> float:
-    """Returns the factor of the learning rate in a step.
-
-    Args:
-        kind: `constant`, `cosine` or `step` (`fcilbench.spec.protocol.Protocol.schedule`).
-        number: The step, counted from 0.
-        steps: Number of steps.
+    """Returns the factor of the learning rate in a step, counted from 0, under a `Protocol.schedule`.
 
     Example:
         >>> [schedule("step", number, 8) for number in (0, 3, 4, 6)]
@@ -156,10 +146,11 @@ def _factors(pieces: Iterable[Piece], train: Sequence[str], rates: Mapping[str, 
         if not any(matches(name, [pattern]) for name in names):
             near = get_close_matches(pattern, names, 1, 0.0)[0]
             raise ValueError(f"the learning-rate pattern {pattern!r} matches no parameter; the nearest is {near!r}")
-    found = {}
-    for name in names:
-        if matches(name, train):
-            found[name] = next((factor for pattern, factor in rates.items() if matches(name, [pattern])), 1.0)
+    found = {
+        name: next((factor for pattern, factor in rates.items() if matches(name, [pattern])), 1.0)
+        for name in names
+        if matches(name, train)
+    }
     if not found:
         near = get_close_matches(next(iter(train), ""), names, 1, 0.0)[0]
         raise ValueError(f"no parameter matches the patterns to train, {', '.join(train)}; the nearest is {near!r}")

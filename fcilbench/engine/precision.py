@@ -61,14 +61,7 @@ def unfused_attention() -> Iterator[None]:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-    """Returns softmax(scale Q K^T) V (Vaswani et al. 2017, equation 1), `[..., L, Ev]`.
-
-    Args:
-        query: `[..., L, E]`.
-        key: `[..., S, E]`.
-        value: `[..., S, Ev]`.
-        scale: Factor of the products; by default `1 / sqrt(E)`.
-    """
+    """Returns softmax(scale Q K^T) V (Vaswani et al. 2017, equation 1); the scale is `1 / sqrt(width)` by default."""
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return ((query * factor) @ key.transpose(-2, -1)).softmax(dim=-1) @ value
 
@@ -84,24 +77,15 @@ class _Unfused(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
-        if func is F.scaled_dot_product_attention and len(args) == 3 and _bare(options):
+        masked = options.get("attn_mask") is not None or options.get("is_causal", False)
+        plain = not (masked or options.get("dropout_p", 0.0) or options.get("enable_gqa", False))
+        if func is F.scaled_dot_product_attention and len(args) == 3 and plain:
             return attention(*args, scale=options.get("scale"))
         return func(*args, **options)
 
 
-def _bare(options: dict[str, Any]) -> bool:
-    """Returns whether there is no mask, no dropout and one key for each query head."""
-    hidden = options.get("attn_mask") is not None or options.get("is_causal", False)
-    return not (hidden or options.get("dropout_p", 0.0) or options.get("enable_gqa", False))
-
-
 def relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Returns `||found - expected|| / ||expected||` in float32, NaN if either has one; waits for the device.
-
-    Example:
-        >>> relative_difference(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
-        0.20000000298023224
-    """
+    """Returns `||found - expected|| / ||expected||` in float32, NaN if either has one; waits for the device."""
     wanted = expected.float()
     return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-12))
 
@@ -111,10 +95,6 @@ def all_finite(values: torch.Tensor) -> bool:
 
     One pass over the least and the largest entry, which are NaN if any entry is. `isfinite` takes fifteen times as
     long on a CPU, because it makes and reduces tensors of the same size (`benchmarks/results/cpu-2026-11-28.md`).
-
-    Example:
-        >>> all_finite(torch.tensor([0.0, torch.inf])), all_finite(torch.empty(0))
-        (False, True)
     """
     if not values.numel() or not (values.is_floating_point() or values.is_complex()):
         return True

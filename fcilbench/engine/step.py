@@ -23,13 +23,7 @@ GradientHook = Callable[[torch.Tensor, Net, Context], None]
 
 @dataclass(frozen=True)
 class Objective:
-    """What a client optimises: functions of tensors.
-
-    Attributes:
-        loss: Scalar loss of a batch.
-        gradient: Changes the flat gradient `[P]` in place.
-        context: Tensors that both read.
-    """
+    """What a client optimises: the method's hooks `loss` and `gradient`, and the context that both read."""
 
     loss: Loss
     gradient: GradientHook
@@ -38,12 +32,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Extra:
-    """Samples that a client mixes into its training (`Aggregator.replay`).
-
-    Attributes:
-        data: The samples on the device.
-        random: Draws a batch of them for each step.
-    """
+    """Samples that a client mixes into its training (`Aggregator.replay`), and the stream that draws of them."""
 
     data: DeviceData
     random: np.random.Generator
@@ -74,21 +63,10 @@ class Work:
         """Steps of one pass, `ceil(n / batch_size)`."""
         return -(-len(self.index) // self.batch_size)
 
-    @property
-    def steps(self) -> int:
-        """Steps of the whole round."""
-        return self.epochs * self.pass_steps
-
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The samples of one step.
-
-    Attributes:
-        rows: Their positions, int64 `[n]`.
-        draws: Random numbers of their augmentation, each `[n, ...]`.
-        extra: The same for replayed samples.
-    """
+    """Positions `[n]` of the samples of one step, the random numbers of their augmentation, and the replayed ones."""
 
     rows: torch.Tensor
     draws: Draws
@@ -96,19 +74,7 @@ class Minibatch:
 
 
 class LocalStep:
-    """The step, with the optimiser that it owns.
-
-    Args:
-        model: The resident model, trained in place.
-        data: Training samples.
-        protocol: Optimiser, precision, augmentation.
-        rates: Factors of the learning rate by pattern of names; the first that matches counts.
-
-    Attributes:
-        model: The resident model.
-        optimiser: The optimiser of the pieces that the current work trains.
-        frozen: Features of the samples, where the backbone is frozen.
-    """
+    """The step on the resident model, with the optimiser of the pieces that the current work trains."""
 
     def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol, rates: Mapping[str, float]) -> None:
         self.model = model
@@ -122,19 +88,12 @@ class LocalStep:
         if work.train != self._train:
             self._train = work.train
             self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
-        self.optimiser.reset(work.task, work.steps)
+        self.optimiser.reset(work.task, work.epochs * work.pass_steps)
 
     def gradient(self, objective: Objective, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> torch.Tensor:
-        """Fills the flat gradient for one minibatch, gradient hook included.
+        """Fills the flat gradient for one minibatch, gradient hook included, and returns the detached float32 loss.
 
-        Args:
-            objective: What is optimised.
-            work: What the client trains on.
-            minibatch: The samples.
-            mask: float32 `[B]`, 0 for padding rows.
-
-        Returns:
-            The detached loss, a float32 scalar on the device.
+        `mask` `[B]` is 1 for samples and 0 for padding rows.
         """
         model = self.model
         model.gradient.zero_()

@@ -21,12 +21,8 @@ __all__ = ["Extra", "Objective", "Trainer", "Work"]
 class Trainer:
     """Trains the flat model in place on a client's samples.
 
-    Args:
-        model: The resident model.
-        data: Training samples.
-        protocol: Optimiser, learning rate, weight decay, precision, augmentation.
-        capture: Whether steps are captured in a CUDA graph; needs a CUDA device.
-        rates: Factors of the learning rate by patterns of piece names; the first pattern that matches counts.
+    Steps are captured in a CUDA graph where `capture` asks for it and the device can. `rates` are factors of the
+    learning rate by patterns of piece names, of which the first that matches counts.
 
     Attributes:
         notes: What the user should know, e.g. that a step could not be captured and is run plainly.
@@ -49,15 +45,7 @@ class Trainer:
         self.notes: list[str] = []
 
     def train(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
-        """Runs E passes of `ceil(n / batch_size)` steps over a client's samples.
-
-        Args:
-            objective: What is optimised.
-            work: Samples, task, epochs and batch size, pieces to train and samples to replay.
-            random: The client's stream of this round.
-
-        Returns:
-            Mean loss over the steps of the last epoch, a scalar on the device.
+        """Runs E passes over a client's samples; returns the mean loss of the last one, a scalar on the device.
 
         Raises:
             ValueError: If the work trains no parameter, or replays from no samples.

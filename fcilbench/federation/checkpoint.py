@@ -94,7 +94,8 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         state, warnings = dict(record["state"]), list(record["warnings"])
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
     except Exception as error:
-        server.warn(f"a checkpoint was ignored, the cell starts over: {_reason(error)}")
+        reason = error if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
+        server.warn(f"a checkpoint was ignored, the cell starts over: {reason}")
         return None
     server.vector.copy_(record["vector"])
     server.counters.copy_(record["counters"])
@@ -113,10 +114,6 @@ def _check(record: dict[str, Any], progress: Progress, federation: Federation) -
     last = progress.phase == len(phases) and progress.round == 0
     if not last and not (0 <= progress.phase < len(phases) and 0 <= progress.round < phases[progress.phase].rounds):
         raise DamagedError(f"there is no round {progress.round} of phase {progress.phase}")
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
 
 
 # ---------------------------------------------------------------- the final server

@@ -18,13 +18,7 @@ from fcilbench.federation.tasks import stream
 
 
 class ClientSession:
-    """One client in one turn; implements `fcilbench.api.client.Client`.
-
-    Args:
-        federation: Where the data and the model are; the session shows its method nothing else of it.
-        context: The current phase and round.
-        client: Registered client id.
-        received: The method's broadcasts of this round.
+    """One client in one round; implements `fcilbench.api.client.Client`.
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.

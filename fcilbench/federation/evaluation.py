@@ -160,12 +160,7 @@ def as_module(built: Module | torch.Tensor) -> Module:
 
 
 def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
-    """Returns the share of pairs in which the inside score is larger, ties counting one half (Mann-Whitney).
-
-    Example:
-        >>> auroc(torch.tensor([0.9, 0.8]), torch.tensor([0.8, 0.1]))
-        0.875
-    """
+    """Returns the share of pairs in which the inside score is larger, ties counting one half (Mann-Whitney)."""
     from sklearn.metrics import roc_auc_score
 
     truth = [1] * len(inside) + [0] * len(outside)
@@ -174,11 +169,9 @@ def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
 
 def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> dict[str, list[int]]:
     """Returns for each module the tasks whose test samples it must see."""
-    needed: dict[str, list[int]] = {}
+    needed: dict[str, dict[int, None]] = {}  # dicts as ordered sets
     for task in tasks:
         for identity in identities:
             for name in predictors.rules[identity].modules(tasks, task if identity == "oracle" else None):
-                indices = needed.setdefault(name, [])
-                if task.index not in indices:
-                    indices.append(task.index)
-    return needed
+                needed.setdefault(name, {})[task.index] = None
+    return {name: list(indices) for name, indices in needed.items()}

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fcilbench.api.message import Layout, Message, nbytes
+from fcilbench.api.message import Message, nbytes
 from fcilbench.api.predict import Predictors
 from fcilbench.api.schedule import Task
 from fcilbench.engine.meters import device_name
@@ -25,7 +25,6 @@ from fcilbench.federation.server import FederationServer
 from fcilbench.files import write_atomic
 from fcilbench.spec.metrics import METRICS, evaluate
 from fcilbench.spec.outcome import Cost, Outcome, Value
-from fcilbench.spec.protocol import TaskIdentity
 
 FORMAT = "fcilbench-module-2"
 
@@ -35,9 +34,11 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
     seeds = federation.experiment.seeds
     sizes = [len(index) for index in federation.test_index]
     matrices = {identity: _matrix(rows, len(sizes)) for identity, rows in progress.accuracy.items()}
-    named: dict[str, Value] = {}
-    for identity, matrix in matrices.items():
-        named |= _metrics(identity, matrix, sizes)
+    named = {
+        f"{name}/{identity}": _value(name, value)
+        for identity, matrix in matrices.items()
+        for name, value in evaluate(matrix, sizes).items()
+    }
     if progress.ood_auroc is not None:
         named["oos_auroc/none"] = _value("oos_auroc", progress.ood_auroc)
     return Outcome(
@@ -90,10 +91,6 @@ def _matrix(rows: dict[int, list[float]], tasks: int) -> list[list[float | None]
     return [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(tasks)]
 
 
-def _metrics(identity: TaskIdentity, matrix: list[list[float | None]], sizes: list[int]) -> dict[str, Value]:
-    return {f"{name}/{identity}": _value(name, value) for name, value in evaluate(matrix, sizes).items()}
-
-
 def _value(name: str, value: float | None) -> Value:
     return Value(value=value, unit=METRICS[name].unit, better=METRICS[name].better)
 
@@ -144,18 +141,18 @@ class ModuleFile:
 
 
 def write_module(path: Path, tensors: Message, server: FederationServer, about: Mapping[str, str]) -> None:
-    """Replaces a module file in one step.
-
-    Args:
-        path: Where to.
-        tensors: What the method exported.
-        server: Where it comes from.
-        about: `cell`, `method` and `version`.
-    """
+    """Replaces a module file in one step; `about` says `cell`, `method` and `version`."""
+    layout = server.layout
     facts: dict[str, Any] = {
         **about,
         "tasks": [[task.offset, task.size] for task in server.tasks],
-        "parts": _parts(server.layout),
+        "parts": {
+            "backbone": layout.backbone.stop,
+            "head": layout.head.stop - layout.head.start,
+            "buffers": layout.buffers.stop - layout.buffers.start,
+            "classes": layout.classes,
+            "features": layout.features,
+        },
     }
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_atomic(path, save(plain, metadata={"format": FORMAT, "facts": json.dumps(facts)}))
@@ -178,13 +175,3 @@ def read_module(path: Path) -> ModuleFile:
             f"{path} cannot be read: {error}", hint="`fcilbench module export CELL -o FILE` writes one"
         ) from error
     return ModuleFile(tensors, json.loads(metadata["facts"]))
-
-
-def _parts(parts: Layout) -> dict[str, int]:
-    return {
-        "backbone": parts.backbone.stop,
-        "head": parts.head.stop - parts.head.start,
-        "buffers": parts.buffers.stop - parts.buffers.start,
-        "classes": parts.classes,
-        "features": parts.features,
-    }

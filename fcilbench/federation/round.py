@@ -59,10 +59,10 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     replay = channel.post({} if federation.replay is None else federation.replay.message)
     uploads: dict[int, Upload] = {}
     with watch("training"):
-        for client in execution_order(clients):
+        for row, client in zip(rows, clients, strict=False):
             channel.down(client, replay, model=False)
             session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
-            upload = local_update(federation, context, session, rows[clients.index(client)], wire)
+            upload = local_update(federation, context, session, row, wire)
             if upload is not None:
                 uploads[client] = upload
     with watch("aggregation"):
@@ -87,11 +87,6 @@ def sample_clients(federation: Federation, context: RoundContext) -> list[int]:
     return sorted(int(client) for client in drawn if len(context.phase.clients[client]) > 0)
 
 
-def execution_order(clients: Sequence[int]) -> Sequence[int]:
-    """Returns the order in which clients are simulated; no result depends on it."""
-    return clients
-
-
 def checked(wire: Wire, layout: Layout) -> Wire:
     """Returns the wire, or raises `ValueError` if one of its patterns matches no piece of the state vector."""
     for pattern in (*wire.train, *wire.up):
@@ -112,15 +107,7 @@ def local_update(
 ) -> Upload | None:
     """Trains one client from the global model, asks it for its statistics, and sends both.
 
-    Args:
-        federation: The federation.
-        context: The current phase and round.
-        session: The client.
-        row: `[D]`, gets its update.
-        wire: What it trains and sends.
-
-    Returns:
-        What arrives at the server, or `None` if the client does not answer.
+    Its update is written into `row` `[D]`. The result is what arrives at the server, or `None` without an answer.
     """
     server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
     model.load(server.vector, server.counters)
@@ -209,11 +196,10 @@ def collect_task_statistics(federation: Federation, context: RoundContext) -> di
 
 
 def _mean_loss(uploads: Collection[Upload]) -> float | None:
-    ordered = sorted(uploads, key=lambda upload: upload.client)
-    losses = [upload.loss.double().cpu() for upload in ordered if upload.loss is not None]
+    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
     if not losses:
         return None
-    weights = torch.tensor([upload.samples for upload in ordered], dtype=torch.float64)
+    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
     return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 

@@ -50,7 +50,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     torch.set_num_threads(experiment.runtime.threads)
     forbid_tf32()
     reset_peak_memory(torch.device(experiment.device))
-    on_event = on_event or _ignore
+    on_event = on_event or (lambda _: None)
     federation = build(experiment, decoding_events(on_event))
     (workdir / checkpoint.FINAL).unlink(missing_ok=True)
     progress = checkpoint.restore(workdir / "checkpoint.pt", federation)
@@ -74,10 +74,6 @@ def decoding_events(on_event: Listener) -> Callable[[int, int], None]:
             on_event({"event": "decoding", "done": done, "total": total})
 
     return report
-
-
-def _ignore(event: Event) -> None:
-    """Listens to nothing."""
 
 
 class _Run:

@@ -20,7 +20,7 @@ from fcilbench.spec.protocol import Protocol
 
 
 class FederationServer:
-    """The server as its method sees it (`fcilbench.api.server.Server`).
+    """The server as its method sees it; implements `fcilbench.api.server.Server`.
 
     Args:
         vector: Initial global state vector `[D]`; copied.
@@ -103,8 +103,5 @@ def tree_nbytes(tree: Any) -> int:
     """Returns the bytes of all tensors in nested dicts, lists and tuples."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
-    if isinstance(tree, dict):
-        return sum(tree_nbytes(value) for value in tree.values())
-    if isinstance(tree, list | tuple):
-        return sum(tree_nbytes(value) for value in tree)
-    return 0
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return sum(tree_nbytes(value) for value in values)

@@ -182,7 +182,7 @@ class Sum(Aggregator):
             server.state["prototype_counts"] = server.vector.new_zeros(shape[0], dtype=torch.int64)
 
     def task_broadcast(self, server: Server) -> Message:
-        """Sends theta_pre if the selector needs features under it: a client is not assumed to keep a second model."""
+        """Sends theta_pre if the selector needs features under it; a client keeps it, so that it is sent once."""
         return {"pre": server.state["pre"]} if self.params.selector == "prototype" else {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
