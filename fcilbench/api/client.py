@@ -63,6 +63,9 @@ class Net(Protocol):
         """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
 
 
+_DEFAULT = _protocol.Protocol()
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch on the device.
