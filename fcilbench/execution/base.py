@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from fcilbench.registry.process import Event
 from fcilbench.spec.cell import Cell
@@ -16,6 +16,7 @@ TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
 """The events that end a job; exactly one of them is a worker's last word about it."""
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job needs.
-
-    Attributes:
-        device: Kind of device.
-        alone: Whether the device is for this job only, after memory ran out on a shared one.
-    """
+    """What a job needs: a kind of device, `alone` after memory ran out on a shared one."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     alone: bool = False
@@ -68,7 +64,6 @@ class Job:
 
     Attributes:
         cell: The cell in its JSON form (`Cell.model_dump(mode="json")`).
-        cell_id: Its identity.
         workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
         data_root: Folder of the data sets, or `None` for the default.
         device: Device of torch that the cell runs on; which GPU that is, the executor decides.
@@ -85,12 +80,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Handle:
-    """A job that an executor has taken.
-
-    Attributes:
-        token: Unique to the job; events of the worker carry it.
-        label: How progress names its place, e.g. `gpu0` or `cpu`.
-    """
+    """A job that an executor has taken: its unique token, and how progress names its place, e.g. `gpu0` or `cpu`."""
 
     token: str
     label: str
@@ -107,7 +97,6 @@ class Executor(Protocol):
     @property
     def places(self) -> Sequence[str]:
         """Labels of the places for jobs that run at the same time, for the display."""
-        ...
 
     def accepts(self, resources: Resources) -> bool:
         """Says whether a job that needs these resources would be taken now."""
@@ -159,22 +148,24 @@ class Progress:
         """The run is over."""
 
 
-class SafeCall:
-    """Calls an observer; its first exception is logged, and none gets through to the run.
+def guarded(observer: T, name: str) -> T:
+    """Returns an observer whose first exception is logged, and whose exceptions never reach the run."""
+    return cast(T, _Guarded(observer, name))
 
-    Args:
-        name: What the warning calls the observer.
-    """
 
-    def __init__(self, name: str) -> None:
+class _Guarded:
+    def __init__(self, observer: object, name: str) -> None:
+        self._observer = observer
         self._name = name
         self._warned = False
 
-    def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls `function(*arguments)`."""
-        try:
-            function(*arguments)
-        except Exception as error:  # whatever it is, it is not the cell's problem
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s: %s: %s", self._name, type(error).__name__, error)
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            try:
+                getattr(self._observer, method)(*arguments)
+            except Exception as error:  # whatever it is, it is not the cell's problem
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("%s: %s: %s", self._name, type(error).__name__, error)
+
+        return call

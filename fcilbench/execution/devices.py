@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fcilbench.errors import PrerequisiteError, UsageError
@@ -16,16 +15,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as `nvidia-smi` sees it.
-
-    Attributes:
-        index: Its number on this machine.
-        uuid: Its unique name.
-        name: Its model.
-        memory: Its memory in bytes.
-        free: What of it is free, in bytes.
-        driver: Version of the driver.
-    """
+    """A GPU as `nvidia-smi` sees it; memory in bytes."""
 
     index: int
     uuid: str
@@ -35,13 +25,13 @@ class Gpu:
     driver: str
 
 
-def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+def find_gpus() -> list[Gpu]:
     """Returns the GPUs of this machine that `CUDA_VISIBLE_DEVICES` allows, in its order.
 
     A machine without a working `nvidia-smi` has none.
     """
     found = _ask_nvidia_smi()
-    allowed = environment.get("CUDA_VISIBLE_DEVICES")
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
         return found
     chosen: list[Gpu] = []
@@ -53,12 +43,11 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
     return chosen
 
 
-def choose_devices(option: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+def choose_devices(option: str) -> list[str]:
     """Turns `--gpus` into the `CUDA_VISIBLE_DEVICES` value of each device to use; one empty value means the CPU.
 
     Args:
         option: `auto` (every visible GPU, else the CPU), `none` (the CPU), or indices such as `0,1`.
-        environment: Where `CUDA_VISIBLE_DEVICES` is read.
 
     Raises:
         UsageError: If the option is none of these.
@@ -71,11 +60,11 @@ def choose_devices(option: str, environment: Mapping[str, str] = os.environ) -> 
     if option == "none":
         return [""]
     if option == "auto":
-        return [str(gpu.index) for gpu in find_gpus(environment)] or [""]
+        return [str(gpu.index) for gpu in find_gpus()] or [""]
     wanted = [part.strip() for part in option.split(",")]
     if not all(part.isdecimal() for part in wanted) or len(set(wanted)) != len(wanted):
         raise UsageError(f"--gpus {option}: not a list of GPUs", hint="write auto, none, or indices such as 0,1")
-    here = [str(gpu.index) for gpu in find_gpus(environment)]
+    here = [str(gpu.index) for gpu in find_gpus()]
     missing = [part for part in wanted if part not in here]
     if missing:
         raise PrerequisiteError(
@@ -85,9 +74,9 @@ def choose_devices(option: str, environment: Mapping[str, str] = os.environ) -> 
     return wanted
 
 
-def facts_of(visible: str, environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:
+def facts_of(visible: str) -> dict[str, str | int]:
     """Returns name, memory and driver of one of `choose_devices` as rows record them; nothing for the CPU."""
-    for gpu in find_gpus(environment) if visible else []:
+    for gpu in find_gpus() if visible else []:
         if visible in (str(gpu.index), gpu.uuid):
             return {"gpu": gpu.name, "gpu_memory": gpu.memory, "driver": gpu.driver}
     return {}

@@ -10,8 +10,8 @@ import functools
 import gc
 import os
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -22,7 +22,6 @@ from fcilbench.data.root import data_root
 from fcilbench.errors import PluginError, PrerequisiteError
 from fcilbench.execution.base import Job
 from fcilbench.execution.devices import find_gpus
-from fcilbench.execution.offline import refuse_network
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
@@ -60,44 +59,32 @@ def environment() -> dict[str, Any]:
 
 
 def serve(request: dict[str, Any], emit: Emit) -> None:
-    """Runs a job; its last event is one of `TERMINAL`, whatever the plugins do.
-
-    Args:
-        request: The fields of a `Job`.
-        emit: Takes the events.
-    """
-    switches = Switches()
+    """Runs a job, given by the fields of a `Job`; its last event is one of `TERMINAL`, whatever the plugins do."""
     roots: set[str] = set()
     workdir = Path(request["workdir"])
     try:
-        job = Job(**request)
-        emit({"event": "ready", "environment": environment()})
-        if job.offline:
-            refuse_network()
-        (workdir / "traceback.txt").unlink(missing_ok=True)
-        emit({"event": "started", "pid": os.getpid()})
-        cell = Cell.model_validate(job.cell)
-        torch.set_num_threads(cell.runtime.threads)
-        root = Path(job.data_root) if job.data_root else None
-        outcome = run_experiment(build_experiment(cell, root, job.device, roots), workdir, emit)
+        with _switches_kept():
+            job = Job(**request)
+            emit({"event": "ready", "environment": environment()})
+            (workdir / "traceback.txt").unlink(missing_ok=True)
+            emit({"event": "started", "pid": os.getpid()})
+            cell = Cell.model_validate(job.cell)
+            torch.set_num_threads(cell.runtime.threads)
+            root = Path(job.data_root) if job.data_root else None
+            outcome = run_experiment(build_experiment(cell, root, job.device, roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
         emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})
     except BaseException as error:  # a plugin may even call sys.exit: that too is data
         emit(_failure(error, workdir, roots))
     finally:
-        switches.restore()
         _clean_up()
 
 
 def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str] | None = None) -> Experiment:
     """Builds a cell's experiment from the plugins that the registry knows.
 
-    Args:
-        cell: The cell.
-        root: Folder of the data sets, or `None` for the default.
-        device: `cpu` or `cuda`.
-        roots: If given, receives the packages that the cell's plugins come from.
+    `roots` receives the packages that they come from; without a `root` of the data sets the default one is taken.
     """
     built: dict[str, Any] = {}
     for axis, kind in _AXES.items():
@@ -124,45 +111,40 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
     )
 
 
-class Switches:
-    """Torch's global switches as they were when this was made; a cell must not find those of the cell before it."""
-
-    def __init__(self) -> None:
-        self._threads = torch.get_num_threads()
-        self._dtype = torch.get_default_dtype()
-        self._device = torch.get_default_device()
-        self._precision = torch.get_float32_matmul_precision()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        self._grad = torch.is_grad_enabled()
-        self._backends = [(backend, name, getattr(backend, name)) for backend, name in _BACKEND_SWITCHES]
-
-    def restore(self) -> None:
-        """Puts them back."""
-        torch.set_num_threads(self._threads)
-        torch.set_default_dtype(self._dtype)
-        if torch.get_default_device() != self._device:
-            torch.set_default_device(None if self._device.type == "cpu" else self._device)
-        torch.set_float32_matmul_precision(self._precision)
-        torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
-        torch.set_grad_enabled(self._grad)
-        for backend, name, value in self._backends:
+@contextmanager
+def _switches_kept() -> Iterator[None]:
+    """Puts torch's global switches back at the end; a cell must not find those of the cell before it."""
+    threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
+    precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    backends = [(backend, name, getattr(backend, name)) for backend, name in _BACKEND_SWITCHES]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_grad_enabled(grad)
+        for backend, name, value in backends:
             if getattr(backend, name) != value:
                 setattr(backend, name, value)
 
 
-_frozen = False
-
-
 def _clean_up() -> None:
-    """Frees a cell's memory; what the first cell imported is most objects, and is not looked at again."""
-    global _frozen  # noqa: PLW0603 - one heap a process
     gc.collect()
-    if not _frozen:
-        _frozen = True
-        gc.freeze()
+    _freeze_imports()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@functools.cache
+def _freeze_imports() -> None:
+    """Spares the collector what the first cell imported: most objects of the process."""
+    gc.freeze()
 
 
 def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:

@@ -1,5 +1,7 @@
 """Leases: who is working on a cell, so that two runs may share one store and a dead run blocks nobody.
 
+Beside them, in `cell.json`, lies what is remembered of earlier attempts.
+
 A supervisor holds a file lock on `lease.lock` in the cell's folder while it works; the system frees it when the process
 dies. `lease.json` beside it names the owner, with a heartbeat for hosts that share the folder but not its locks.
 """
@@ -13,16 +15,23 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fcilbench.execution.rows import RowWriter, Task
 from fcilbench.files import write_atomic
 from fcilbench.results.provenance import host_digest
+from fcilbench.results.row import code_digest
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-_FILE, _LOCK = "lease.json", "lease.lock"
+_FILE, _LOCK, _NOTE = "lease.json", "lease.lock", "cell.json"
+_LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
+_BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 _LOCK_SECONDS = 0.3  # `fcilbench plan` holds the lock for a moment when it looks at it
 
 
@@ -131,3 +140,45 @@ def _namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux
         return ""
+
+
+def take(task: Task, writer: RowWriter) -> Lease | Owner | Row:
+    """Takes a cell for one more attempt, and counts the attempt.
+
+    Returns:
+        The lease; or the living owner who works on the cell; or the row that another run has ended it with meanwhile.
+    """
+    folder = writer.store.make_cell_dir(task.cell_id)
+    held = acquire(folder)
+    if isinstance(held, Owner):
+        return held
+    finished = writer.finished_meanwhile(task)
+    if finished is not None:
+        held.release()
+        return finished
+    if not task.attempts:
+        task.started = datetime.now(UTC)
+        task.earlier = _resumable(folder, task.cell, task.known)
+        if not task.earlier:
+            for name in _LEFT_OVER:  # before the note below, which vouches for what lies in the folder
+                (folder / name).unlink(missing_ok=True)
+    task.attempts += 1
+    attempts = task.earlier + task.attempts
+    note = {"attempts": attempts, "code_digest": code_digest(task.cell), "cell": task.cell.model_dump(mode="json")}
+    write_atomic(folder / _NOTE, json.dumps(note, indent=1) + "\n")
+    return held
+
+
+def _resumable(folder: Path, cell: Cell, known: Row | None) -> int:
+    """Returns how many attempts a new one may go on from; 0 if a checkpoint in the cell's folder is void.
+
+    They may be gone on from if they broke off (a finished or failed one is repeated from the start) and were made by
+    the same plugin code. Without a row (`known`) an attempt may have ended with its whole run.
+    """
+    if known is not None and known.status not in _BROKEN_OFF:
+        return 0
+    try:
+        record = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        return int(record["attempts"]) if record["code_digest"] == code_digest(cell) else 0
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0

@@ -6,7 +6,7 @@ import selectors
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from fcilbench.errors import UsageError
@@ -17,25 +17,23 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFF
 _LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
 
 
+@dataclass(eq=False)
 class _Slot:
     """A place for one worker.
 
     Attributes:
         visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
-        worker: Its process, if it has one.
-        handle: The job that it runs.
-        alone: Whether that job has the device for itself.
+        alone: Whether its job has the device for itself.
         late: Clock at which the worker is given up, until it begins with its first job.
         foreign: The third-party plugins that the worker has run.
     """
 
-    def __init__(self, visible: str) -> None:
-        self.visible = visible
-        self.worker: WorkerProcess | None = None
-        self.handle: Handle | None = None
-        self.alone = False
-        self.late: float | None = None
-        self.foreign: frozenset[str] = frozenset()
+    visible: str
+    worker: WorkerProcess | None = None
+    handle: Handle | None = None
+    alone: bool = False
+    late: float | None = None
+    foreign: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -47,12 +45,6 @@ class LocalExecutor:
 
     A worker that ran a third party's plugins is used again only for a cell that has them all: what they did to the
     process must not reach other methods. A worker whose job failed is not used again at all.
-
-    Args:
-        options: Devices, slots, the worker's command line, and whether the network is refused.
-
-    Raises:
-        UsageError: If `jobs` is below one.
     """
 
     version: ClassVar[str] = "1"

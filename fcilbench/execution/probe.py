@@ -19,16 +19,7 @@ _SECONDS = 600.0  # of silence, after which the worker is given up
 
 
 def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
-    """Runs one tiny forward and aggregate on synthetic data for each cell.
-
-    Args:
-        cells: Cells with distinct combinations of plugins.
-        data_root: Data root (weights lie there).
-        device: `cpu` or `cuda`.
-
-    Returns:
-        For each cell what went wrong, in one line, or `None`.
-    """
+    """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each."""
     questions = [{"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device} for cell in cells]
     return [answer["problem"] for answer in _ask(questions, data_root)]
 
@@ -43,9 +34,9 @@ def verify_datasets(
 
     Args:
         uses: Name and parameters of each.
-        data_root: Data root.
+        data_root: Data root; `None` for the default.
         fresh: Read the files even where a cache of them holds.
-        progress: Called now and then while a data set is decoded into its cache.
+        progress: Called now and then while a data set is decoded.
 
     Returns:
         For each data set why it cannot be used, in one line, or `None`; and its content digest, or `None`.

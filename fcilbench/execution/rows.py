@@ -1,23 +1,24 @@
-"""The rows of a run: written to the store first, then shown to trackers and display; and their sum at the end."""
+"""How attempts end, and the rows of a run: written to the store, shown to trackers and display, summed at the end."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
-from fcilbench.execution.base import Handle, Progress, SafeCall
-from fcilbench.execution.result import Result
+from fcilbench.execution.base import Handle, Progress
+from fcilbench.registry.process import Event
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.outcome import Cost
-from fcilbench.spec.row import Row, parse_row
+from fcilbench.spec.outcome import Cost, Outcome
+from fcilbench.spec.row import Failure, Row, Status, parse_row
 from fcilbench.tracking.base import Tracker
 
 
@@ -26,8 +27,6 @@ class Task:
     """A cell that this run owes a row.
 
     Attributes:
-        cell: The cell.
-        cell_id: Its identity.
         known: Its row when the run was planned.
         attempts: Attempts that this run has begun.
         earlier: Attempts of earlier runs that the first one went on from.
@@ -49,6 +48,16 @@ class Task:
     def retries_left(self) -> int:
         """How many more attempts the suite allows after this one."""
         return self.cell.limits.retries + 1 - self.attempts
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an attempt ended: with an `outcome` (`ok`), the plugin's reason (`skipped`), or a `failure`."""
+
+    status: Status
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,36 +97,18 @@ class Summary:
 
 
 class RowWriter:
-    """Writes rows.
-
-    Args:
-        store: Where they go; what is on disk is the truth.
-        trackers: Told of each row afterwards.
-        progress: The display, told last.
-        suite_digest: Digest of the resolved suite, for the rows.
-    """
+    """Writes rows to the store, then shows each to the trackers and the display."""
 
     def __init__(
-        self, store: Store, trackers: Iterable[Tracker], progress: Progress, suite_digest: str | None = None
+        self, store: Store, trackers: Sequence[Tracker], progress: Progress, suite_digest: str | None = None
     ) -> None:
         self.store = store
         self._suite_digest = suite_digest
         self.written: dict[str, Row] = {}
         self.ran: set[str] = set()
-        self._trackers = [(tracker, SafeCall(type(tracker).__name__)) for tracker in trackers]
+        self._trackers = trackers
         self._progress = progress
-        self._show = SafeCall("progress display")
         self._provenance: dict[str, Provenance] = {}
-
-    def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
-        """Tells the trackers that a suite begins."""
-        for tracker, guard in self._trackers:
-            guard(tracker.suite_started, suite, facts)
-
-    def suite_finished(self, interrupted: bool) -> None:
-        """Tells the trackers that the suite is over, or that the user interrupted it and waits."""
-        for tracker, guard in self._trackers:
-            guard(tracker.suite_finished, interrupted)
 
     def record(
         self,
@@ -136,14 +127,13 @@ class RowWriter:
             device: Kind of device that it ran on.
             worker: What its worker reported of its environment.
         """
-        provenance = self._capture(worker or {})
         device_seconds = task.seconds if device == "cuda" else 0.0
         row = build_row(
             task.cell,
             task.cell_id,
             result.status,
             result.outcome,
-            provenance=provenance,
+            provenance=self._capture(worker or {}),
             started=task.started,
             ended=datetime.now(UTC),
             failure=result.failure,
@@ -160,9 +150,9 @@ class RowWriter:
     def adopt(self, row: Row, handle: Handle | None) -> None:
         """Shows a row that is in the store to trackers and display."""
         self.written[row.cell_id] = row
-        for tracker, guard in self._trackers:
-            guard(tracker.cell_finished, row)
-        self._show(self._progress.cell_finished, handle, row)
+        for tracker in self._trackers:
+            tracker.cell_finished(row)
+        self._progress.cell_finished(handle, row)
 
     def finished_meanwhile(self, task: Task) -> Row | None:
         """Returns the row that another run has ended the cell with since this run was planned, if there is one."""
@@ -188,3 +178,73 @@ class RowWriter:
             self._provenance[key] = capture(json.loads(key))
             self.store.save_environment(self._provenance[key].environment)
         return self._provenance[key]
+
+
+def result_of(event: Event, cell_folder: str) -> Result:
+    """Returns the result of a terminal event or of `died`; `cell_folder` is relative to the store's."""
+    match event["event"]:
+        case "finished":
+            return _finished(event)
+        case "skipped":
+            return Result("skipped", skipped=_line(event.get("reason")) or "no reason given")
+        case "oom":
+            return Result("oom", failure=_failure(event, "oom", cell_folder))
+        case "failed" if event.get("kind") == "environment":
+            return interrupted(
+                f"{_line(event.get('message'))}; make room there, then the same command resumes the cell"
+            )
+        case "failed":
+            return Result("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
+        case _:
+            return Result("killed", failure=_death(event))
+
+
+def timed_out(seconds: float) -> Result:
+    """Returns the result of an attempt that reached its wall-clock limit."""
+    message = f"stopped after {seconds:g} s, the suite's limits.wall"
+    return Result("timeout", failure=Failure(kind="timeout", type="wall", message=message))
+
+
+def interrupted(message: str) -> Result:
+    """Returns the result of a cell that was stopped, or not started, because the run ended early."""
+    return Result("interrupted", failure=Failure(kind="interrupted", type="interrupt", message=message))
+
+
+def _finished(event: Event) -> Result:
+    try:
+        return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
+    except ValueError as error:
+        message = f"the worker's result is invalid: {_line(error)}"
+        return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
+
+
+def _failure(event: Mapping[str, Any], kind: str, cell_folder: str) -> Failure:
+    path = event.get("traceback_path")
+    return Failure(
+        kind=kind,
+        type=str(event.get("type") or kind),
+        message=_line(event.get("message")) or "no message",
+        traceback_path=f"{cell_folder}/{path}" if path else None,
+    )
+
+
+def _death(event: Event) -> Failure:
+    if "reason" in event:
+        return Failure(kind="killed", type=str(event.get("type")), message=_line(event["reason"]))
+    number = event.get("signal")
+    if isinstance(number, int):
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        return Failure(kind="killed", type=name, message=f"the worker died of {name}{hint}")
+    last = str(event.get("output") or "").strip().rpartition("\n")[2]
+    message = f"the worker exited with code {event.get('code')}" + (f": {last}" if last else "")
+    return Failure(kind="killed", type="exit", message=message)
+
+
+def _line(text: object) -> str:
+    """Returns a text as one line, cut where it gets too long to read in a table."""
+    line = " ".join(str(text or "").split())
+    return line if len(line) <= 500 else line[:499] + "…"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.base import Executor, Progress, RunOptions, SafeCall
+from fcilbench.execution.base import Executor, Progress, RunOptions, guarded
 from fcilbench.execution.lease import living_owner
 from fcilbench.execution.rows import RowWriter, Summary, Task
 from fcilbench.execution.supervisor import Supervisor
@@ -29,35 +29,29 @@ def run_plan(
 
     A plan with nothing to run starts no process and tells no tracker.
 
-    Args:
-        plan: The plan; its cells that need no run count in the summary with the row they have.
-        store: Where rows go and come from.
-        trackers: Observers of rows.
-        progress: Display.
-        options: Executor, devices and the rest.
-
     Returns:
-        What became of all cells of the plan.
+        What became of all cells of the plan; one that needs no run counts with the row that it has.
 
     Raises:
         PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
     """
     options = options or RunOptions()
-    progress = progress or Progress()
+    progress = guarded(progress or Progress(), "progress display")
     known = store.latest()
     selected = [item.cell_id for item in plan.items]
     # Two equal points of the grid are one cell. What another run works on is waited for.
     todo = {item.cell_id: item.cell for item in plan.items if item.run or item.awaited}
-    writer = RowWriter(store, trackers, progress, options.suite_digest)
+    watching = [guarded(tracker, type(tracker).__name__) for tracker in trackers]
+    writer = RowWriter(store, watching, progress, options.suite_digest)
     if not todo:
         return writer.summary(known, selected, {}, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
-    show = SafeCall("progress display")
     executor = _executor(options)
     supervisor = Supervisor(tasks, writer, executor, progress, options)
-    show(progress.run_started, len(tasks), executor.places)
+    progress.run_started(len(tasks), executor.places)
     facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
-    writer.suite_started(plan.expansion.name, facts)
+    for tracker in watching:
+        tracker.suite_started(plan.expansion.name, facts)
     try:
         supervisor.run()
     except OSError as error:
@@ -66,8 +60,9 @@ def run_plan(
             hint="make room or grant access there; the same command goes on where this run stopped",
         ) from error
     finally:
-        show(progress.run_finished)
-        writer.suite_finished(supervisor.interrupts > 0)
+        progress.run_finished()
+        for tracker in watching:
+            tracker.suite_finished(supervisor.interrupts > 0)
     return writer.summary(known, selected, supervisor.elsewhere, interrupted=supervisor.interrupts > 0)
 
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from fcilbench.execution import lease, result
-from fcilbench.execution.attempts import take
-from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, Resources, RunOptions, SafeCall
-from fcilbench.execution.lease import Lease, Owner
-from fcilbench.execution.result import Result
-from fcilbench.execution.rows import RowWriter, Task
+from fcilbench.execution import lease, rows
+from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, Resources, RunOptions
+from fcilbench.execution.lease import Lease, Owner, take
+from fcilbench.execution.rows import Result, RowWriter, Task
 from fcilbench.spec.row import Row
 
 _TICK = 0.2
 _OVER = TERMINAL | {"died"}
+_RESUMABLE = "the run was interrupted; the same command resumes the cell"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -30,9 +29,6 @@ class _Running:
     """An attempt in progress.
 
     Attributes:
-        task: The task.
-        handle: Its job.
-        lease: The lease on its cell.
         begun: Clock (`time.monotonic`) when the worker started with it, or when it was submitted.
         deadline: Clock at which it is stopped, once the worker has started, if it has a limit.
         environment: What the worker reported of its environment.
@@ -47,14 +43,7 @@ class _Running:
 
 
 class Supervisor:
-    """Runs tasks until each has its row.
-
-    Args:
-        tasks: What to run, in order.
-        writer: Takes the rows.
-        executor: Runs the jobs.
-        progress: The display.
-        options: How to run.
+    """Runs tasks, in order, until each has its row.
 
     Attributes:
         elsewhere: Cells that another living process works on, with that process.
@@ -73,7 +62,6 @@ class Supervisor:
         self._executor = executor
         self._options = options
         self._progress = progress
-        self._show = SafeCall("progress display")
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
@@ -112,7 +100,7 @@ class Supervisor:
         held = take(task, self._rows)
         if isinstance(held, Owner):
             self.elsewhere[task.cell_id] = str(held)
-            self._show(self._progress.note, f"cell {task.cell_id[:12]} is left to {held}, which works on it")
+            self._progress.note(f"cell {task.cell_id[:12]} is left to {held}, which works on it")
             if self._options.wait:
                 self._awaited.append(task)
             return
@@ -131,7 +119,7 @@ class Supervisor:
         )
         handle = self._executor.submit(job, needs)
         self._running[handle] = _Running(task, handle, held, time.monotonic())
-        self._show(self._progress.cell_started, handle, task.cell, task.cell_id, task.attempts)
+        self._progress.cell_started(handle, task.cell, task.cell_id, task.attempts)
 
     def _listen(self) -> None:
         for handle, event in self._executor.poll(_TICK):
@@ -145,9 +133,11 @@ class Supervisor:
                 running.begun = time.monotonic()
                 running.deadline = None if limit is None else running.begun + limit
             elif event["event"] in _OVER:
-                self._end(running, result.result_of(event, f"cells/{running.task.cell_id}"))
+                asked = self.interrupts and event["event"] == "died"
+                folder = f"cells/{running.task.cell_id}"
+                self._end(running, rows.interrupted(_RESUMABLE) if asked else rows.result_of(event, folder))
             else:
-                self._show(self._progress.cell_event, handle, running.task.cell_id, event)
+                self._progress.cell_event(handle, running.task.cell_id, event)
 
     def _watch(self) -> None:
         """Looks at the clocks and at other runs, and renews the leases."""
@@ -159,7 +149,7 @@ class Supervisor:
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
                 self._executor.kill(running.handle)
-                self._end(running, result.timed_out(running.task.cell.limits.wall_seconds or 0.0))
+                self._end(running, rows.timed_out(running.task.cell.limits.wall_seconds or 0.0))
         if now < self._next_beat:
             return
         self._next_beat = now + lease.HEARTBEAT_SECONDS
@@ -169,7 +159,7 @@ class Supervisor:
                 del self._running[running.handle]
                 running.lease.release()
                 self.elsewhere[running.task.cell_id] = "a run that took it over"
-                self._show(self._progress.note, f"cell {running.task.cell_id[:12]} was taken over by another run")
+                self._progress.note(f"cell {running.task.cell_id[:12]} was taken over by another run")
 
     def _end(self, running: _Running, end: Result) -> None:
         """Ends an attempt: with another one if the suite allows it and it may help, else with the cell's row."""
@@ -181,7 +171,7 @@ class Supervisor:
             task.alone = task.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
-            self._show(self._progress.cell_retried, running.handle, task.cell, task.cell_id, reason)
+            self._progress.cell_retried(running.handle, task.cell, task.cell_id, reason)
             # At the end: what failed once may pass later, and nobody waits for it meanwhile.
             (self._alone if task.alone else self._waiting).append(task)
             return
@@ -204,25 +194,15 @@ class Supervisor:
         self._executor.ask_to_end()
         deadline = time.monotonic() + self._options.grace_seconds
         while self._running and time.monotonic() < deadline and self.interrupts < 2:
-            for handle, event in self._executor.poll(_TICK):
-                running = self._running.get(handle)
-                if running is not None and event["event"] in TERMINAL:
-                    self._end(running, result.result_of(event, f"cells/{running.task.cell_id}"))
-                elif running is not None and event["event"] == "died":
-                    self._stopped(running)
+            self._listen()
         for running in list(self._running.values()):
             self._executor.kill(running.handle)
-            self._stopped(running)
-
-    def _stopped(self, running: _Running) -> None:
-        del self._running[running.handle]
-        running.task.seconds += time.monotonic() - running.begun
-        self._write(running, result.interrupted("the run was interrupted; the same command resumes the cell"))
+            self._end(running, rows.interrupted(_RESUMABLE))
 
     def _never_started(self, task: Task) -> None:
         """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
         if task.known is None or task.attempts:
-            self._rows.record(task, result.interrupted(self._stop or "not started"))
+            self._rows.record(task, rows.interrupted(self._stop or "not started"))
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:

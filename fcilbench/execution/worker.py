@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
+import ipaddress
 import json
 import os
 import queue
@@ -27,7 +29,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, LineBuffer, encode
+from fcilbench.errors import PrerequisiteError
+from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,6 +99,8 @@ def _serve(request: dict[str, Any], channel: Channel) -> None:
 
     if ask == "run":
         redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
+        if request["offline"]:
+            refuse_network()
         from fcilbench.execution import jobs  # imports torch
 
         jobs.serve(request, emit)
@@ -110,9 +115,8 @@ def _serve(request: dict[str, Any], channel: Channel) -> None:
 
 
 def _listen(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    buffer = LineBuffer()
-    while chunk := os.read(descriptor, 1 << 16):
-        for line in buffer.feed(chunk):
+    with os.fdopen(descriptor, "rb") as lines:
+        for line in lines:
             requests.put(json.loads(line))
     os._exit(0)  # also in the middle of a cell: an orphan must not write on into a store that others use
 
@@ -136,6 +140,42 @@ def redirect_output(log: Path, cell_id: str) -> None:
             os.close(descriptor)
     with suppress(OSError, ValueError):
         print(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} cell {cell_id} process {os.getpid()}", flush=True)
+
+
+@functools.cache  # an audit hook cannot be taken back
+def refuse_network() -> None:
+    """Refuses, from now on and for the whole process, connections and name look-ups beyond this host.
+
+    It listens to Python's audit events, so C extensions that go through the `socket` module are covered as well;
+    a library that calls the system by itself is not, nor is the name look-up inside a bare `socket.connect` (the
+    connection that follows is). Unix sockets and the loopback interface stay allowed.
+    """
+    sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        target = arguments[1]
+        host = target[0] if isinstance(target, tuple) and target else None
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        host = arguments[0]
+    else:
+        return
+    if isinstance(host, bytes):
+        host = host.decode(errors="replace")
+    if isinstance(host, str) and not _here(host):
+        raise PrerequisiteError(
+            f"offline: connection to {host} refused", hint="fetch what is needed first, or run without --offline"
+        )
+
+
+def _here(host: str) -> bool:
+    if host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 if __name__ == "__main__":

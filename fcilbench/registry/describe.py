@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
@@ -72,7 +73,7 @@ def _describe(ref: PluginRef) -> dict[str, Any]:
         reply |= {
             "facts": _as_json(cls.facts(), "facts()"),
             "schema": params.model_json_schema(),
-            "fields": _fields_of(params),
+            "fields": [_field(name, field) for name, field in params.model_fields.items()],
         }
     return reply
 
@@ -126,19 +127,17 @@ def _load(ref: PluginRef) -> type:
     return cls
 
 
-def _fields_of(params: type[BaseModel]) -> list[dict[str, Any]]:
-    fields = []
-    for name, field in params.model_fields.items():
-        default = default_of(field)
-        entry = {
-            "name": name,
-            "type": _type_name(field.annotation),
-            "required": default is REQUIRED,
-            "default": None if default is REQUIRED else to_jsonable_python(default, fallback=str),
-            "description": field.description or "",
-        }
-        fields.append(entry | described(field))
-    return fields
+def _field(name: str, field: FieldInfo) -> dict[str, Any]:
+    default = default_of(field)
+    required = default is REQUIRED
+    return {
+        "name": name,
+        "type": _type_name(field.annotation),
+        "required": required,
+        "default": None if required else to_jsonable_python(default, fallback=str),
+        "description": field.description or "",
+        **described(field),
+    }
 
 
 def _type_name(annotation: Any) -> str:

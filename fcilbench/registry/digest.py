@@ -13,12 +13,15 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-_OWN_PARTS = ("fcilbench.plugins", "fcilbench.vectors")
+_OWN_PARTS = ("fcilbench.plugins.", "fcilbench.vectors.")
 """What counts of this package for a built-in plugin. `ENGINE_VERSION` and `PROTOCOL_VERSION` stand for the rest."""
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def source_files(module: str) -> dict[str, Path]:
@@ -30,15 +33,12 @@ def source_files(module: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     pending = [module]
     while pending:
-        name = pending.pop()
-        for part in _with_parents(name):
-            if part in found or not (part == module or _counts(part)):
-                continue
-            path = _locate(part)
-            if path is None:
-                continue
-            found[part] = path
-            pending += [each for each in _imports(part, path) if each.partition(".")[0] == top]
+        # Importing `a.b.c` executes `a` and `a.b` too.
+        for part in itertools.accumulate(pending.pop().split("."), "{}.{}".format):
+            path = _locate(part) if part == module or _counts(part) else None
+            if path is not None and part not in found:
+                found[part] = path
+                pending += [each for each in _imports(part, path) if each.partition(".")[0] == top]
     return dict(sorted(found.items()))
 
 
@@ -51,11 +51,7 @@ def code_digest(module: str) -> str:
 
 
 def normalised(source: str) -> str:
-    """Returns the syntax tree of a source as text, without positions, docstrings, empty fields and options of `Params`.
-
-    Raises:
-        SyntaxError: If it is not Python.
-    """
+    """Returns the syntax tree of a source as text, without positions, docstrings and options of `Params`."""
     return _dump(ast.parse(source))
 
 
@@ -67,7 +63,9 @@ def _dump(node: object) -> str:
         return repr(node)
     parts = []
     for name, value in ast.iter_fields(node):
-        kept = value[1:] if name == "body" and _has_docstring(node) else value
+        kept = value
+        if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            kept = value[1:]
         if name == "body" and isinstance(node, ast.ClassDef) and _is_params(node):
             kept = [each for each in kept if not _is_option(each)]
         if kept is not None and kept != [] and name not in ("kind", "type_comment"):
@@ -84,13 +82,6 @@ def _is_option(node: ast.AST) -> bool:
     return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
 
 
-def _has_docstring(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
-        return False
-    first = node.body[0]
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-
-
 @functools.lru_cache(maxsize=4096)
 def _file_digest(path: Path, _mtime_ns: int) -> str:
     content = path.read_bytes()
@@ -100,17 +91,8 @@ def _file_digest(path: Path, _mtime_ns: int) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _with_parents(name: str) -> Iterator[str]:
-    """Yields `a`, `a.b`, `a.b.c`: importing a module executes its packages too."""
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])
-
-
 def _counts(name: str) -> bool:
-    if name.partition(".")[0] != "fcilbench":
-        return True
-    return any(name == part or name.startswith(f"{part}.") for part in _OWN_PARTS)
+    return name.partition(".")[0] != "fcilbench" or f"{name}.".startswith(_OWN_PARTS)
 
 
 def _locate(name: str) -> Path | None:

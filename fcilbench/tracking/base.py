@@ -45,50 +45,26 @@ class Tracker(Protocol):
     report: Report
 
     def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
-        """Notes that a suite starts.
-
-        Args:
-            suite: Its name.
-            facts: JSON values that describe it (planned cells, shared protocol, ...).
-        """
+        """Notes that a suite starts; `facts` are JSON values that describe it (planned cells, devices, ...)."""
 
     def cell_finished(self, row: Row) -> None:
         """Mirrors a row; the store already holds it, with the cell's curve and files."""
 
     def suite_finished(self, interrupted: bool = False) -> None:
-        """Writes what is pending, in bounded time, and closes the tracker.
-
-        Args:
-            interrupted: Whether the user ended the run and waits: this must return within a few seconds then.
-        """
+        """Writes what is pending, in bounded time; after an interrupt the user waits: within a few seconds."""
 
 
 def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:
-    """Returns a tracker by its plugin name.
+    """Returns the tracker of a results folder by its plugin name: `mlflow`, or `dist/name` of a third party.
 
-    Args:
-        name: Name in the group `fcilbench.trackers`: `mlflow`, or `dist/name` of a third party.
-        store: Results folder it mirrors.
-        uri: Where it writes to; `None` leaves that to the environment and the tracker's default.
-        warn: Shows one line to the user; logs it by default.
-
-    Raises:
-        UsageError: If there is no such tracker.
-        PrerequisiteError: If its module cannot be imported.
+    Without a `uri` the environment and the tracker's default say where it writes; `warn` shows one line to the user.
     """
     cls = entrypoints.load(entrypoints.lookup("trackers", name))
     return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
 
 
 def sync(store: Store, tracker: Tracker) -> Report:
-    """Shows the last row of every cell to a tracker; doing it twice changes nothing.
-
-    Args:
-        store: Results folder.
-        tracker: Tracker of that folder (`open_tracker`).
-
-    Returns:
-        The tracker's report: rows logged, present already, lost; `warning` says why any were lost.
+    """Shows the last row of every cell to a tracker and returns its report; doing it twice changes nothing.
 
     Raises:
         NothingSelectedError: If the folder has no rows.

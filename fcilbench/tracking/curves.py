@@ -47,13 +47,9 @@ def flatten(value: Any, prefix: str) -> dict[str, str]:
 def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
     """Returns the curves of a cell.
 
-    Args:
-        records: Lines of `rounds.jsonl`. One with a `round` is a point of `round/...`, one with only a `task` of
-            `task/...`. Of two records of the same round (a resumed cell) the later counts.
-
-    Returns:
-        Every finite number in them, by path; a list of numbers (accuracy per task) becomes its mean. Rounds are
-        numbered through all tasks.
+    A line of `rounds.jsonl` with a `round` is a point of `round/...`, one with only a `task` of `task/...`. Of two
+    records of the same round (a resumed cell) the later counts. Every finite number becomes a point, a list of numbers
+    (accuracy per task) its mean. Rounds are numbered through all tasks.
     """
     rounds: dict[tuple[int, int], Mapping[str, Any]] = {}
     tasks: dict[int, Mapping[str, Any]] = {}
@@ -66,15 +62,12 @@ def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
         else:
             tasks[task] = {**tasks.get(task, {}), **record}
     points = []
-    for prefix, found in (("round", _ordered(rounds)), ("task", _ordered(tasks))):
+    ordered = {"round": [rounds[key] for key in sorted(rounds)], "task": [tasks[key] for key in sorted(tasks)]}
+    for prefix, found in ordered.items():
         for step, record in enumerate(found, start=1):
             body = {key: value for key, value in record.items() if key not in _COORDINATES}
             points += [Point(name, value, step) for name, value in _numbers(body, prefix)]
     return points
-
-
-def _ordered(records: Mapping[Any, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [records[key] for key in sorted(records)]
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:

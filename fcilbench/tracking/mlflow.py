@@ -48,13 +48,11 @@ class MLflowTracker:
 
     Args:
         store: Results folder.
-        uri: Tracking URI; `None` takes `FCILBENCH_TRACKING_URI`, `MLFLOW_TRACKING_URI`, else `mlflow.db` in the
-            results folder.
+        uri: Tracking URI; see `tracking_uri`.
         warn: Shows one line to the user.
         patience: Seconds without progress after which the end of a suite stops waiting for MLflow.
     """
 
-    name: ClassVar[str] = "mlflow"
     version: ClassVar[str] = "1"
 
     def __init__(
@@ -65,23 +63,22 @@ class MLflowTracker:
         self.report = Report()
         self._warn = warn
         self._patience = patience
-        self._queue: queue.Queue[Row | None] = queue.Queue()
+        self._queue: queue.Queue[Row | None]
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self._progress = time.monotonic()
+        self._handed = 0
 
     def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
         """Opens MLflow in the background."""
         self._queue = queue.Queue()
         self._progress = time.monotonic()
         # A daemon: a server that hangs must not keep the process from ending.
-        self._thread = threading.Thread(
-            target=self._work, args=(self._queue, suite, dict(facts)), name="fcilbench-mlflow", daemon=True
-        )
+        self._thread = threading.Thread(target=self._work, args=(self._queue, suite, facts), daemon=True)
         self._thread.start()
 
     def cell_finished(self, row: Row) -> None:
         """Hands a row to the background thread."""
+        self._handed += 1
         self._queue.put(row)
 
     def suite_finished(self, interrupted: bool = False) -> None:
@@ -92,58 +89,38 @@ class MLflowTracker:
         self._queue.put(None)
         asked = time.monotonic()
         while thread.is_alive():
-            now = time.monotonic()
+            now, reason = time.monotonic(), None
             if interrupted and now - asked > _HURRY_SECONDS:
-                self._fail("the run was interrupted before all rows were written", self._pending())
-                return
-            if now - max(asked, self._progress) > self._patience:
-                self._fail(f"no progress for {self._patience:g} s", self._pending())
-                return
+                reason = "the run was interrupted before all rows were written"
+            elif now - max(asked, self._progress) > self._patience:
+                reason = f"no progress for {self._patience:g} s"
+            if reason is not None:
+                self._fail(reason)
+                break
             thread.join(0.05)
-
-    def _pending(self) -> int:
-        return max(1, self._queue.qsize() - 1)
+        self.report.lost = self._handed - self.report.logged - self.report.present
 
     def _work(self, rows: queue.Queue[Row | None], suite: str, facts: Mapping[str, Any]) -> None:
-        """Writes rows until there are no more; after a failure it only counts them."""
-        session: MLflowSession | None = None
         try:
             session = MLflowSession(self.store, self.uri, suite, facts)
-        except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
-            self._fail(_reason(error))
-        while (row := rows.get()) is not None:
-            try:
-                if session is None:
-                    self.report.lost += 1
-                elif session.log(row):
+            while (row := rows.get()) is not None:
+                if session.log(row):
                     self.report.logged += 1
                 else:
                     self.report.present += 1
-            except Exception as error:
-                session = None
-                self._fail(_reason(error), lost=1)
-            self._progress = time.monotonic()
-        try:
-            if session is not None:
-                session.close()
-        except Exception as error:
-            self._fail(_reason(error))
+                self._progress = time.monotonic()
+            session.close()
+        except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
+            text = str(error).strip().partition("\n")[0]
+            self._fail(f"{type(error).__name__}: {text}".removesuffix(": "))
 
-    def _fail(self, reason: str, lost: int = 0) -> None:
-        with self._lock:
-            self.report.lost += lost
-            if self.report.warning is not None:
-                return
+    def _fail(self, reason: str) -> None:
+        if self.report.warning is None:
             self.report.warning = (
                 f"MLflow at {without_password(self.uri)}: {scrub(reason, self.uri)}; results on disk are complete, "
                 "`fcilbench results sync mlflow` back-fills"
             )
-        self._warn(self.report.warning)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+            self._warn(self.report.warning)
 
 
 class MLflowSession:
@@ -152,12 +129,6 @@ class MLflowSession:
     A cell is found again by the tags `fcilbench.store`, `fcilbench.suite` (through its parent) and
     `fcilbench.cell_id`, so that logging twice leaves one run. A run of an earlier or half-logged row is deleted in
     MLflow's sense: out of sight, restorable.
-
-    Args:
-        store: Results folder.
-        uri: Tracking URI.
-        suite: Name of the suite.
-        facts: What describes the suite.
 
     Raises:
         ConnectionError: If nothing listens at an http(s) URI.
@@ -182,11 +153,7 @@ class MLflowSession:
         self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in self._search_children()}
 
     def log(self, row: Row) -> bool:
-        """Writes a row as a child run.
-
-        Returns:
-            False if the store held exactly this row already.
-        """
+        """Writes a row as a child run; returns False if the store held exactly this row already."""
         known = self._children.get(row.cell_id)
         if known is not None:
             if known.data.tags.get("fcilbench.row") == row.digest:
@@ -241,15 +208,11 @@ class MLflowSession:
         return run_id
 
     def _search_children(self) -> Iterable[Any]:
-        token = None
-        while True:
-            page = self._client.search_runs(
-                [self._experiment], f"tags.`mlflow.parentRunId` = '{self._parent}'", page_token=token
-            )
+        query, token = f"tags.`mlflow.parentRunId` = '{self._parent}'", None
+        while token != "":
+            page = self._client.search_runs([self._experiment], query, page_token=token)
             yield from page
-            token = page.token
-            if not token:
-                return
+            token = page.token or ""
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -319,7 +282,6 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def _name(text: str) -> str:
-    """Returns a name MLflow takes: letters, digits and `_-. /:`."""
     return re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII)
 
 

@@ -16,10 +16,6 @@ _SERVED = ("http", "https", "databricks", "databricks-uc", "uc")
 def tracking_uri(root: Path, option: str | None = None) -> str:
     """Returns the tracking URI: the option, else the environment, else a SQLite file in the results folder.
 
-    Args:
-        root: The results folder.
-        option: What the user asked for.
-
     Example:
         >>> tracking_uri(Path("/data/results"), "http://tracking:5000")
         'http://tracking:5000'
@@ -36,15 +32,7 @@ def artifact_location(root: Path, uri: str) -> str | None:
 
 
 def unreachable(uri: str, seconds: float = 3.0) -> str | None:
-    """Says why a tracking server cannot be reached, without importing MLflow.
-
-    Args:
-        uri: Tracking URI; only `http` and `https` ones are tried.
-        seconds: How long to wait for a connection.
-
-    Returns:
-        One line, or `None` if something listens there (or there is nothing to try).
-    """
+    """Says in one line why an http(s) tracking server cannot be reached; `None` if it can, or for other URIs."""
     scheme = uri.partition("://")[0]
     if scheme not in _PORTS:
         return None

@@ -11,21 +11,23 @@ ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000, 550.54
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\ncat <<END\n{ANSWER}END\n")
-    script.chmod(0o755)
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name, which the tests write."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    script = tmp_path / "nvidia-smi"
+    script.touch(0o755)
+    return script
 
 
 @pytest.fixture
-def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def two_gpus(nvidia_smi: Path) -> None:
+    nvidia_smi.write_text(f"#!/bin/sh\ncat <<END\n{ANSWER}END\n")
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_are_read_from_nvidia_smi() -> None:
-    first, second = find_gpus({})
+    first, second = find_gpus()
     assert (first.index, first.uuid, first.name) == (0, "GPU-aa11", "NVIDIA H100 80GB HBM3")
     assert (first.memory, first.free) == (81559 * 1024**2, 81000 * 1024**2)
     assert (second.index, second.driver) == (1, "550.54")
@@ -36,36 +38,30 @@ def test_gpus_are_read_from_nvidia_smi() -> None:
     ("visible", "indices"),
     [("0,1", [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1", []), ("GPU-bb", [1]), ("0,7,1", [0])],
 )
-def test_cuda_visible_devices_is_respected(visible: str, indices: list[int]) -> None:
-    assert [gpu.index for gpu in find_gpus({"CUDA_VISIBLE_DEVICES": visible})] == indices
+def test_cuda_visible_devices_is_respected(visible: str, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in find_gpus()] == indices
+    assert choose_devices("auto") == ([str(index) for index in indices] or [""])
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_choice_of_devices() -> None:
-    assert choose_devices("auto", {}) == ["0", "1"]
-    assert choose_devices("1", {}) == ["1"]
-    assert choose_devices("none", {}) == [""]
-    assert choose_devices("auto", {"CUDA_VISIBLE_DEVICES": ""}) == [""]
+    assert choose_devices("auto") == ["0", "1"]
+    assert choose_devices("1") == ["1"]
+    assert choose_devices("none") == [""]
     with pytest.raises(PrerequisiteError, match=r"no GPU 3 \(visible here: 0, 1\)"):
-        choose_devices("0,3", {})
+        choose_devices("0,3")
     for nonsense in ("all", "0,0", "", "-1"):
         with pytest.raises(UsageError, match="not a list of GPUs"):
-            choose_devices(nonsense, {})
+            choose_devices(nonsense)
 
 
-@pytest.mark.usefixtures("no_gpu")
-def test_without_gpus_auto_is_the_cpu_and_a_named_gpu_is_missing() -> None:
-    assert choose_devices("auto", {}) == [""]
+def test_a_failing_nvidia_smi_means_no_gpu(nvidia_smi: Path) -> None:
+    nvidia_smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
+    assert find_gpus() == []
+    assert choose_devices("auto") == [""]
     with pytest.raises(PrerequisiteError, match="visible here: none"):
-        choose_devices("0", {})
-
-
-def test_a_failing_nvidia_smi_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "nvidia-smi"
-    script.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert find_gpus({}) == []
+        choose_devices("0")
 
 
 def test_default_jobs_fill_a_cpu_and_leave_a_gpu_to_one_cell(monkeypatch):

@@ -26,9 +26,13 @@ def mine(tmp_path: Path) -> Owner:
     return owner
 
 
-def test_a_lease_is_had_once(tmp_path: Path) -> None:
+def test_a_lease_is_had_once_and_looking_at_it_takes_nothing(tmp_path: Path) -> None:
+    assert lease.living_owner(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
     held = lease.acquire(tmp_path / "cell")
     assert isinstance(held, Lease)
+    assert lease.living_owner(tmp_path / "cell") == lease.read(tmp_path / "cell")
+    assert held.beat()
     other = lease.acquire(tmp_path / "cell")
     assert isinstance(other, Owner)
     assert other.pid == os.getpid()
@@ -60,15 +64,6 @@ def test_another_host_or_container_lives_as_long_as_its_heart_beats(
     write(tmp_path, replace(foreign, heartbeat=time.time()))
     assert lease.living_owner(tmp_path) is not None
     assert isinstance(lease.acquire(tmp_path), Owner)
-
-
-def test_looking_at_a_lease_takes_nothing(tmp_path: Path) -> None:
-    assert lease.living_owner(tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
-    held = lease.acquire(tmp_path)
-    assert isinstance(held, Lease)
-    assert lease.living_owner(tmp_path) == lease.read(tmp_path)
-    assert held.beat()
 
 
 def test_heartbeat_notices_that_the_lease_was_taken(tmp_path: Path) -> None:

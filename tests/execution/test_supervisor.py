@@ -16,7 +16,7 @@ from fcilbench.spec.row import Row
 def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, options: RunOptions) -> None:
     cells = [
         kit.cell("first"),
-        kit.cell("crash", ["crash"], retries=0),
+        kit.cell("crash", ["crash"], retries=2),
         kit.cell("exit", ["exit:3"], retries=0),
         kit.cell("hang", ["hang"], wall=0.5),
         kit.cell("oom", ["oom"]),
@@ -66,6 +66,8 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
     assert rows["fail"].failure.message == "two lines"
     assert rows["fail"].failure.traceback_path == f"cells/{kit.id('fail')}/traceback.txt"
     assert rows["skip"].skipped == "needs text"
+    assert (rows["crash"].attempts, len(kit.pids("crash"))) == (3, 3)  # retries are bounded
+    assert (rows["oom"].attempts, len(kit.pids("oom"))) == (1, 1)  # on a device of its own it is final
     assert not list(kit.store.root.glob("cells/*/lease.json"))
 
 
@@ -135,13 +137,6 @@ def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, opti
     assert not (kit.folder("x") / "checkpoint.pt").exists()
 
 
-def test_retries_are_bounded(kit: Any, options: RunOptions) -> None:
-    run_plan(kit.plan(kit.cell("x", ["crash"], retries=2)), kit.store, options=options)
-    assert kit.row("x").status == "killed"
-    assert kit.row("x").attempts == 3
-    assert len(kit.pids("x")) == 3
-
-
 def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit: Any, options: RunOptions) -> None:
     broken = kit.cell("broken", ["rounds:2:0:crash", "rounds:4:0"], retries=0)
     failed = kit.cell("failed", ["fail:plugin", "ok"], retries=0)
@@ -154,12 +149,14 @@ def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit: Any, o
     assert kit.row("failed").attempts == 1  # the failed attempt was thrown away
 
 
-def test_a_checkpoint_of_other_code_is_not_resumed(kit: Any, options: RunOptions) -> None:
-    cell = kit.cell("x", ["rounds:2:0:crash", "rounds:3:0"], retries=0)
-    run_plan(kit.plan(cell), kit.store, options=options)
-    edited = cell.model_copy(update={"aggregator": cell.aggregator.model_copy(update={"code_digest": "new"})})
-    run_plan(kit.plan(edited), kit.store, options=options)
-    assert kit.diary("x") == [0, 1, 0, 1, 2]
+def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit: Any, options: RunOptions) -> None:
+    cells = [kit.cell(name, ["rounds:2:0:crash", "rounds:3:0"], retries=0) for name in ("edited", "torn")]
+    run_plan(kit.plan(*cells), kit.store, options=options)
+    use = cells[0].aggregator.model_copy(update={"code_digest": "new"})
+    (kit.folder("torn") / "cell.json").write_text('{"attempts": 1}')
+    edited = cells[0].model_copy(update={"aggregator": use})
+    run_plan(kit.plan(edited, cells[1]), kit.store, options=options)
+    assert kit.diary("edited") == kit.diary("torn") == [0, 1, 0, 1, 2]
 
 
 def test_oom_on_a_shared_device_is_retried_alone(kit: Any, options: RunOptions) -> None:
@@ -172,29 +169,14 @@ def test_oom_on_a_shared_device_is_retried_alone(kit: Any, options: RunOptions) 
     assert not [name for name, span in spans.all() if name != kit.id("big") and span[0] < end and begin < span[1]]
 
 
-def test_oom_on_a_device_of_its_own_is_final(kit: Any, options: RunOptions) -> None:
-    run_plan(kit.plan(kit.cell("big", ["oom", "ok"])), kit.store, options=options)
-    assert kit.row("big").status == "oom"
-    assert kit.row("big").attempts == 1
-
-
-def test_two_jobs_run_side_by_side(kit: Any, options: RunOptions) -> None:
+def test_two_jobs_run_side_by_side_and_each_sees_its_device_only(kit: Any, options: RunOptions) -> None:
     spans = Spans()
     cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
-    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, jobs=2))
+    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, devices=("0", "1")))
     (a_begin, a_end), (b_begin, b_end) = spans.last(kit.id("a")), spans.last(kit.id("b"))
     assert max(a_begin, b_begin) < min(a_end, b_end)
-
-
-def test_slots_see_their_device_only(kit: Any, options: RunOptions) -> None:
-    cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
-    run_plan(kit.plan(*cells), kit.store, options=replace(options, devices=("0", "1")))
-    seen = set()
-    for name in ("a", "b"):
-        environment = kit.store.environment(kit.row(name).env)
-        assert environment is not None
-        seen.add(environment["worker"]["visible"])
-    assert seen == {"0", "1"}
+    environments = [kit.store.environment(kit.row(name).env) for name in "ab"]
+    assert {each["worker"]["visible"] for each in environments} == {"0", "1"}
 
 
 def test_fail_fast_starts_nothing_more(kit: Any, options: RunOptions) -> None:
@@ -212,20 +194,20 @@ def test_only_missing_prerequisites_have_an_exit_code_of_their_own(kit: Any, opt
     assert run_plan(kit.plan(*cells), kit.store, options=options).exit_code == PREREQUISITE
 
 
-def test_a_worker_that_cannot_start_costs_its_cells_only(kit: Any, options: RunOptions) -> None:
-    broken = replace(options, worker=("/nonexistent/python",))
-    run_plan(kit.plan(kit.cell("a", retries=0), kit.cell("b")), kit.store, options=broken)
-    assert kit.row("a").status == kit.row("b").status == "killed"
-    assert kit.row("b").attempts == 2
-    assert kit.row("a").failure is not None
-    assert "cannot be started" in kit.row("a").failure.message
-
-
-def test_a_worker_that_never_gets_ready_is_given_up(kit: Any, options: RunOptions) -> None:
-    sleeper = replace(options, worker=("/bin/sh", "-c", "sleep 60"), start_seconds=0.5)
-    run_plan(kit.plan(kit.cell("a", retries=0)), kit.store, options=sleeper)
-    assert kit.row("a").status == "killed"
-    assert kit.row("a").failure.type == "start"
+@pytest.mark.parametrize(
+    ("broken", "type_", "message"),
+    [
+        ({"worker": ("/nonexistent/python",)}, "exit", "cannot be started"),
+        ({"worker": ("/bin/sh", "-c", "sleep 60"), "start_seconds": 0.5}, "start", "not ready after 0.5 s"),
+    ],
+)
+def test_a_worker_that_never_gets_ready_is_given_up(
+    kit: Any, options: RunOptions, broken: dict[str, Any], type_: str, message: str
+) -> None:
+    run_plan(kit.plan(kit.cell("a", retries=0), kit.cell("b")), kit.store, options=replace(options, **broken))
+    assert [(kit.row(name).status, kit.row(name).attempts) for name in "ab"] == [("killed", 1), ("killed", 2)]
+    assert kit.row("a").failure.type == type_
+    assert message in kit.row("a").failure.message
 
 
 def test_a_deaf_worker_is_killed(kit: Any, options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:

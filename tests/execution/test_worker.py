@@ -71,15 +71,13 @@ class Worker:
             assert time.monotonic() < deadline, f"the worker said only {self.events}"
             time.sleep(0.02)
 
-    def run(self, name: str, cell: Cell, **options: Any) -> tuple[Event, Path]:
+    def run(self, name: str, cell: Cell | dict[str, Any], **options: Any) -> tuple[Event, Path]:
         self.events = []
         workdir = self.folder / name
         workdir.mkdir()
-        self.send(name, Job(cell.model_dump(mode="json"), name, str(workdir), **options))
+        fields = cell.model_dump(mode="json") if isinstance(cell, Cell) else cell
+        self.child.send({"ask": "run", "token": name, **asdict(Job(fields, name, str(workdir), **options))})
         return self.wait(lambda event: event["event"] in TERMINAL and event["token"] == name), workdir
-
-    def send(self, token: str, job: Job) -> None:
-        self.child.send({"ask": "run", "token": token, **asdict(job)})
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +106,14 @@ def test_one_process_runs_cell_after_cell(worker: Worker) -> None:
 
 
 def test_what_plugins_print_goes_to_the_log_of_the_cell(worker: Worker) -> None:
-    finished, workdir = worker.run("print", make_cell("print"))
-    assert finished["event"] == "finished"
-    assert "outcome" in finished
-    log = (workdir / "log.txt").read_text()
-    for text in ("from python\n", '{"event": "finished"}\n', "from a child\n", "to standard error\n"):
-        assert text in log
+    for name in ("print", "after-close"):
+        finished, workdir = worker.run(name, make_cell("print"))
+        assert "outcome" in finished
+        log = (workdir / "log.txt").read_text()
+        for text in ("from python\n", '{"event": "finished"}\n', "from a child\n", "to standard error\n"):
+            assert text in log
+        if name == "print":
+            assert worker.run("close", make_cell("close"))[0]["type"] == "OSError"  # it closes standard output
     assert "from python" not in (worker.folder / "first" / "log.txt").read_text()
 
 
@@ -136,29 +136,14 @@ def test_every_end_has_its_name(worker: Worker, do: str, event: Event) -> None:
         assert "ValueError: no" in (workdir / "log.txt").read_text()
 
 
-def test_missing_data_is_a_prerequisite(worker: Worker, tmp_path: Path) -> None:
+def test_what_is_not_the_methods_fault_is_told_apart(worker: Worker, tmp_path: Path) -> None:
     said, _ = worker.run("missing", make_cell(name="fcilbench/cifar100"), data_root=str(tmp_path))
     assert (said["event"], said["kind"]) == ("failed", "prerequisite")
-
-
-def test_a_job_that_makes_no_sense_is_an_internal_failure(worker: Worker) -> None:
-    worker.events = []
-    workdir = worker.folder / "nonsense"
-    workdir.mkdir()
-    worker.send("nonsense", Job({"dataset": 3}, "nonsense", str(workdir)))
-    said = worker.wait(lambda event: event["event"] in TERMINAL)
+    said, _ = worker.run("nonsense", {"dataset": 3})
     assert (said["event"], said["kind"], said["type"]) == ("failed", "internal", "ValidationError")
-
-
-def test_offline_refuses_the_network(worker: Worker) -> None:
     said, _ = worker.run("fetch", make_cell("fetch"), offline=True)
     assert (said["event"], said["kind"]) == ("failed", "prerequisite")
     assert said["message"] == "offline: connection to example.invalid refused"
-
-
-def test_a_closed_standard_output_breaks_nothing(worker: Worker) -> None:
-    assert worker.run("close", make_cell("close"))[0]["type"] == "OSError"
-    assert worker.run("after", make_cell("print"))[0]["event"] == "finished"
 
 
 def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str, str], tmp_path: Path) -> None:

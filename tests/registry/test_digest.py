@@ -61,16 +61,8 @@ FILES = {
 
 def test_closure_follows_imports_within_the_package(install):
     install("acme-p", FILES, {"aggregators": {"gossip": "acme_p.gossip:Gossip"}})
-    assert list(source_files("acme_p.gossip")) == [
-        "acme_p",
-        "acme_p.const",
-        "acme_p.deep",
-        "acme_p.deep.tool",
-        "acme_p.gossip",
-        "acme_p.inner",
-        "acme_p.late",
-        "acme_p.ring",
-    ]
+    names = ["const", "deep", "deep.tool", "gossip", "inner", "late", "ring"]
+    assert list(source_files("acme_p.gossip")) == ["acme_p", *(f"acme_p.{name}" for name in names)]
 
 
 def test_digest_sees_imported_modules_and_no_others(install):
@@ -81,11 +73,6 @@ def test_digest_sees_imported_modules_and_no_others(install):
     assert code_digest("acme_p.gossip") == before
     (site / "acme_p/const.py").write_text("K = 2\n")
     assert code_digest("acme_p.gossip") != before
-
-
-def test_single_module_package(install):
-    site = install("acme", {"acme_single.py": "K = 1\n"}, {})
-    assert source_files("acme_single") == {"acme_single": site / "acme_single.py"}
 
 
 def test_of_ours_only_plugins_and_vectors_count():
@@ -161,12 +148,9 @@ def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(instal
     assert states()[0] == ("stale", "code changed: acme/ring")
 
 
-def test_a_namesake_package_is_not_ours(install):
-    install("fcilbench-acme", {"fcilbench_acme.py": "K = 1\n"}, {})
-    assert list(source_files("fcilbench_acme")) == ["fcilbench_acme"]
-
-
-def test_missing_package_has_no_files():
+def test_closures_of_a_single_module_a_namesake_of_ours_and_a_missing_package(install):
+    site = install("fcilbench-acme", {"fcilbench_acme.py": "K = 1\n"}, {})
+    assert source_files("fcilbench_acme") == {"fcilbench_acme": site / "fcilbench_acme.py"}
     assert source_files("no_such_package_at_all.x") == {}
 
 

@@ -94,35 +94,31 @@ def test_a_suite_is_a_parent_run_and_a_cell_a_child(store):
     assert children[failed.cell_id].info.status == "FAILED"
     assert children[failed.cell_id].data.tags["fcilbench.reason"] == "ValueError: bad shape"
 
-
-def test_tracking_and_syncing_again_changes_nothing(store):
-    _track(store, [])
-    _, _, before = _runs(store)
-    again = _track(store, [])
+    again = _track(store, warnings)
     assert (again.report.logged, again.report.present) == (0, 2)
     _, parents, after = _runs(store)
     assert len(parents) == 1
-    assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
+    assert {key: run.info.run_id for key, run in after.items()} == {
+        key: run.info.run_id for key, run in children.items()
+    }
 
 
-def test_sync_back_fills_and_is_idempotent(store):
-    first = sync(store, MLflowTracker(store))
-    assert (first.logged, first.present, first.lost, first.warning) == (2, 0, 0, None)
-    second = sync(store, MLflowTracker(store))
-    assert (second.logged, second.present) == (0, 2)
-    _, (parent,), children = _runs(store)
-    assert parent.info.run_name == "demo"
-    assert set(children) == set(store.latest())
+def test_sync_back_fills_once_and_replaces_what_has_a_newer_row(store, tmp_path, make_cell, make_row):
+    other = Store(tmp_path / "other")
+    for row in store.latest().values():
+        other.append(row)
+    uri = f"sqlite:///{tmp_path}/shared.db"
+    reports = [sync(folder, MLflowTracker(folder, uri=uri)) for folder in (store, other, store)]
+    assert [(each.logged, each.present, each.lost) for each in reports] == [(2, 0, 0), (2, 0, 0), (0, 2, 0)]
+    assert len(_runs(store, uri)[1]) == 2  # two folders in one MLflow keep their own runs
+    assert not (tmp_path / "mlruns").exists()
 
-
-def test_a_newer_row_replaces_the_run_of_its_cell(store, make_cell, make_row):
-    sync(store, MLflowTracker(store))
     store.append(make_row(make_cell("fedavg"), {"faa/none": 0.5}))
-    report = sync(store, MLflowTracker(store))
+    report = sync(store, MLflowTracker(store, uri=uri))
     assert (report.logged, report.present) == (1, 1)
-    _, (parent,), children = _runs(store)
-    assert {run.data.tags["fcilbench.status"] for run in children.values()} == {"ok"}
-    assert parent.data.tags["cells.ok"] == "2"
+    _, parents, _ = _runs(store, uri)
+    assert sorted(parent.data.tags.get("cells.ok") for parent in parents) == ["1", "2"]
+    assert {parent.info.run_name for parent in parents} == {"demo"}
 
 
 def test_a_half_logged_run_is_replaced(store, monkeypatch):
@@ -154,39 +150,29 @@ def test_two_folders_in_one_mlflow_keep_their_own_runs(store, tmp_path):
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_a_closed_port_costs_one_warning_quickly(store):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    warnings: list[str] = []
-    start = time.monotonic()
-    tracker = _track(store, warnings, f"http://ann:secret@127.0.0.1:{port}")
-    assert time.monotonic() - start < 5
-    assert len(warnings) == 1
-    assert f"MLflow at http://127.0.0.1:{port}: " in warnings[0]
-    assert "fcilbench results sync mlflow" in warnings[0]
-    assert "secret" not in warnings[0]
-    assert (tracker.report.logged, tracker.report.lost) == (0, 2)
+def test_a_closed_port_or_an_unusable_file_costs_one_warning_quickly(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    for uri in ("http://ann:secret@127.0.0.1:1", f"sqlite:///{tmp_path}/file/mlflow.db"):
+        warnings: list[str] = []
+        start = time.monotonic()
+        tracker = _track(store, warnings, uri)
+        assert time.monotonic() - start < 5
+        assert len(warnings) == 1
+        assert "MLflow at " in warnings[0]
+        assert "fcilbench results sync mlflow" in warnings[0]
+        assert "secret" not in warnings[0]
+        assert (tracker.report.logged, tracker.report.lost) == (0, 2)
 
 
 def test_a_server_that_accepts_and_never_answers_is_given_up(store):
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        warnings: list[str] = []
+    warnings: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         tracker = _track(store, warnings, f"http://127.0.0.1:{silent.getsockname()[1]}", patience=1.0)
         assert time.monotonic() - start < 5
     assert len(warnings) == 1
     assert "no progress for 1 s" in warnings[0]
-    assert tracker.report.lost >= 1
-
-
-def test_an_unusable_uri_is_a_warning(store, tmp_path):
-    (tmp_path / "file").write_text("")
-    warnings: list[str] = []
-    _track(store, warnings, f"sqlite:///{tmp_path}/file/mlflow.db")
-    assert len(warnings) == 1
+    assert tracker.report.lost == 2
 
 
 def test_mlflow_is_set_up_before_the_first_cell_ends(store):
