@@ -63,11 +63,10 @@ class Job:
     """One cell as a worker gets it.
 
     Attributes:
-        cell: The cell in its JSON form (`Cell.model_dump(mode="json")`).
+        cell: The cell in its JSON form.
         workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
         data_root: Folder of the data sets, or `None` for the default.
         device: Device of torch that the cell runs on; which GPU that is, the executor decides.
-        offline: Whether the network is refused.
     """
 
     cell: dict[str, Any]

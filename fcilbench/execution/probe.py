@@ -21,7 +21,8 @@ _SECONDS = 600.0  # of silence, after which the worker is given up
 def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
     """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each."""
     questions = [{"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device} for cell in cells]
-    return [answer["problem"] for answer in _ask(questions, data_root)]
+    with Asker() as asker:
+        return [_ask(asker, question, data_root)["problem"] for question in questions]
 
 
 def verify_datasets(
@@ -42,21 +43,19 @@ def verify_datasets(
         For each data set why it cannot be used, in one line, or `None`; and its content digest, or `None`.
     """
     questions = [{"ask": "verify", "name": name, "params": params, "fresh": fresh} for name, params in uses]
-    return [(answer["problem"], answer.get("digest")) for answer in _ask(questions, data_root, progress)]
+    with Asker() as asker:
+        answers = [_ask(asker, question, data_root, progress) for question in questions]
+    return [(answer["problem"], answer.get("digest")) for answer in answers]
 
 
 def _ask(
-    questions: Sequence[dict[str, Any]], data_root: Path | None, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    def ask(question: dict[str, Any]) -> dict[str, Any]:
-        def show(event: Event) -> None:
-            if progress is not None:
-                progress(question["name"], event["done"], event["total"])
+    asker: Asker, question: dict[str, Any], data_root: Path | None, progress: Progress | None = None
+) -> dict[str, Any]:
+    def show(event: Event) -> None:
+        if progress is not None:
+            progress(question["name"], event["done"], event["total"])
 
-        return asker.ask({**question, "root": str(data_root) if data_root else None}, show, _SECONDS)
-
-    with Asker() as asker:
-        return [ask(question) for question in questions]
+    return asker.ask({**question, "root": str(data_root) if data_root else None}, show, _SECONDS)
 
 
 def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> dict[str, Any]:

@@ -118,16 +118,10 @@ class RowWriter:
         device: Literal["cpu", "cuda"] = "cpu",
         worker: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes the row of a task.
+        """Writes the row of a task; without a handle it was never started.
 
-        Args:
-            task: The task.
-            result: How it ended.
-            handle: Its last job; `None` if it was never started.
-            device: Kind of device that it ran on.
-            worker: What its worker reported of its environment.
+        `worker` is what its worker reported of its environment.
         """
-        device_seconds = task.seconds if device == "cuda" else 0.0
         row = build_row(
             task.cell,
             task.cell_id,
@@ -138,14 +132,13 @@ class RowWriter:
             ended=datetime.now(UTC),
             failure=result.failure,
             skipped=result.skipped,
-            cost=None if result.outcome else Cost(wall_s=task.seconds, device_s=device_seconds),
+            cost=None if result.outcome else Cost(wall_s=task.seconds, device_s=task.seconds * (device == "cuda")),
             attempts=task.attempts + task.earlier,
             suite_digest=self._suite_digest,
         )
-        row = self.store.append(row)
         if handle is not None:
             self.ran.add(task.cell_id)
-        self.adopt(row, handle)
+        self.adopt(self.store.append(row), handle)
 
     def adopt(self, row: Row, handle: Handle | None) -> None:
         """Shows a row that is in the store to trackers and display."""

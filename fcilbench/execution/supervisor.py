@@ -175,18 +175,14 @@ class Supervisor:
             # At the end: what failed once may pass later, and nobody waits for it meanwhile.
             (self._alone if task.alone else self._waiting).append(task)
             return
-        self._write(running, end)
-        if self._options.fail_fast and end.status not in ("ok", "skipped"):
-            self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
-
-    def _write(self, running: _Running, end: Result) -> None:
         try:
-            device = self._needs(running.task).device
-            self._rows.record(running.task, end, running.handle, device, running.environment)
+            self._rows.record(task, end, running.handle, self._needs(task).device, running.environment)
             if end.status in ("ok", "failed"):  # nothing goes on from it
-                (self._rows.store.cell_dir(running.task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
+                (self._rows.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()
+        if self._options.fail_fast and end.status not in ("ok", "skipped"):
+            self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
 
     def _interrupt(self) -> None:
         """Ends all jobs; the cells they were at go on from their checkpoints when the same command runs again."""

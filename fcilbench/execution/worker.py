@@ -65,13 +65,9 @@ class Channel:
                 os._exit(0)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Answers requests until the parent closes the pipe.
-
-    Args:
-        arguments: The numbers of the request pipe and the event pipe; the process's own by default.
-    """
-    request_pipe, event_pipe = (int(argument) for argument in (arguments or sys.argv[1:]))
+def main() -> None:
+    """Answers requests until the parent closes the pipe."""
+    request_pipe, event_pipe = map(int, sys.argv[1:])
     for descriptor in (request_pipe, event_pipe):
         os.set_inheritable(descriptor, False)
     _die_with_parent()
@@ -98,7 +94,7 @@ def _serve(request: dict[str, Any], channel: Channel) -> None:
         channel.emit(token, event)
 
     if ask == "run":
-        redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
+        _redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
         if request["offline"]:
             refuse_network()
         from fcilbench.execution import jobs  # imports torch
@@ -127,7 +123,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def redirect_output(log: Path, cell_id: str) -> None:
+def _redirect_output(log: Path, cell_id: str) -> None:
     """Sends file descriptors 1 and 2, and so all that Python and C code print, to the end of a cell's log."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the plugin before may have closed it

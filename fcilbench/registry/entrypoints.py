@@ -38,9 +38,7 @@ class PluginRef:
     """Where a plugin is, known from metadata alone.
 
     Attributes:
-        kind: One of `KINDS`.
         dist: Normalised name of the distribution that registers it.
-        dist_version: Version of that distribution.
         short: Its name within the distribution.
         target: `module:attribute` of its class.
     """
@@ -66,10 +64,11 @@ def find(kind: str) -> list[PluginRef]:
     """Returns the visible plugins of one of `KINDS`, built-in ones first, then by name."""
     if kind not in KINDS:
         raise UsageError(f"unknown kind of plugin {kind!r}{nearest(kind, KINDS)}")
-    allowed = _allowed()
-    refs = (ref for ref in _registered(_path_state()) if ref.kind == kind)
-    visible = [ref for ref in refs if allowed is None or ref.dist in allowed]
-    return sorted(visible, key=lambda ref: (ref.dist != _OWN, ref.dist, ref.short))
+    refs = [ref for ref in _registered(_path_state()) if ref.kind == kind]
+    if ALLOW_LIST in os.environ:
+        allowed = {_OWN, *map(normalise, os.environ[ALLOW_LIST].split(","))}
+        refs = [ref for ref in refs if ref.dist in allowed]
+    return sorted(refs, key=lambda ref: (ref.dist != _OWN, ref.dist, ref.short))
 
 
 def lookup(kind: str, name: str) -> PluginRef:
@@ -122,13 +121,6 @@ def reason_of(error: BaseException) -> str:
     """Returns type and message of an exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _allowed() -> set[str] | None:
-    raw = os.environ.get(ALLOW_LIST)
-    if raw is None:
-        return None
-    return {normalise(name) for name in raw.split(",") if name.strip()} | {_OWN}
 
 
 def _where_else(kind: str, name: str) -> str:

@@ -95,13 +95,7 @@ class WorkerProcess:
 
     It runs in a session of its own, so that a Ctrl-C on the terminal reaches the parent alone and a kill reaches all
     that the worker started. The pipe of requests closes when the parent dies, whatever the cause; that ends the worker.
-
-    Args:
-        environment: Its environment; `worker_environment` by default.
-        command: Command line; the numbers of its two pipes are appended (requests to read, events to write).
-
-    Attributes:
-        events: Descriptor to wait on until `read` has something.
+    The numbers of its two pipes end the command line; `events` is the descriptor to wait on until `read` has something.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER) -> None:
@@ -120,9 +114,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except OSError:
-            for descriptor in (self._requests, self.events):
-                os.close(descriptor)
-            self._output.close()
+            self._close_pipes()
             raise
         finally:
             os.close(request_read)
@@ -174,6 +166,9 @@ class WorkerProcess:
         """Kills the worker and what it started, reaps it and closes the pipes."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
         os.close(self._requests)
         os.close(self.events)
         self._output.close()
@@ -209,10 +204,7 @@ class Asker:
     ) -> dict[str, Any]:
         """Returns the answer to a question; one that ends the worker is answered by `{"problem": reason}`.
 
-        Args:
-            question: An object with `ask`; see `fcilbench.execution.worker`.
-            on_progress: Takes the events that come before the answer.
-            seconds: How long the worker may be silent.
+        `on_progress` takes the events that come before; `seconds` is how long the worker may be silent.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fcilbench.errors import OK
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.run import run_plan
 
@@ -55,33 +54,21 @@ class Queue:
 """
 
 
-@pytest.fixture
-def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = tmp_path / "site"
-    info = site / "acme_queue-1.0.dist-info"
+def test_waiting_in_a_queue_is_no_time_out_but_a_started_cell_has_its_limit(
+    kit: Any, options: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "site" / "acme_queue-1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "acme_queue.py").write_text(QUEUE)
+    (info.parent / "acme_queue.py").write_text(QUEUE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-queue\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fcilbench.executors]\nqueue = acme_queue:Queue\n")
-    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.syspath_prepend(str(info.parent))
     importlib.invalidate_caches()
-
-
-@pytest.mark.usefixtures("queue")
-def test_waiting_in_a_queue_is_no_time_out(kit: Any, options: RunOptions) -> None:
-    cells = [kit.cell(name, ["rounds:2:0.05"], wall=0.9) for name in "ab"]
+    cells = [kit.cell("a", ["rounds:2:0.05"], wall=0.9), kit.cell("b", ["hang"], wall=0.3), kit.cell("c")]
     begun = time.monotonic()
-    summary = run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="acme-queue/queue"))
+    run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="acme-queue/queue"))
     assert time.monotonic() - begun > 1.0
-    assert summary.exit_code == OK
+    assert [kit.row(name).status for name in "abc"] == ["ok", "timeout", "ok"]
     assert kit.row("a").cost.wall_s == 1.0  # the worker's own count
     environment = kit.store.environment(kit.row("a").env)
-    assert environment is not None
     assert environment["worker"]["torch"] == "none"  # as the worker said, wherever it is
-
-
-@pytest.mark.usefixtures("queue")
-def test_a_cell_on_another_machine_has_its_wall_limit(kit: Any, options: RunOptions) -> None:
-    queued = replace(options, executor="queue")
-    run_plan(kit.plan(kit.cell("a", ["hang"], wall=0.3), kit.cell("b")), kit.store, options=queued)
-    assert [kit.row(name).status for name in "ab"] == ["timeout", "ok"]

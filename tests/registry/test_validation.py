@@ -59,7 +59,6 @@ def test_what_yaml_writes_is_taken(model):
     [
         ({"rate": "0.5"}, 'rate: "0.5" is not a valid number'),
         ({"steps": 1.0}, "steps: 1.0 is not a valid integer"),
-        ({"steps": "1"}, 'steps: "1" is not a valid integer'),
         ({"on": "yes"}, 'on: "yes" is not a valid boolean'),
         ({"on": 1}, "on: 1 is not a valid boolean"),
         ({"steps": None}, "steps: null is not a valid integer"),
@@ -74,13 +73,14 @@ def test_nothing_is_coerced(model, options, message):
     assert [problem.message for problem in explain(hit.value, model.model_fields)] == [message]
 
 
-def test_the_authors_own_messages_come_through():
+@pytest.mark.parametrize(
+    ("low", "problem"),
+    [(13, Problem(("low",), "low: 13 is unlucky")), (3, Problem((), "low must not be above high"))],
+)
+def test_the_authors_own_messages_come_through(low, problem):
     with pytest.raises(ValidationError) as hit:
-        validate(Checked, {"low": 13})
-    assert explain(hit.value, Checked.model_fields) == [Problem(("low",), "low: 13 is unlucky")]
-    with pytest.raises(ValidationError) as hit:
-        validate(Checked, {"low": 3})
-    assert explain(hit.value, Checked.model_fields) == [Problem((), "low must not be above high")]
+        validate(Checked, {"low": low})
+    assert explain(hit.value, Checked.model_fields) == [problem]
 
 
 def test_long_values_are_cut():
