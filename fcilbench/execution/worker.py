@@ -130,8 +130,9 @@ def _redirect_output(log: Path, cell_id: str) -> None:
             stream.flush()
     with suppress(OSError):  # a full disk is reported by the cell itself
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+        for number in (1, 2):
+            os.dup2(descriptor, number)
+            os.set_inheritable(number, True)  # a stream that a plugin has closed may be `descriptor` itself
         if descriptor > 2:
             os.close(descriptor)
     with suppress(OSError, ValueError):
