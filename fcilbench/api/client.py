@@ -179,16 +179,13 @@ class Client(Protocol):
             samples: Size of a drawn subset; `None` takes all.
         """
 
-    def grams(
-        self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
-    ) -> dict[str, LayerGram]:
+    def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples.
 
         Padding tokens of texts are left out.
 
         Args:
             diagonal: Whether of a layer, told by its name in the network, only the diagonal is wanted.
-            augment: Draws the training augmentation from this generator instead of the test transform.
 
         Returns:
             By layer name; its weight is the piece `<name>.weight` of the state vector.

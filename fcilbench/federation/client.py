@@ -86,9 +86,9 @@ class ClientSession:
         """Returns the gradient `[P]` of the mean loss over the client's own samples."""
         return mean_gradient(self._federation.model, self.batches(), loss)
 
-    def _masked(self, augment: np.random.Generator | None = None) -> Iterator[Masked]:
+    def _masked(self) -> Iterator[Masked]:
         """Iterates over the client's inputs with their token masks."""
-        for batch in self.batches(augment):
+        for batch in self.batches():
             yield batch.inputs, self._federation.train.token_mask(batch.inputs)
 
     def _paired(self, rows: torch.Tensor, uniform: torch.Tensor) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -98,11 +98,9 @@ class ClientSession:
             inputs, mask = data.plain(own), torch.ones(len(own), device=own.device)
             yield Batch(inputs, data.labels[own], mask, self.task, protocol=self.protocol), numbers
 
-    def grams(
-        self, diagonal: Callable[[str], bool], augment: np.random.Generator | None = None
-    ) -> dict[str, LayerGram]:
+    def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
-        return layer_grams(self._federation.model, diagonal, self._masked(augment))
+        return layer_grams(self._federation.model, diagonal, self._masked())
 
     def stress(self) -> np.random.Generator:
         """Returns the stream of what goes wrong with this client's upload."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Server, Updates
+from fcilbench.api.server import Server
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import scatter_rows
 
@@ -31,17 +31,10 @@ class CcvrParams(PresetParams):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"original": {"cov": "full"}}
 
-    when: Literal["task_end", "round"] = Field("task_end", description="calibrate once a task or after each round")
-    stats_on: Literal["global", "local"] = Field(
-        "global", description="features of the task's final global model, or of each client's own trained one"
-    )
     scope: Literal["seen", "current"] = Field(
         "seen",
         description="refit all seen classes, by statistics that age with the backbone, or the task's only",
         source="Luo et al. 2021 calibrate all classes",
-    )
-    density: Literal["pooled", "mixture"] = Field(
-        "pooled", description="one Gaussian a class, or a mixture of the clients' own"
     )
     cov: Literal["diag", "full"] = Field("diag", description="variances, or whole covariance matrices")
     samples: int = Field(
@@ -60,12 +53,6 @@ class CcvrParams(PresetParams):
     shrink: float = Field(1e-8, gt=0, description="variance added to every direction")
     rho_few: float = Field(0.1, ge=0, le=1, description="full covariance: shrinkage of classes with at most F samples")
     rho_many: float = Field(0.01, ge=0, le=1, description="full covariance: shrinkage of the others")
-
-    @model_validator(mode="after")
-    def _one_broadcast(self) -> Self:
-        if self.when == "round" and self.stats_on == "global":
-            raise ValueError("when=round with stats_on=global needs a second broadcast a round; use stats_on=local")
-        return self
 
 
 class Ccvr(Aggregator):
@@ -89,20 +76,8 @@ class Ccvr(Aggregator):
 
     # ---------------------------------------------------------------- clients
 
-    def statistics(self, client: Client) -> Message:
-        """Sends class statistics of its own model, if those are wanted."""
-        return self._measure(client) if self.params.stats_on == "local" else {}
-
-    def wants_task_statistics(self, server: Server) -> bool:
-        """Asks for statistics at the final global model of a task, unless the clients' own are used."""
-        return self.params.stats_on == "global"
-
     def task_statistics(self, client: Client) -> Message:
-        """Sends class statistics of the global model."""
-        return self._measure(client)
-
-    def _measure(self, client: Client) -> Message:
-        """Returns all counts of the task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
+        """Sends all counts of the task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
         task, full = client.task, self.params.cov == "full"
         labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
         found = measure(labelled, task.size, client.feature_dim, full)
@@ -112,34 +87,22 @@ class Ccvr(Aggregator):
 
     # ---------------------------------------------------------------- server
 
-    def aggregate(self, updates: Updates, server: Server) -> None:
-        """Averages the models; calibrates if that is done each round."""
-        server.step(updates.mean())
-        if self.params.stats_on == "local":
-            server.state["latest"] = [dict(message) for message in updates.statistics]
-            if self.params.when == "round":
-                self._calibrate(server, server.state.pop("latest"))
+    def wants_task_statistics(self, server: Server) -> bool:
+        """Asks for statistics at the final global model of every task."""
+        return True
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Calibrates if that is done at the end of a task."""
-        if self.params.when == "task_end":
-            latest = server.state.pop("latest", [])
-            sent = [statistics[client] for client in sorted(statistics)]
-            self._calibrate(server, latest if self.params.stats_on == "local" else sent)
-
-    def _calibrate(self, server: Server, messages: Sequence[Message]) -> None:
-        if not messages:  # no client had samples: nothing new is known of any class
-            return
+        """Refits the head rows of all classes with statistics, in the scope."""
         params, parts = self.params, server.layout
-        groups = self._groups(server, [dict(message) for message in messages])
-        features = VirtualFeatures.of(groups, params)
-        if features is None or params.samples == 0:
+        if not statistics or params.samples == 0:  # without clients that have data nothing new is known
             return
+        rows, found = self._collect(server, [dict(statistics[client]) for client in sorted(statistics)])
+        root = roots(covariances(found, params.shrink, params.rho_few, params.rho_many))
+        features = partial(draw, found.mean, root, params.samples)
         head = server.vector[parts.head]
         cut = parts.classes * parts.features
         weight, bias = head[:cut].view(parts.classes, parts.features), head[cut:]
-        rows = features.classes
-        new_weight, new_bias, loss = refit_head(weight[rows], bias[rows], features.draw, params, server.random("ccvr"))
+        new_weight, new_bias, loss = refit_head(weight[rows], bias[rows], features, params, server.random("ccvr"))
         direction = torch.zeros_like(head)
         direction[:cut].view_as(weight)[rows] = new_weight - weight[rows]
         direction[cut:][rows] = new_bias - bias[rows]
@@ -147,20 +110,20 @@ class Ccvr(Aggregator):
         server.log("ccvr/loss", loss)
         server.log("ccvr/classes", len(rows))
 
-    def _groups(self, server: Server, messages: list[dict[str, torch.Tensor]]) -> list[tuple[int, Gaussians]]:
-        """Returns the statistics in the scope as (offset of the first class, classes), and keeps them if needed."""
+    def _collect(self, server: Server, messages: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, Gaussians]:
+        """Returns the labels `[a]` and pooled statistics of all classes in the scope that have samples."""
         kept: dict[int, list[dict[str, torch.Tensor]]] = {}
         if self.params.scope == "seen":
             kept = server.state.setdefault("statistics", {})
-        if messages:
-            kept[server.task.offset] = messages
-        groups = []
-        for offset in sorted(kept):
-            parts = [self._unpack(message) for message in kept[offset]]
-            if self.params.density == "pooled":
-                parts = [merge(parts)]
-            groups += [(offset, part) for part in parts]
-        return groups
+        kept[server.task.offset] = messages
+        labels, parts = [], []
+        for offset, sent in sorted(kept.items()):
+            pooled = merge([self._unpack(message) for message in sent])
+            present = pooled.count.nonzero()[:, 0]
+            labels.append(offset + present)
+            parts.append(pooled[present])
+        columns = zip(*((part.count, part.mean, part.scatter) for part in parts), strict=True)
+        return torch.cat(labels), Gaussians(*(torch.cat(column) for column in columns))
 
     def _unpack(self, message: Message) -> Gaussians:
         count, scatter = message["count"].to(torch.float64), message["scatter"]
@@ -292,64 +255,27 @@ def _cholesky(matrix: torch.Tensor) -> torch.Tensor:
     raise ValueError("a class covariance has a direction of negative variance")
 
 
-@dataclass(frozen=True)
-class VirtualFeatures:
-    """Gaussians of all classes that have statistics, to draw virtual features from.
+def draw(
+    mean: torch.Tensor, root: torch.Tensor, samples: int, random: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws `samples` features of each class, on the CPU, so that every device sees the same numbers.
 
-    Attributes:
-        classes: Labels of these classes, ascending int64 `[a]`; a class without samples is not among them.
-        slot: Position in `classes` of each component's class, int64 `[m]`.
-        count: Samples behind each component, float64 `[m]`, on the CPU; components of a class are drawn by it.
-        mean: `[m, F]`.
-        root: Factors A of the covariances A A^T, `[m, F]` or `[m, F, F]`.
-        samples: Features a class in each draw.
+    Args:
+        mean: `[a, F]`.
+        root: Factors A of the covariances A A^T, `[a, F]` or `[a, F, F]`.
+        samples: Features a class.
+        random: For the draws.
+
+    Returns:
+        Features float32 `[n, F]`, class by class, and the rows of their classes int64 `[n]`.
     """
-
-    classes: torch.Tensor
-    slot: torch.Tensor
-    count: torch.Tensor
-    mean: torch.Tensor
-    root: torch.Tensor
-    samples: int
-
-    @classmethod
-    def of(cls, groups: Sequence[tuple[int, Gaussians]], params: CcvrParams) -> VirtualFeatures | None:
-        """Collects the components with samples; `None` if there are none.
-
-        Args:
-            groups: Label of the first class, and statistics of consecutive classes. Several groups may cover a class.
-            params: The repair of covariances and the number of samples.
-        """
-        if not groups:
-            return None
-        owner = torch.cat([offset + torch.arange(len(found.count)) for offset, found in groups])
-        flat = Gaussians(*(torch.cat([getattr(found, f) for _, found in groups]) for f in ("count", "mean", "scatter")))
-        present = flat.count > 0
-        flat, owner = flat[present], owner.to(present.device)[present]
-        if len(owner) == 0:
-            return None
-        classes, slot = torch.unique(owner, return_inverse=True)
-        root = roots(covariances(flat, params.shrink, params.rho_few, params.rho_many))
-        return cls(classes, slot, flat.count.cpu(), flat.mean, root, params.samples)
-
-    def draw(self, random: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws `samples` features of each class, on the CPU, so that every device sees the same numbers.
-
-        Returns:
-            Features float32 `[n, F]` and positions in `classes` int64 `[n]`.
-        """
-        slot, count = self.slot.cpu().numpy(), self.count.numpy()
-        times = np.zeros(len(slot), dtype=np.int64)
-        for position in range(len(self.classes)):
-            own = slot == position
-            times[own] = random.multinomial(self.samples, count[own] / count[own].sum())
-        chosen = torch.from_numpy(np.repeat(np.arange(len(slot)), times)).to(self.mean.device)
-        noise = torch.from_numpy(random.standard_normal((len(chosen), self.mean.shape[1]))).to(self.mean)
-        if self.root.dim() == 2:
-            moved = self.root[chosen] * noise
-        else:
-            moved = torch.cat([noise[chosen == c] @ root.T for c, root in enumerate(self.root)])
-        return (self.mean[chosen] + moved).float(), self.slot[chosen]
+    rows = torch.arange(len(mean), device=mean.device).repeat_interleave(samples)
+    noise = torch.from_numpy(random.standard_normal((len(rows), mean.shape[1]))).to(mean)
+    if root.dim() == 2:
+        moved = root[rows] * noise
+    else:
+        moved = torch.cat([own @ factor.T for own, factor in zip(noise.split(samples), root, strict=True)])
+    return (mean[rows] + moved).float(), rows
 
 
 def refit_head(

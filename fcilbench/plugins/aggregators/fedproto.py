@@ -15,7 +15,6 @@ from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predi
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
-from fcilbench.vectors.sums import weighted_sum
 
 
 class FedProto(Aggregator):
@@ -52,9 +51,6 @@ class FedProto(Aggregator):
         )
         proto_weighting: Literal["samples", "uniform"] = Field(
             "samples", description="global prototypes weigh clients by samples of the class, or equally"
-        )
-        weighting: Literal["samples", "uniform"] = Field(
-            "samples", description="models weigh clients by sample count, or equally"
         )
         predict: Literal["classifier", "prototype"] = Field(
             "classifier", description="answer by the head's logits, or by the nearest prototype"
@@ -98,10 +94,7 @@ class FedProto(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Averages the models, and each class's prototypes over the clients that have it."""
-        count = len(updates.clients)
-        uniform = self.params.weighting == "uniform"
-        weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
-        server.step(weighted_sum(weights, updates.delta))
+        server.step(updates.mean())
         size, features = server.task.size, server.layout.features
         total = torch.zeros(size, features, dtype=torch.float64, device=server.vector.device)
         weight = torch.zeros(size, dtype=torch.float64, device=server.vector.device)

@@ -55,8 +55,6 @@ class RegMean(Aggregator):
         gram_norm: Literal["sum", "mean"] = Field(
             "sum", description="Grams summed over all tokens, so that larger clients weigh more, or divided by them"
         )
-        gram_passes: int = Field(1, ge=1, description="passes over a client's data for its Grams")
-        gram_augment: bool = Field(False, description="training augmentation in these passes")
         solver: Literal["residual", "plain"] = Field(
             "residual", description="around FedAvg, or the published form, which zeroes null directions"
         )
@@ -69,17 +67,11 @@ class RegMean(Aggregator):
 
     def statistics(self, client: Client) -> Message:
         """Sends each layer's Gram in float32: the upper triangle, or for gamma = 0 the diagonal."""
-        augment = client.random("grams") if self.params.gram_augment else None
-        totals: dict[str, torch.Tensor] = {}
-        rows: dict[str, torch.Tensor] = {}
-        for _ in range(self.params.gram_passes):
-            for name, gram in client.grams(lambda name: self._gamma(name) == 0.0, augment).items():
-                totals[name] = totals[name] + gram.total if name in totals else gram.total
-                rows[name] = rows[name] + gram.rows if name in rows else gram.rows
+        grams = client.grams(lambda name: self._gamma(name) == 0.0)
         if self.params.head == "fedavg":
-            del totals["head"]
-        if self.params.gram_norm == "mean":
-            totals = {name: total / rows[name] for name, total in totals.items()}
+            del grams["head"]
+        mean = self.params.gram_norm == "mean"
+        totals = {name: gram.total / gram.rows if mean else gram.total for name, gram in grams.items()}
         return {_GRAM + name: _pack(total.float()) for name, total in totals.items()}
 
     def _gamma(self, layer: str) -> float:

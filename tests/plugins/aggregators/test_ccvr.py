@@ -8,7 +8,6 @@ import torch
 from fcilbench.api.client import Batch
 from fcilbench.api.message import Layout, nbytes
 from fcilbench.api.schedule import Task
-from fcilbench.api.server import Updates
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.ccvr import Ccvr
 from fcilbench.spec.protocol import Partition
@@ -60,9 +59,8 @@ def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
 
 
 @pytest.mark.parametrize("cov", ["diag", "full"])
-@pytest.mark.parametrize("density", ["pooled", "mixture"])
-def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov, density):
-    method, server = ccvr(cov=cov, density=density), host()
+def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov):
+    method, server = ccvr(cov=cov), host()
     before = server.vector.clone()
     found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
     method.end_task(server, {0: method.task_statistics(found)})
@@ -95,28 +93,6 @@ def test_seen_classes_are_refitted_together_and_current_ones_alone():
             method.end_task(server, {0: method.task_statistics(own)})
             counts.append(server.logs["ccvr/classes"])
         assert counts == expected
-
-
-def test_local_statistics_calibrate_each_round_or_the_last_one_at_the_end():
-    own = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
-    delta = torch.zeros(1, 23)
-    delta[0, 22] = 1.0
-    for when, after_round in (("round", True), ("task_end", False)):
-        method, server = ccvr(when=when, stats_on="local"), host()
-        assert not method.wants_task_statistics(server)
-        before = server.vector.clone()
-        method.aggregate(Updates(delta, (3,), (0,), (method.statistics(own),), PARTS), server)
-        assert torch.equal(server.vector[:22], before[:22]) is not after_round
-        method.end_task(server, {})
-        assert not torch.equal(server.vector[4:22], before[4:22])
-        assert "latest" not in server.state
-    assert ccvr().statistics(own) == {}
-    assert ccvr().wants_task_statistics(server)
-
-
-def test_a_second_broadcast_a_round_is_refused():
-    with pytest.raises(ValueError, match="stats_on=local"):
-        Ccvr.Params(when="round")
 
 
 def test_bytes_of_vit_b16():

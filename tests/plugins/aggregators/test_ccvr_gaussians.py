@@ -1,6 +1,7 @@
 """CCVR's mathematics by hand: class Gaussians (s04: a class of one sample gave NaN), virtual features, the refit."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import torch
 from fcilbench.plugins.aggregators.ccvr import (
     Ccvr,
     Gaussians,
-    VirtualFeatures,
     covariances,
+    draw,
     measure,
     merge,
     refit_head,
@@ -112,54 +113,13 @@ def test_samples_follow_mean_and_covariance(full):
     mean = torch.tensor([[1.0, -2.0], [10.0, 0.0]], dtype=torch.float64)
     cov = torch.tensor([[[2.0, 0.6], [0.6, 1.0]], [[1.0, -0.5], [-0.5, 4.0]]], dtype=torch.float64)
     root = roots(cov if full else cov.diagonal(dim1=1, dim2=2))
-    classes = torch.arange(2)
-    features = VirtualFeatures(classes, classes, torch.ones(2), mean, root, 20_000)
-    drawn, classes = features.draw(np.random.default_rng(1))
+    drawn, classes = draw(mean, root, 20_000, np.random.default_rng(1))
+    assert (drawn.shape, drawn.dtype, classes.tolist()) == ((40_000, 2), torch.float32, [0] * 20_000 + [1] * 20_000)
     for c in range(2):
         rows = drawn[classes == c]
         expected = cov[c] if full else torch.diag(cov[c].diagonal())
         assert torch.allclose(rows.double().mean(dim=0), mean[c], atol=0.05)
         assert torch.allclose(rows.T.double().cov(), expected, atol=0.1)
-
-
-def gaussians(count, mean, scatter):
-    return Gaussians(*(torch.tensor(x, dtype=torch.float64) for x in (count, mean, scatter)))
-
-
-def collect(*groups, **params):
-    return VirtualFeatures.of(groups, Ccvr.Params(**params))
-
-
-def test_classes_without_samples_are_left_out_and_labels_are_offset():
-    found = gaussians([3, 0, 2], [[1.0], [0.0], [5.0]], [[2.0], [0.0], [1.0]])
-    features = collect((4, found), samples=7)
-    assert features.classes.tolist() == [4, 6]
-    drawn, slots = features.draw(np.random.default_rng(0))
-    assert drawn.shape == (14, 1)
-    assert drawn.dtype == torch.float32
-    assert slots.tolist() == [0] * 7 + [1] * 7
-    assert collect((0, gaussians([0.0], [[0.0]], [[0.0]]))) is None
-    assert collect() is None
-
-
-def test_a_mixture_has_another_covariance_than_the_pooled_gaussian():
-    """A mixture of two clients has [[6, 3], [3, 2.25]], their pooled Gaussian [[20/3, 8/3], [8/3, 5/3]]."""
-    clients = [
-        gaussians([2], [[1.0, 1.0]], [[[2.0, 2.0], [2.0, 2.0]]]),
-        gaussians([2], [[5.0, 2.0]], [[[2.0, 2.0], [2.0, 2.0]]]),
-    ]
-    mixture = collect(*[(0, part) for part in clients], samples=60_000, rho_few=0.0)
-    pooled = collect((0, merge(clients)), samples=60_000, rho_many=0.0)
-    for features, expected in ((mixture, [[6, 3], [3, 2.25]]), (pooled, [[20 / 3, 8 / 3], [8 / 3, 5 / 3]])):
-        drawn, _ = features.draw(np.random.default_rng(0))
-        assert torch.allclose(drawn.T.double().cov(), torch.tensor(expected, dtype=torch.float64), atol=0.12)
-        assert torch.allclose(drawn.mean(dim=0), torch.tensor([3.0, 1.5]), atol=0.05)
-
-
-def test_components_of_a_class_are_drawn_by_their_counts():
-    features = collect((0, gaussians([9], [[0.0]], [[0.0]])), (0, gaussians([1], [[100.0]], [[0.0]])), samples=1000)
-    drawn, _ = features.draw(np.random.default_rng(0))
-    assert 60 < int((drawn > 50).sum()) < 140
 
 
 def refit(epochs=2, lr=0.1, momentum=0.9):
@@ -202,9 +162,9 @@ def test_the_learning_rate_is_a_cosine_over_the_epochs():
 
 
 def test_a_refit_is_repeatable():
-    features = collect((0, gaussians([3, 3], [[1.0, 0.0], [0.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]])), samples=16)
+    features = partial(draw, torch.eye(2).double(), torch.ones(2, 2).double(), 16)
     runs = [
-        refit_head(torch.zeros(2, 2), torch.zeros(2), features.draw, refit(), np.random.default_rng(seed))[0]
+        refit_head(torch.zeros(2, 2), torch.zeros(2), features, refit(), np.random.default_rng(seed))[0]
         for seed in (0, 0, 1)
     ]
     assert torch.equal(runs[0], runs[1])

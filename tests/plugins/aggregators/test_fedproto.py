@@ -89,13 +89,12 @@ def test_prototypes_of_two_clients(average, expected):
     assert server.state["known"].tolist() == [False, False, True, True, False]
 
 
-def test_model_weights_weighted_or_uniform():
+def test_models_are_averaged_by_samples():
     delta = torch.stack([torch.ones(19), 5 * torch.ones(19)])
-    for average, expected in (("samples", 2.0), ("uniform", 3.0)):
-        method, server = fedproto(weighting=average), host()
-        method.begin(server)
-        aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
-        assert server.vector.tolist() == [expected] * 19
+    method, server = fedproto(), host()
+    method.begin(server)
+    aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
+    assert server.vector.tolist() == [2.0] * 19
 
 
 def test_the_nearest_prototype_answers():

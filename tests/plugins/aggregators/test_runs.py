@@ -19,7 +19,6 @@ FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis
 CASES = {
     "ccvr": (Ccvr, {}, 3),
     "ccvr-original": (Ccvr, {"preset": "original"}, 4),
-    "ccvr-round": (Ccvr, {"when": "round", "stats_on": "local", "density": "mixture"}, 3),
     "ewc": (Ewc, {}, 5),
     "ewc-original": (Ewc, {"preset": "original"}, 5),
     "fedavg": (FedAvg, {"weighting": "uniform"}, 3),
@@ -29,7 +28,7 @@ CASES = {
     "lwf": (Lwf, {}, 4),
     "lwf-original": (Lwf, {"preset": "original"}, 4),
     "ncm": (Ncm, {}, 2),
-    "regmean": (RegMean, {"gram_augment": True}, 1),
+    "regmean": (RegMean, {}, 1),
     "regmean-original": (RegMean, {"preset": "original"}, 2),
     "ridge": (Ridge, {}, 2),
     "ridge-projection": (Ridge, {"random_features": 40, "ridge": 0.1}, 2),
