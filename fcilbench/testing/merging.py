@@ -12,7 +12,7 @@ import torch
 from fcilbench.api import Message, Server, Updates
 from fcilbench.testing.bench import UNEVEN, Faulty, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import AggregatorSubject, Run, copies, gap, same_bits, wrap
+from fcilbench.testing.subject import AggregatorSubject, Run, copies, gap, same_bits
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -156,7 +156,7 @@ def no_update(subject: AggregatorSubject) -> None:
             raise CheckFailed(f"the global model moved without an update, at the end of task {server.task.index}")
 
     everyone, tasks = Faulty([0, 1, 2]), (5, 5)
-    _expect_finite(subject.run(lambda method: wrap(method, "end_task", end_task), stressor=everyone, tasks=tasks))
+    _expect_finite(subject.run({"end_task": end_task}, stressor=everyone, tasks=tasks))
 
 
 @CHECKS.add

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from fcilbench.api import Aggregator, Batch, Client, Context, Message, Net, Server
 from fcilbench.spec.protocol import Runtime
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Stopped, copies, gap, unwrapped, wrap
+from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Stopped, copies, gap, unwrapped
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -55,25 +55,20 @@ def last_loss(subject: AggregatorSubject) -> LossCall:
         NotApplicable: If the method does not train.
     """
     subject.require_training()
-    vectors: list[torch.Tensor] = []
-    calls: list[LossCall] = []
+    aggregator, vectors, calls = subject.make(), list[torch.Tensor](), list[LossCall]()
 
-    def watch(aggregator: Aggregator) -> None:
-        def broadcast(own: Callable[[Server], Message], server: Server) -> Message:
-            vectors.append(server.vector.clone())
-            return own(server)
+    def broadcast(own: Callable[[Server], Message], server: Server) -> Message:
+        vectors.append(server.vector.clone())
+        return own(server)
 
-        def loss(own: Callable[..., torch.Tensor], net: Net, batch: Batch, context: Context) -> torch.Tensor:
-            if batch.task.index == 0:
-                return own(net, batch, context)
-            calls.append(LossCall(aggregator, own, net, batch, copies(context), vectors[-1] * 0.9 + 0.01))
-            raise Stopped
-
-        wrap(aggregator, "broadcast", broadcast)
-        wrap(aggregator, "loss", loss)
+    def loss(own: Callable[..., torch.Tensor], net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        if batch.task.index == 0:
+            return own(net, batch, context)
+        calls.append(LossCall(aggregator, own, net, batch, copies(context), vectors[-1] * 0.9 + 0.01))
+        raise Stopped
 
     try:
-        subject.run(watch, tasks=(4, 6), rounds=1)
+        subject.run({"broadcast": broadcast, "loss": loss}, aggregator=aggregator, tasks=(4, 6), rounds=1)
     except Stopped:
         return calls[0]
     raise NotApplicable("no client trains in the second task")
@@ -173,7 +168,7 @@ def query_per_sample(subject: AggregatorSubject) -> None:
                 raise CheckFailed("one by one the samples get other memos than together")
         return memo
 
-    subject.run(lambda aggregator: wrap(aggregator, "query", query), tasks=(4, 6), rounds=1)
+    subject.run({"query": query}, tasks=(4, 6), rounds=1)
     if not asked:
         raise NotApplicable("the method asks nothing of the initial network")
 
@@ -211,7 +206,7 @@ def _first_messages(subject: AggregatorSubject, size: int) -> list[tuple[str, di
         return message
 
     runtime = Runtime(eval_batch_size=size, checkpoint="never")
-    subject.run(lambda aggregator: wrap(aggregator, CLIENT_MESSAGES, told), tasks=(4, 6), rounds=1, runtime=runtime)
+    subject.run(dict.fromkeys(CLIENT_MESSAGES, told), tasks=(4, 6), rounds=1, runtime=runtime)
     return got
 
 
@@ -232,11 +227,7 @@ def statistics_leave_model(subject: AggregatorSubject) -> None:
             raise CheckFailed(f"`{hook}` left the network with other modes, hooks or `requires_grad`")
         return message
 
-    def watch(aggregator: Aggregator) -> None:
-        for hook in CLIENT_MESSAGES:
-            wrap(aggregator, hook, partial(told, hook))
-
-    subject.run(watch, tasks=(4, 6), rounds=1)
+    subject.run({hook: partial(told, hook) for hook in CLIENT_MESSAGES}, tasks=(4, 6), rounds=1)
 
 
 def _shape(network: torch.nn.Module) -> list[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from fcilbench.testing.subject import (
     Stopped,
     same_bits,
     unwrapped,
-    wrap,
 )
 
 CHECKS: Checks[AggregatorSubject] = Checks()
@@ -49,7 +49,7 @@ def repeatable(subject: AggregatorSubject) -> None:
         random.seed(seed)
         return own(*arguments)
 
-    shaken_run = subject.run(lambda method: wrap(method, (*SERVER_HOOKS, *CLIENT_MESSAGES), shaken))
+    shaken_run = subject.run(dict.fromkeys((*SERVER_HOOKS, *CLIENT_MESSAGES), shaken))
     if difference := same_bits(subject.whole, shaken_run):
         raise CheckFailed(f"between two runs of one experiment, {difference}")
 
@@ -67,7 +67,7 @@ def state_round_trip(subject: AggregatorSubject) -> None:
         server.state = _reload(server.state)
         return own(*arguments)
 
-    if difference := same_bits(subject.whole, subject.run(lambda method: wrap(method, SERVER_HOOKS, reloaded))):
+    if difference := same_bits(subject.whole, subject.run(dict.fromkeys(SERVER_HOOKS, reloaded))):
         raise CheckFailed(f"with its state saved and loaded, {difference}")
 
 
@@ -117,23 +117,17 @@ def isolation(subject: AggregatorSubject) -> None:
     Fix: what clients need goes into `broadcast`, what the server needs into `statistics`; the client's own memory is
     `client.state`.
     """
+    aggregator, template = subject.make(), list[Aggregator]()
 
-    def watch(aggregator: Aggregator) -> None:
-        template: list[Aggregator] = []
+    def begin(own: Callable[..., Any], *arguments: Any) -> None:
+        template.append(_detached(aggregator))
+        own(*arguments)
 
-        def begin(own: Callable[..., Any], *arguments: Any) -> None:
-            template.append(_detached(aggregator))
-            own(*arguments)
+    def call(hook: str, _own: Callable[..., Any], *arguments: Any) -> Any:
+        return getattr(_detached((template or [aggregator])[0]), hook)(*arguments)
 
-        wrap(aggregator, ("begin",), begin)
-        for hook in CLIENT_HOOKS:
-
-            def call(_own: Callable[..., Any], *arguments: Any, hook: str = hook) -> Any:
-                return getattr(_detached((template or [aggregator])[0]), hook)(*arguments)
-
-            wrap(aggregator, (hook,), call)
-
-    if difference := same_bits(subject.whole, subject.run(watch)):
+    wrappers = {"begin": begin, **{hook: partial(call, hook) for hook in CLIENT_HOOKS}}
+    if difference := same_bits(subject.whole, subject.run(wrappers, aggregator=aggregator)):
         raise CheckFailed(f"with the client half on an object of its own, {difference}")
 
 

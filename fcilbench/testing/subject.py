@@ -26,8 +26,8 @@ CLIENT_HOOKS = ("loss", "gradient", "query", "statistics", "task_statistics")
 SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
 CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast", "task_broadcast")
 
-Watch = Callable[[Aggregator], None]
-"""Wraps hooks of an instance before it runs."""
+Wrappers = Mapping[str, Callable[..., Any]]
+"""By hook what is called in its place: `wrapper(own, *arguments)`, where `own` is the hook itself."""
 
 
 class Stopped(Exception):  # noqa: N818 -- how the kit ends a run early
@@ -104,17 +104,19 @@ class AggregatorSubject(Subject[Aggregator]):
 
     def run(
         self,
-        watch: Watch | None = None,
+        wrappers: Wrappers | None = None,
         edit: Edit | None = None,
+        aggregator: Aggregator | None = None,
         workdir: Path | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         **changes: Any,
     ) -> Run:
-        """Runs a fresh instance on the bench.
+        """Runs an instance on the bench.
 
         Args:
-            watch: Wraps hooks of the instance.
+            wrappers: What is called in place of its hooks.
             edit: Changes each phase before the method builds its schedule.
+            aggregator: The instance; by default a fresh one.
             workdir: Folder of the checkpoint, if the run is resumed or will be.
             on_event: Told of every round and task as it ends.
             **changes: See `Bench.experiment`.
@@ -122,10 +124,10 @@ class AggregatorSubject(Subject[Aggregator]):
         Raises:
             NotApplicable: If the method declines the experiment.
         """
-        aggregator, ends = self.make(), list[TaskEnd]()
-        if watch is not None:
-            watch(aggregator)
-        wrap(aggregator, "predictors", lambda own, server: _record(own(server), server, ends))
+        aggregator, ends = aggregator or self.make(), list[TaskEnd]()
+        recorder = {"predictors": lambda own, server: _record(own(server), server, ends)}
+        for hook, wrapper in {**(wrappers or {}), **recorder}.items():
+            setattr(aggregator, hook, partial(wrapper, getattr(aggregator, hook)))
         experiment = self.bench.experiment(aggregator, edit, **changes)
         with quiet_torch(), tempfile.TemporaryDirectory() as folder:
             try:
@@ -148,7 +150,7 @@ class AggregatorSubject(Subject[Aggregator]):
             raise Stopped
 
         try:
-            self.run(lambda aggregator: wrap(aggregator, "aggregate", stop), edit, **changes)
+            self.run({"aggregate": stop}, edit, **changes)
         except Stopped:
             return got[0]
         raise CheckFailed("no client sent a finite update in the first round")
@@ -157,12 +159,6 @@ class AggregatorSubject(Subject[Aggregator]):
         """Raises NotApplicable if clients of the method do not train."""
         if not self.make().trains:
             raise NotApplicable("the method is training-free: clients send no model")
-
-
-def wrap(aggregator: Aggregator, hooks: str | Sequence[str], told: Callable[..., Any]) -> None:
-    """Replaces hooks of an instance by `told(own, *arguments)`, where `own` is the hook itself."""
-    for hook in [hooks] if isinstance(hooks, str) else hooks:
-        setattr(aggregator, hook, partial(told, getattr(aggregator, hook)))
 
 
 def unwrapped(aggregator: Aggregator) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcilbench.api import Aggregator, Client, Message, Samples, Server, Wire, matches, nbytes
+from fcilbench.api import Client, Message, Samples, Server, Wire, matches, nbytes
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import CLIENT_MESSAGES, SERVER_MESSAGES, AggregatorSubject, wrap
+from fcilbench.testing.subject import CLIENT_MESSAGES, SERVER_MESSAGES, AggregatorSubject, Wrappers
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -40,11 +40,7 @@ def messages(subject: AggregatorSubject) -> None:
                 raise CheckFailed(f"`{hook}` sends {name!r}, a view of the model that is overwritten later")
         return message
 
-    def watch(aggregator: Aggregator) -> None:
-        for hook in CLIENT_MESSAGES + SERVER_MESSAGES:
-            wrap(aggregator, hook, partial(told, hook))
-
-    subject.run(watch, tasks=(4, 6))
+    subject.run({hook: partial(told, hook) for hook in CLIENT_MESSAGES + SERVER_MESSAGES}, tasks=(4, 6))
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -83,12 +79,10 @@ class _Meter:
     posted: dict[str, Message] = field(default_factory=dict)
     clients: dict[int, _Held] = field(default_factory=dict)
 
-    def watch(self, aggregator: Aggregator) -> None:
-        """Wraps the hooks of an instance."""
-        for hook in (*SERVER_MESSAGES, "replay", "wire"):
-            wrap(aggregator, hook, partial(self._post, hook))
-        wrap(aggregator, "statistics", self._round)
-        wrap(aggregator, "task_statistics", self._task_end)
+    def wrappers(self) -> Wrappers:
+        """Returns what listens to the hooks of an instance."""
+        posts = {hook: partial(self._post, hook) for hook in (*SERVER_MESSAGES, "replay", "wire")}
+        return {**posts, "statistics": self._round, "task_statistics": self._task_end}
 
     def _post(self, hook: str, own: Callable[[Server], Any], server: Server) -> Any:
         self.server, told = server, own(server)
@@ -149,7 +143,7 @@ def measured_bytes(subject: AggregatorSubject) -> None:
     Fix: send everything through messages: model, `statistics`, `task_statistics`, `broadcast` and `task_broadcast`.
     """
     meter = _Meter(subject.make().trains)
-    cost = subject.run(meter.watch, tasks=(4, 6)).outcome.cost
+    cost = subject.run(meter.wrappers(), tasks=(4, 6)).outcome.cost
     if (cost.bytes_up, cost.bytes_down) != (meter.up, meter.down):
         counted = f"the runner counted {cost.bytes_up} bytes up and {cost.bytes_down} down"
         raise CheckFailed(f"{counted}; the messages hold {meter.up} and {meter.down}")
@@ -181,11 +175,7 @@ def pieces(subject: AggregatorSubject) -> None:
                     raise CheckFailed(f"{piece.name!r} is not to be trained, but client {client.id} changed it")
         return own(client)
 
-    def watch(aggregator: Aggregator) -> None:
-        wrap(aggregator, "wire", wire)
-        wrap(aggregator, "statistics", statistics)
-
-    subject.run(watch, tasks=(4, 6))
+    subject.run({"wire": wire, "statistics": statistics}, tasks=(4, 6))
     if not rates and all(each == Wire() for each in wires):
         raise NotApplicable("all pieces are trained at the protocol's rate, and travel")
 
@@ -211,6 +201,6 @@ def replay(subject: AggregatorSubject) -> None:
             raise CheckFailed(f"labels {one.labels.min()}..{one.labels.max()} leave 0..{server.tasks[-1].seen - 1}")
         return one
 
-    subject.run(lambda aggregator: wrap(aggregator, "replay", told), tasks=(4, 3, 3), rounds=1)
+    subject.run({"replay": told}, tasks=(4, 3, 3), rounds=1)
     if not asked:
         raise NotApplicable("the method replays no samples")

@@ -369,21 +369,14 @@ class Packed:
         shape = torch.tensor([len(present), exponent])
         return cls(torch.cat(support), values, masks, scales.to(torch.float32), shape)
 
-    def unified(self) -> torch.Tensor:
-        """Returns tau_uni rounded to fp16, float32 `[D]`."""
-        return self._spread(from_half(self.values, int(self.shape[1])))
-
     def task_vector(self, index: int) -> torch.Tensor:
         """Returns m_index * s_index * tau_uni, float32 `[D]`, with tau_uni rounded to fp16."""
         active = unpack_bits(self.masks[index], len(self.values))
-        values = from_half(self.values, int(self.shape[1]))
-        return self._spread(restore(values, active, float(self.scales[index])))
-
-    def _spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Puts the values of the support into their places."""
-        whole = values.new_zeros(int(self.shape[0]))
-        whole[unpack_bits(self.support, len(whole))] = values
-        return whole
+        size, exponent = self.shape.tolist()
+        values = from_half(self.values, exponent)
+        vector = values.new_zeros(size)
+        vector[unpack_bits(self.support, size)] = restore(values, active, float(self.scales[index]))
+        return vector
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,6 @@ from fcilbench.vectors.module import (
     products,
     project_out,
     read,
-    restore,
     stack,
     store,
     to_half,
@@ -192,10 +191,6 @@ def test_election(rule, expected):
     assert elect(torch.tensor([[1.0, -2, 0, 3], [2.0, 1, 0, -1], [-1.0, -1, 5, 0]]), rule).tolist() == expected
 
 
-def test_unanimous_signs_pass_the_strict_rule():
-    assert elect(torch.tensor([[-1.0, 0.0], [-3.0, 2.0]]), "strict").tolist() == [-3.0, 2.0]
-
-
 def test_unify_sparsifies_each_vector_by_its_own_cut():
     # Half of each: (3, 2, 0, 0) and (0, 0, -5, 4).
     basis = [torch.tensor([3.0, 2.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, -5.0, 4.0])]
@@ -254,22 +249,6 @@ def test_bits_come_back(count):
     packed = pack_bits(bits)
     assert packed.numel() == -(-count // 8)
     assert torch.equal(unpack_bits(packed, count), bits)
-
-
-def test_task_vectors_equal_the_evaluated_ones_with_tau_uni_in_half_precision():
-    generator = torch.Generator().manual_seed(0)
-    basis = list(torch.randn(3, 1000, generator=generator))
-    kept = [torch.full((k,), 0.5, dtype=torch.float64) for k in range(3)]
-    exact = torch.randn(1000, generator=generator) * (torch.rand(1000, generator=generator) < 0.2) * 1e-5
-    made = Modulators(basis, kept, [1.0, 2.0, 3.0], exact)
-    packed = Packed.of(made, made.scales())
-    assert torch.equal(packed.unified() != 0, exact != 0)
-    assert ((packed.unified() - exact).abs() <= 2**-11 * exact.abs()).all()
-    for k in range(3):
-        mask = torch.cat([piece for _, piece in made.masks(k)])
-        assert torch.equal(packed.task_vector(k), restore(packed.unified(), mask, float(packed.scales[k])))
-    support = int((exact != 0).sum())
-    assert tree_nbytes(vars(packed)) == 125 + 2 * support + 3 * (-(-support // 8) + 4) + 16
 
 
 def test_vectors_that_fit_half_precision_come_back_bit_for_bit():

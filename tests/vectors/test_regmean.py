@@ -61,11 +61,6 @@ def test_rows_that_no_client_moved_do_not_move():
     assert merged[1].abs().sum() > 0
 
 
-def test_decay_keeps_the_diagonal():
-    gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-    assert decay_off_diagonal(gram, 0.5).tolist() == [[2.0, 0.5], [0.5, 3.0]]
-
-
 def test_r4_and_r5_in_the_plain_form():
     local = torch.tensor([[[2.0, 10.0]], [[6.0, 20.0]]], dtype=torch.float64)
     grams = [torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([3.0, 0.0]))]

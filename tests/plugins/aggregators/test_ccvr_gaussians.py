@@ -39,14 +39,6 @@ def test_one_dimension_with_a_client_of_one_sample(full):
     assert (pooled.count.item(), pooled.mean.item(), covariance(pooled).item()) == (3, 2, 4)
 
 
-def test_two_dimensions():
-    pooled = merge([of([[0.0, 0.0], [2.0, 2.0]]), of([[4.0, 1.0], [6.0, 3.0]])])
-    assert pooled.mean[0].tolist() == [3.0, 1.5]
-    assert torch.allclose(covariance(pooled), torch.tensor([[20 / 3, 8 / 3], [8 / 3, 5 / 3]], dtype=torch.float64))
-    diagonal = merge([of([[0.0, 0.0], [2.0, 2.0]], False), of([[4.0, 1.0], [6.0, 3.0]], False)])
-    assert covariance(diagonal).tolist() == pytest.approx([20 / 3, 5 / 3])
-
-
 @pytest.mark.parametrize("full", [False, True])
 def test_merging_equals_pooling_in_any_order_and_grouping(full):
     generator = torch.Generator().manual_seed(0)
@@ -63,13 +55,6 @@ def test_merging_equals_pooling_in_any_order_and_grouping(full):
     assert torch.allclose(whole.mean, torch.stack([rows.mean(dim=0) for rows in own]))
     cov = torch.stack([rows.T.cov() if full else rows.var(dim=0) for rows in own])
     assert torch.allclose(covariances(whole, 1e-300, 0, 0), cov, atol=1e-10)
-
-
-def test_one_client_gives_its_own_statistics_and_an_absent_class_adds_nothing():
-    one = measure([(torch.tensor([[1.0, 2.0]]), torch.tensor([1]))], 3, 2, False)
-    assert one.count.tolist() == [0, 1, 0]
-    assert one.mean.tolist() == [[0, 0], [1, 2], [0, 0]]
-    assert merge([one]).mean.tolist() == one.mean.tolist()
 
 
 @pytest.mark.parametrize("full", [False, True])
