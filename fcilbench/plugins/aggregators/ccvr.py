@@ -24,6 +24,10 @@ from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import scatter_rows
 
 _PEER = "fed-mammoth"
+_LEAST = 1e-8
+"""Variance added to every direction, so that none is zero."""
+_RHO_FEW, _RHO_MANY = 0.1, 0.01
+"""Shrinkage of the whole covariance of a class with at most F samples, and of the others; ours."""
 
 
 class CcvrParams(PresetParams):
@@ -50,9 +54,6 @@ class CcvrParams(PresetParams):
         space=Space(low=1e-3, high=0.1, log=True),
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the refit's SGD", source=_PEER)
-    shrink: float = Field(1e-8, gt=0, description="variance added to every direction")
-    rho_few: float = Field(0.1, ge=0, le=1, description="full covariance: shrinkage of classes with at most F samples")
-    rho_many: float = Field(0.01, ge=0, le=1, description="full covariance: shrinkage of the others")
 
 
 class Ccvr(Aggregator):
@@ -97,7 +98,7 @@ class Ccvr(Aggregator):
         if not statistics or params.samples == 0:  # without clients that have data nothing new is known
             return
         rows, found = self._collect(server, [dict(statistics[client]) for client in sorted(statistics)])
-        root = roots(covariances(found, params.shrink, params.rho_few, params.rho_many))
+        root = roots(covariances(found))
         features = partial(draw, found.mean, root, params.samples)
         head = server.vector[parts.head]
         cut = parts.classes * parts.features
@@ -201,17 +202,14 @@ def merge(parts: Sequence[Gaussians]) -> Gaussians:
     return Gaussians(count, mean, scatter)
 
 
-def covariances(found: Gaussians, shrink: float, rho_few: float, rho_many: float) -> torch.Tensor:
+def covariances(found: Gaussians) -> torch.Tensor:
     """Returns a usable covariance of every class: M2 / (n - 1) with what few samples leave open repaired.
 
     A class of one sample gets the mean covariance of the others, or none if there are no others. Diagonals get
-    `shrink` added; matrices are shrunk towards a multiple of the identity, (1 - rho) S + rho (tr S / F) I.
+    `_LEAST` added; matrices are shrunk towards a multiple of the identity, (1 - rho) S + rho (tr S / F) I.
 
     Args:
         found: Classes, all with at least one sample.
-        shrink: Variance added to every direction, so that none is zero.
-        rho_few: rho of a class with at most F samples.
-        rho_many: rho of the others.
 
     Returns:
         Float64, `[c, F, F]` or diagonals `[c, F]`.
@@ -222,12 +220,12 @@ def covariances(found: Gaussians, shrink: float, rho_few: float, rho_many: float
     shared = raw[several].mean(dim=0) if bool(several.any()) else torch.zeros_like(raw[0])
     own = torch.where(several.view(shape), raw, shared)
     if not found.full:
-        return own + shrink
+        return own + _LEAST
     size = own.shape[-1]
-    rho = torch.where(found.count > size, rho_many, rho_few).to(own).view(shape)
+    rho = torch.where(found.count > size, _RHO_MANY, _RHO_FEW).to(own).view(shape)
     level = own.diagonal(dim1=1, dim2=2).mean(dim=1).view(shape)
     identity = torch.eye(size, dtype=own.dtype, device=own.device)
-    return (1 - rho) * own + (rho * level + shrink) * identity
+    return (1 - rho) * own + (rho * level + _LEAST) * identity
 
 
 def roots(covariance: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_merging_equals_pooling_in_any_order_and_grouping(full):
     own = [data[labels == c] for c in range(3)]
     assert torch.allclose(whole.mean, torch.stack([rows.mean(dim=0) for rows in own]))
     cov = torch.stack([rows.T.cov() if full else rows.var(dim=0) for rows in own])
-    assert torch.allclose(covariances(whole, 1e-300, 0, 0), cov, atol=1e-10)
+    assert torch.allclose(whole.scatter / (whole.count - 1).view((-1, 1, 1) if full else (-1, 1)), cov, atol=1e-10)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -62,9 +62,9 @@ def test_s04_one_sample_gets_the_variance_of_the_others(full):
     """Class 0 = (1, 2) alone: 0 / 0 would be NaN. Class 1 = (0, 0), (2, 2): [[2, 2], [2, 2]], semi-definite."""
     data, labels = torch.tensor([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]]), torch.tensor([0, 1, 1])
     found = measure([(data, labels)], 2, 2, full)
-    got = covariances(found, 1e-8, rho_few=0.0, rho_many=0.0)
-    expected = torch.full((2, 2), 2.0, dtype=torch.float64)
-    own = expected + 1e-8 * torch.eye(2) if full else expected[0] + 1e-8
+    got = covariances(found)
+    shrunk = torch.tensor([[2.0, 1.8], [1.8, 2.0]], dtype=torch.float64)  # 0.9 S + 0.1 (tr S / 2) I
+    own = shrunk + 1e-8 * torch.eye(2) if full else shrunk.diagonal() + 1e-8
     assert torch.allclose(got[0], own.to(got), rtol=0, atol=1e-12)
     assert torch.allclose(got[1], own.to(got), rtol=0, atol=1e-12)
     factor = roots(got)
@@ -75,7 +75,7 @@ def test_s04_one_sample_gets_the_variance_of_the_others(full):
 
 def test_a_single_sample_in_all_keeps_the_least_variance():
     found = of([[1.0, 2.0]], False)
-    assert covariances(found, 1e-8, 0.1, 0.01)[0].tolist() == [1e-8, 1e-8]
+    assert covariances(found)[0].tolist() == [1e-8, 1e-8]
 
 
 def test_full_covariances_shrink_by_the_number_of_samples():
@@ -83,9 +83,10 @@ def test_full_covariances_shrink_by_the_number_of_samples():
     found = Gaussians(
         torch.tensor([2.0, 3.0]).double(), torch.zeros(2, 2).double(), torch.stack([scatter, 2 * scatter])
     )
-    few, many = covariances(found, 1e-300, rho_few=0.5, rho_many=0.1)  # n = 2 <= F, n = 3 > F; both have M2/(n-1) = S
-    assert few.tolist() == [[0.5 * 4 + 0.5 * 3, 1.0], [1.0, 0.5 * 2 + 0.5 * 3]]
-    assert torch.allclose(many, torch.tensor([[0.9 * 4 + 0.3, 1.8], [1.8, 0.9 * 2 + 0.3]], dtype=torch.float64))
+    few, many = covariances(found)  # n = 2 <= F, n = 3 > F; both have M2 / (n - 1) = S with tr S / F = 3
+    expected = [[[3.9, 1.8], [1.8, 2.1]], [[3.99, 1.98], [1.98, 2.01]]]  # 0.9 S + 0.3 I, 0.99 S + 0.03 I
+    for got, by_hand in zip((few, many), expected, strict=True):
+        assert torch.allclose(got, torch.tensor(by_hand, dtype=torch.float64), rtol=0, atol=2e-8)
 
 
 def test_a_matrix_that_is_no_covariance_is_refused():
