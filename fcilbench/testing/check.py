@@ -97,17 +97,10 @@ class Checks(list[Check[S]]):
 
 
 def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str], *, demand: bool = True) -> Result:
-    """Runs one check on every subject.
+    """Runs one check on every subject: the first failure, else `passed` if one passed, else `skipped`.
 
-    Args:
-        check: The check.
-        subjects: The plugin on each of its benches.
-        breaks: Ids of the checks that the plugin declares to fail by nature, with the reasons.
-        demand: Whether a declared check must really fail on some bench.
-
-    Returns:
-        The first failure, otherwise `passed` if one bench passed, otherwise `skipped`. A declared check must fail by
-        what the kit sees, not by an exception.
+    `breaks` are the declared checks with their reasons. With `demand` a declared check must fail on some bench, by what
+    the kit sees and not by an exception.
     """
     result, reason = partial(Result, check.id, check.statement), breaks.get(check.id)
     passed, skips = False, []

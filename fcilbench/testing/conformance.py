@@ -121,11 +121,7 @@ def case(
 
 
 def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Check[Any]]) -> Mapping[str, str]:
-    """Returns a plugin's `breaks`.
-
-    Raises:
-        UsageError: If it names an unknown check or gives no reason.
-    """
+    """Returns a plugin's `breaks`, or raises a UsageError if it names an unknown check or gives no reason."""
     known = [check.id for check in checks]
     for id_, reason in breaks.items():
         if id_ not in known:
@@ -138,12 +134,8 @@ def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Chec
 class _Conformance:
     """Base of the three classes: one test for each check.
 
-    Attributes:
-        plugin: Name of the plugin, `dist/name`.
-        params: Hyperparameters that differ from the defaults.
-        kind: Kind of plugin.
-        backbone: Makes the network on which an aggregator is tried, instead of the kit's two (`staticmethod(...)`).
-        root: Data root of a data set; `None` for the default.
+    `plugin` is a name, `dist/name`, and `params` the hyperparameters that differ from the defaults. `backbone` makes
+    the network on which an aggregator is tried instead of the kit's two (`staticmethod(...)`); `root` is the data root.
     """
 
     plugin: ClassVar[str]

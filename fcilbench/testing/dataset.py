@@ -26,15 +26,11 @@ class DatasetSubject(Subject[Dataset]):
 
     @cached_property
     def loaded(self) -> tuple[Corpus, str]:
-        """The corpus and its digest.
-
-        Raises:
-            NotApplicable: If the data are not on this machine.
-        """
+        """The corpus and its digest."""
         return self.open(self.make())
 
     def open(self, plugin: Dataset) -> tuple[Corpus, str]:
-        """Opens an instance under the data root."""
+        """Opens an instance under the data root; the check does not apply if the data are not on this machine."""
         try:
             return open_dataset(plugin, data_root(self.root))
         except PrerequisiteError as error:

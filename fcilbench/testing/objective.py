@@ -49,11 +49,7 @@ class LossCall:
 
 
 def last_loss(subject: AggregatorSubject) -> LossCall:
-    """Runs two tasks up to the first local step of the second one, and returns its call of the loss.
-
-    Raises:
-        NotApplicable: If the method does not train.
-    """
+    """Runs two tasks up to the first local step of the second one, and returns its call of the loss."""
     subject.require_training()
     aggregator, vectors, calls = subject.make(), list[torch.Tensor](), list[LossCall]()
 

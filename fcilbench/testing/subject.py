@@ -111,18 +111,10 @@ class AggregatorSubject(Subject[Aggregator]):
         on_event: Callable[[dict[str, Any]], None] | None = None,
         **changes: Any,
     ) -> Run:
-        """Runs an instance on the bench.
+        """Runs an instance, by default a fresh one, on the bench; the check does not apply if the method declines.
 
-        Args:
-            wrappers: What is called in place of its hooks.
-            edit: Changes each phase before the method builds its schedule.
-            aggregator: The instance; by default a fresh one.
-            workdir: Folder of the checkpoint, if the run is resumed or will be.
-            on_event: Told of every round and task as it ends.
-            **changes: See `Bench.experiment`.
-
-        Raises:
-            NotApplicable: If the method declines the experiment.
+        `edit` and `changes` are those of `Bench.experiment`. `workdir` holds the checkpoint if the run is resumed or
+        will be, and `on_event` is told of every round and task as it ends.
         """
         aggregator, ends = aggregator or self.make(), list[TaskEnd]()
         recorder = {"predictors": lambda own, server: _record(own(server), server, ends)}
@@ -137,12 +129,7 @@ class AggregatorSubject(Subject[Aggregator]):
         return Run(aggregator, outcome, tuple(ends))
 
     def stage(self, edit: Edit | None = None, **changes: Any) -> Stage:
-        """Runs the first round of a fresh instance up to the merge.
-
-        Raises:
-            NotApplicable: If the method declines the experiment.
-            CheckFailed: If no update arrives.
-        """
+        """Runs the first round of a fresh instance up to the merge."""
         got: list[Stage] = []
 
         def stop(own: Callable[[Updates, Server], None], updates: Updates, server: Server) -> None:

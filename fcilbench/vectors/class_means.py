@@ -14,15 +14,9 @@ MISSING = -1e30
 def class_sums(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]], classes: int, features: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums features by class in float64.
+    """Returns sums `[c, F]` and counts `[c]` by class, float64, of batches of features `[n, F]` with labels `[n]`.
 
-    Args:
-        batches: Features `[n, F]` and labels in `0..classes-1` `[n]`.
-        classes: Number of classes c.
-        features: Number of features F.
-
-    Returns:
-        Sums float64 `[c, F]` and counts float64 `[c]`, on the features' device.
+    Labels are in `0..classes-1`. The result is on the features' device.
     """
     sums, counts = torch.zeros(classes, features, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     for rows, labels in batches:
@@ -48,14 +42,8 @@ def nearest_mean_head(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
     With mu_c the mean of class c and m that of all samples, `(mu_c - m) f - (mu_c - m) m - ||mu_c - m||^2 / 2` is
     `-||f - mu_c||^2 / 2` up to a term that is the same for all classes. Centring keeps the digits that low precision
-    would lose.
-
-    Args:
-        sums: Sum of the features of each class, `[C, F]`.
-        counts: Samples of each class, `[C]`; a class without any is never the nearest.
-
-    Returns:
-        Weight `[C, F]` then bias `[C]`, flattened float32 `[C F + C]`, as `Layout.head` is laid out.
+    would lose. A class without samples is never the nearest. Returns weight `[C, F]` then bias `[C]`, flattened
+    float32 `[C F + C]`, as `Layout.head` is laid out.
     """
     wide, count = sums.to(torch.float64), counts.to(torch.float64)
     centre = wide.sum(dim=0) / count.sum().clamp(min=1)

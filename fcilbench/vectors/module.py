@@ -42,12 +42,8 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
 
     Gram-Schmidt without normalisation, run twice against rounding (re-orthogonalisation), inner products in float64. A
     zero basis vector is skipped. What is left of a vector that lies in their span is exactly 0, not rounding noise:
-    such a task has no vote in the election.
-
-    Args:
-        vector: tau_k, `[D]`.
-        basis: tau_hat_1 .. tau_hat_{k-1}.
-        limit: Projects on at most so many of them, those with the largest |cosine| to tau_k; ties by index. 0: on none.
+    such a task has no vote in the election. With a `limit` it projects on at most so many of them, those with the
+    largest |cosine| to tau_k; ties by index; with 0 on none.
 
     Returns:
         tau_hat_k `[D]` and the coefficients r float64 `[k-1]` with `tau_k = tau_hat_k + sum_j r_j tau_hat_j`, so that
@@ -78,13 +74,7 @@ def products(vector: torch.Tensor, basis: Basis) -> tuple[torch.Tensor, torch.Te
 
 
 def accumulated(pieces: torch.Tensor, index: int, coefficients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns tau_index on some columns: the inverse of `project_out`.
-
-    Args:
-        pieces: tau_hat_1 .. on these columns, `[>= index + 1, c]`.
-        index: k - 1.
-        coefficients: What `project_out` returned for each task.
-    """
+    """Returns tau_index on the columns of `pieces` (tau_hat_1 .., `[>= index + 1, c]`): undoes `project_out`."""
     vector = pieces[index].clone()
     for coefficient, direction in zip(coefficients[index].tolist(), pieces[:index], strict=True):
         vector.add_(direction, alpha=coefficient)
@@ -251,13 +241,10 @@ def _bin(vector: torch.Tensor, high: int | None, wanted: int) -> tuple[int, int]
 def elect(vectors: torch.Tensor, rule: Rule = "count") -> torch.Tensor:
     """Returns per coordinate the elected sign with the largest magnitude that agrees with it.
 
-    The paper names both a majority sign and zero wherever tasks disagree: our rules `count` and `strict`.
-
-    Args:
-        vectors: The sparsified basis vectors `[T, c]`.
-        rule: `count`: the sign that more non-zero entries have, a tie gives 0. `mass`: the sign of their sum
-            (EMR-Merging, Huang et al. 2024). `strict`: the sign that all non-zero entries share, any disagreement gives
-            0. `off`: no election, the plain sum.
+    Sparsified basis vectors are `[T, c]`. `count` elects the sign that more non-zero entries have, a tie gives 0;
+    `mass` the sign of their sum (EMR-Merging, Huang et al. 2024); `strict` the sign that all non-zero entries share,
+    any disagreement gives 0; `off` is the plain sum. The paper names both a majority sign and zero wherever tasks
+    disagree.
     """
     if rule == "off":
         return vectors.sum(dim=0, dtype=torch.float64).to(vectors.dtype)

@@ -22,17 +22,13 @@ def decay_off_diagonal(gram: torch.Tensor, gamma: float) -> torch.Tensor:
 
 
 def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Solves for the merged update of one linear layer, in float64 (residual form).
+    """Solves for the merged update `[out, in]` of one linear layer, in float64 (residual form).
 
     Args:
         deltas: Updates W_k - W_global of the layer, `[N, out, in]`.
-        grams: Gram matrix X_k^T X_k of the layer's inputs on each client, `[in, in]`, or its diagonal `[in]`, which
-            stands for gamma = 0.
+        grams: X_k^T X_k of each client's inputs, `[in, in]`, or its diagonal `[in]`, which stands for gamma = 0.
         weights: p_k, `[N]`, sum 1.
         gamma: Off-diagonal factor in [0, 1].
-
-    Returns:
-        The merged update `[out, in]`, of the deltas' dtype.
     """
     wide = deltas.to(torch.float64)
     mean = torch.einsum("n,noi->oi", weights.to(torch.float64), wide)
@@ -43,16 +39,8 @@ def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.
 def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float) -> torch.Tensor:
     """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023.
 
-    It zeroes the weights in the null directions of the sum, so prefer `regmean`: one client with W = [2, 10] and
-    G = diag(1, 0) gets [2, 0].
-
-    Args:
-        local: Weights W_k of the layer, `[N, out, in]`.
-        grams: As for `regmean`.
-        gamma: Off-diagonal factor in [0, 1].
-
-    Returns:
-        The merged weight `[out, in]`, of the same dtype.
+    Takes the weights W_k `[N, out, in]` and returns W `[out, in]`. It zeroes the weights in the null directions of the
+    sum, so prefer `regmean`: one client with W = [2, 10] and G = diag(1, 0) gets [2, 0].
     """
     weighted, total, _ = _normal_equations(local.to(torch.float64), grams, gamma)
     return _divide(weighted, total, gamma, 1e-15).to(local.dtype)

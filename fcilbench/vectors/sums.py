@@ -15,17 +15,8 @@ _ALIGNED = 1 << 12
 def weighted_sum(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Returns `sum_i weights[i] * rows[i]` in one pass; each coordinate is added in row order.
 
-    A matrix product would leave the order of the additions to the linear-algebra library.
-
-    Args:
-        weights: `[N]`.
-        rows: `[N, D]`.
-
-    Returns:
-        `[D]`, of the rows' dtype.
-
-    Raises:
-        ValueError: If the shapes do not fit or there is no row.
+    Weights are `[N]`, rows `[N, D]`, and the result `[D]` has the rows' dtype. A matrix product would leave the order
+    of the additions to the linear-algebra library.
     """
     shape = tuple(rows.shape)
     if len(shape) != 2 or tuple(weights.shape) != shape[:1] or shape[0] == 0:

@@ -121,10 +121,8 @@ def gram(vectors: Trimmed) -> torch.Tensor:
 def surgery_matrix(gram_: torch.Tensor, target: Target = "both", limit: int | None = None) -> torch.Tensor:
     """Returns A `[N, N]` with `tau_hat_i = sum_j A_ij tau_j` (equation 5). A zero tau_j projects nothing.
 
-    Args:
-        gram_: G, `[N, N]`.
-        target: Which pairs are projected: every pair, those with G_ij > 0 or < 0, or none.
-        limit: Projects each vector on at most so many others, those with the largest |cosine|; ties by index.
+    G is `gram_` `[N, N]`. `target` are the pairs that are projected: every pair, those with G_ij > 0 or < 0, or none.
+    With a `limit` each vector is projected on at most so many others, those with the largest |cosine|; ties by index.
     """
     norms = gram_.diagonal()
     ratio = torch.where(norms > 0, gram_ / norms.clamp(min=torch.finfo(gram_.dtype).tiny), 0.0)
@@ -154,15 +152,10 @@ def coefficients(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def merge(weights: torch.Tensor, vectors: Trimmed) -> tuple[torch.Tensor, float]:
-    """Returns `sum_j weights_j tau_j` `[D]` and its sign-flip ratio, in one pass.
+    """Returns `sum_j weights_j tau_j` `[D]`, each coordinate added in row order, and its sign-flip ratio, in one pass.
 
-    Args:
-        weights: `[N]`, the coefficients times lambda_S.
-        vectors: The trimmed vectors.
-
-    Returns:
-        The merge, each coordinate added in row order; and the share of the D coordinates in which it and
-        `sum_j tau_j` are both non-zero and differ in sign.
+    The ratio is the share of the D coordinates in which the merge and `sum_j tau_j` are both non-zero and differ in
+    sign. The weights `[N]` are the coefficients times lambda_S.
     """
     total = vectors.rows.new_zeros(vectors.rows.shape[1])
     factors = weights.tolist()

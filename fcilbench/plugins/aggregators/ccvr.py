@@ -158,13 +158,9 @@ class Gaussians:
 
 
 def measure(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], classes: int, features: int, full: bool) -> Gaussians:
-    """Measures the classes of labelled features; batches are merged exactly.
+    """Measures classes on batches of features `[n, F]` with labels in `0..classes-1` `[n]`, which are merged exactly.
 
-    Args:
-        batches: Features `[n, F]` and labels in `0..classes-1` `[n]`.
-        classes: Number of classes c.
-        features: Number of features F.
-        full: Whether to keep whole matrices instead of their diagonals.
+    `full` keeps whole matrices instead of their diagonals.
     """
     shape = (classes, features, features) if full else (classes, features)
     zeros = [torch.zeros(size, dtype=torch.float64) for size in ((classes,), (classes, features), shape)]
@@ -207,12 +203,7 @@ def covariances(found: Gaussians) -> torch.Tensor:
 
     A class of one sample gets the mean covariance of the others, or none if there are no others. Diagonals get
     `_LEAST` added; matrices are shrunk towards a multiple of the identity, (1 - rho) S + rho (tr S / F) I.
-
-    Args:
-        found: Classes, all with at least one sample.
-
-    Returns:
-        Float64, `[c, F, F]` or diagonals `[c, F]`.
+    Every class must have a sample. The result is float64, `[c, F, F]` or diagonals `[c, F]`.
     """
     several = found.count > 1
     shape = (-1, *[1] * (found.scatter.dim() - 1))
@@ -258,14 +249,8 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws `samples` features of each class, on the CPU, so that every device sees the same numbers.
 
-    Args:
-        mean: `[a, F]`.
-        root: Factors A of the covariances A A^T, `[a, F]` or `[a, F, F]`.
-        samples: Features a class.
-        random: For the draws.
-
-    Returns:
-        Features float32 `[n, F]`, class by class, and the rows of their classes int64 `[n]`.
+    Means are `[a, F]`, `root` the factors A of the covariances A A^T, `[a, F]` or `[a, F, F]`. Returns features float32
+    `[n, F]`, class by class, and the rows of their classes int64 `[n]`.
     """
     rows = torch.arange(len(mean), device=mean.device).repeat_interleave(samples)
     noise = torch.from_numpy(random.standard_normal((len(rows), mean.shape[1]))).to(mean)
@@ -285,15 +270,8 @@ def refit_head(
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Minimises the cross-entropy of some head rows among each other, by SGD with a cosine schedule.
 
-    Args:
-        weight: The rows to refit, `[a, F]`; left unchanged.
-        bias: Their biases, `[a]`; left unchanged.
-        draw: Draws the features `[n, F]` and head rows `[n]` of one epoch.
-        params: Epochs, batch size, learning rate and momentum.
-        random: For the draws and their order.
-
-    Returns:
-        The refitted rows and biases, and the mean loss of the last epoch.
+    Rows `[a, F]` and biases `[a]` are left unchanged; `draw` gives the features `[n, F]` and head rows `[n]` of one
+    epoch. Returns the refitted rows and biases, and the mean loss of the last epoch.
     """
     w, b = weight.detach().clone().requires_grad_(), bias.detach().clone().requires_grad_()
     optimiser = torch.optim.SGD([w, b], lr=params.lr_head, momentum=params.momentum)

@@ -117,13 +117,9 @@ class Ewc(Aggregator):
 def add_penalty_gradient(
     gradient: torch.Tensor, theta: torch.Tensor, terms: Mapping[str, torch.Tensor], strength: float
 ) -> None:
-    """Adds the gradient of the penalty in place: 2 lambda F (theta - theta*), or 2 lambda (A theta - H).
+    """Adds the gradient `[P]` of the penalty in place: 2 lambda F (theta - theta*), or 2 lambda (A theta - H).
 
-    Args:
-        gradient: `[P]`; changed.
-        theta: `[P]`.
-        terms: `fisher` F with `anchor` theta* (online), or A with `fisher_anchor` H (separate); without any: nothing.
-        strength: lambda.
+    `terms` are `fisher` F with `anchor` theta* (online), or A with `fisher_anchor` H (separate); without any: nothing.
     """
     if "anchor" in terms:
         gradient.addcmul_(terms["fisher"], theta - terms["anchor"][: theta.numel()], value=2.0 * strength)
@@ -135,11 +131,7 @@ def add_penalty_gradient(
 def pool(fishers: Iterable[torch.Tensor], samples: Sequence[int]) -> torch.Tensor:
     """Returns the mean Fisher over all clients' samples, `sum_k n_k F_k / sum_k n_k`, accumulated in float64.
 
-    At one common model it equals the Fisher of the pooled data.
-
-    Args:
-        fishers: Mean Fisher of each client, `[P]`.
-        samples: n_k of each.
+    F_k `[P]` is the mean Fisher of a client. At one common model the result equals the Fisher of the pooled data.
     """
     count = sum(samples)
     parts = iter(fishers)

@@ -132,11 +132,7 @@ def batch_mean_term(
 ) -> torch.Tensor:
     """Returns `sum_c mean_d (mean_j f_jd - G_cd)^2` over the classes in the batch that have a prototype.
 
-    Args:
-        features: `[B, F]`.
-        batch: Labels, mask and task.
-        prototypes: G of the task's classes, `[c, F]`.
-        known: Which of them exist, bool `[c]`.
+    Features are `[B, F]`, the prototypes G of the task's classes `[c, F]`; `known` `[c]` says which of them exist.
     """
     member = F.one_hot(batch.task.local(batch.labels), batch.task.size).float() * batch.mask[:, None]
     count = member.sum(dim=0)

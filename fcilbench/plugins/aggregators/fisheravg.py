@@ -78,16 +78,8 @@ def merge(
 ) -> torch.Tensor:
     """Returns per coordinate `sum_k w_k delta_k` with `w_k = l_k (F_k + eps) / sum_j l_j (F_j + eps)`, in float64.
 
-    Where all of these are 0, the weights are `l_k / sum_j l_j`.
-
-    Args:
-        deltas: Updates, `[N, P]`; left unchanged.
-        fishers: Non-negative, each `[P]`.
-        weights: l_k > 0 of each client.
-        epsilon: Added to every Fisher.
-
-    Returns:
-        `[P]`, of the deltas' dtype, between the smallest and the largest update in each coordinate.
+    Updates are `[N, P]`, Fishers F_k `[P]`; `weights` are the l_k > 0. Where all F_k + eps are 0, the weights are
+    `l_k / sum_j l_j`. Each coordinate `[P]` lies between the smallest and the largest update.
     """
     factors = torch.tensor(weights, dtype=torch.float64, device=deltas.device)[:, None]
     merged = torch.empty_like(deltas[0])

@@ -86,16 +86,10 @@ class Lwf(Aggregator):
 def distillation(
     student: torch.Tensor, teacher: torch.Tensor, tau: float, groups: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns the cross-entropy `-sum_c q_c log s_c` of softmaxes at temperature tau, for each sample.
+    """Returns the cross-entropy `-sum_c q_c log s_c` of softmaxes at temperature tau, float32 `[B]`.
 
-    Args:
-        student: Logits `[B, K]`.
-        teacher: Logits `[B, K]`.
-        tau: Temperature.
-        groups: bool `[G, K]`, each class in one group: the sum over a softmax for each group; `None`: one over all.
-
-    Returns:
-        float32 `[B]`; 0 over a single class.
+    Logits are `[B, K]`. With `groups`, bool `[G, K]` and each class in one of them, it is the sum over one softmax for
+    each group. A softmax over a single class adds 0.
     """
     s, q = student.float() / tau, teacher.float() / tau
     if groups is None:

@@ -56,13 +56,7 @@ class FrozenFeatures(Aggregator):
 
 
 def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> None:
-    """Puts a head into the global vector: its rows for classes that have samples, `MISSING` for other seen classes.
-
-    Args:
-        server: The server.
-        weight: `[C, F]`, finite.
-        known: Which classes have samples, bool `[C]`.
-    """
+    """Puts a head `[C, F]` into the global vector; classes that are not known (bool `[C]`) get the bias `MISSING`."""
     bias = torch.zeros(len(known), dtype=weight.dtype, device=weight.device)
     bias[~known] = MISSING
     head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), bias]).to(server.vector)
