@@ -126,7 +126,7 @@ def isolation(subject: AggregatorSubject) -> None:
     def call(hook: str, _own: Callable[..., Any], *arguments: Any) -> Any:
         return getattr(_detached((template or [aggregator])[0]), hook)(*arguments)
 
-    wrappers = {"begin": begin, **{hook: partial(call, hook) for hook in CLIENT_HOOKS}}
+    wrappers: dict[str, Callable[..., Any]] = {"begin": begin, **{hook: partial(call, hook) for hook in CLIENT_HOOKS}}
     if difference := same_bits(subject.whole, subject.run(wrappers, aggregator=aggregator)):
         raise CheckFailed(f"with the client half on an object of its own, {difference}")
 

@@ -257,7 +257,7 @@ def draw(
     if root.dim() == 2:
         moved = root[rows] * noise
     else:
-        moved = torch.cat([own @ factor.T for own, factor in zip(noise.split(samples), root, strict=True)])
+        moved = torch.cat([own @ factor.T for own, factor in zip(torch.split(noise, samples), root, strict=True)])
     return (mean[rows] + moved).float(), rows
 
 
