@@ -26,21 +26,14 @@ def list_(
     from fcilbench.cli.plan import use_data_root
 
     root = use_data_root(data)
-    found = _describe(None)
-    here = [_here(each, root) for each in found]
     words = {True: "yes", False: "no", None: ""}
     keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
-    rows = [
-        (
-            *(each.ref.name, words[there], *(each.facts.get(key, "") for key in keys)),
-            f"broken: {each.problem}" if each.problem else "",
-        )
-        for each, there in zip(found, here, strict=True)
-    ]
-    records = [
-        {"name": each.ref.name, "problem": each.problem, "here": there, **each.facts}
-        for each, there in zip(found, here, strict=True)
-    ]
+    rows, records = [], []
+    for each in _describe(None):
+        here = _here(each, root)
+        problem = f"broken: {each.problem}" if each.problem else ""
+        rows.append((each.ref.name, words[here], *(each.facts.get(key, "") for key in keys), problem))
+        records.append({"name": each.ref.name, "problem": each.problem, "here": here, **each.facts})
     titles = ("data set", "here", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
     console.show_list(form, titles, rows, key="datasets", records=records, root=str(root))
     console.say(f"data root {root}; `fcilbench data verify` reads the data, `fcilbench data fetch` gets it")
@@ -64,32 +57,24 @@ def verify(
     root = use_data_root(data)
     # Data sets that need a path (`image-folder`, `csv`) have nothing to verify until a suite gives one.
     found = [each for each in _describe(names) if names or not each.schema.get("required")]
+    rows, records = [], []
     with Display("decoding", "samples") as display:
-        checked = [
-            (each.problem, None)
-            if each.problem
-            else verify_datasets([(each.ref.name, {})], root, fresh=True, progress=display.show)[0]
-            for each in found
-        ]
-    records = [
-        {
-            "name": each.ref.name,
-            "ok": problem is None,
-            "problem": problem,
-            "digest": digest,
-            "declared": each.facts.get("fingerprint"),
-        }
-        for each, (problem, digest) in zip(found, checked, strict=True)
-    ]
-    rows = [
-        (each.ref.name, _state(each, digest) if problem is None else problem)
-        for each, (problem, digest) in zip(found, checked, strict=True)
-    ]
+        for each in found:
+            name, problem, digest, declared = each.ref.name, each.problem, None, each.facts.get("fingerprint")
+            if problem is None:
+                problem, digest = verify_datasets([(name, {})], root, fresh=True, progress=display.show)[0]
+            state = f"ok, content {digest}" + (
+                "" if declared else ", but the plugin declares no digest to compare with"
+            )
+            rows.append((name, problem or state))
+            records.append(
+                {"name": name, "ok": problem is None, "problem": problem, "digest": digest, "declared": declared}
+            )
     if form is options.Form.TABLE:
         console.show("\n".join(": ".join(row) for row in rows))
     else:
         console.show_list(form, ("data set", "state"), rows, key="datasets", records=records, root=str(root))
-    if any(problem for problem, _ in checked):
+    if not all(each["ok"] for each in records):
         raise typer.Exit(PREREQUISITE)
 
 
@@ -161,11 +146,6 @@ def _here(found: Description, root: Path) -> bool | None:
 
     layouts = found.facts.get("layouts", [])
     return find_layout(layouts, root) is not None if layouts else None
-
-
-def _state(found: Description, digest: str | None) -> str:
-    declared = found.facts.get("fingerprint")
-    return f"ok, content {digest}" + ("" if declared else ", but the plugin declares no digest to compare with")
 
 
 def _describe(names: list[str] | None) -> list[Description]:

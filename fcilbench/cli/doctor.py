@@ -7,10 +7,9 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
@@ -25,14 +24,10 @@ _GB = 1e9
 _PACKAGES = ("torch", "timm", "transformers", "mlflow")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
+class Finding(NamedTuple):
+    """What was looked at, and what was found.
 
-    Attributes:
-        state: `fail` if a run cannot work so, `warn` if it may surprise, `info` for what only some suites need.
-        what: What was looked at.
-        detail: What was found.
+    Its state is `fail` if a run cannot work so, `warn` if it may surprise, `info` for what only some suites need.
     """
 
     state: Literal["ok", "info", "warn", "fail"]
@@ -68,9 +63,8 @@ def doctor(
         *(_suite(suite, set_ or [], root) if suite else _all_datasets(root)),
     ]
     findings = list(dict.fromkeys(findings))
-    rows = [(each.state, each.what, each.detail) for each in findings]
-    records = [vars(each) for each in findings]
-    console.show_list(form, ("state", "what", "detail"), rows, key="findings", records=records)
+    records = [each._asdict() for each in findings]
+    console.show_list(form, Finding._fields, findings, key="findings", records=records)
     if any(each.state == "fail" for each in findings):
         raise typer.Exit(PREREQUISITE)
 
@@ -164,11 +158,7 @@ def _all_datasets(root: Path) -> Iterable[Finding]:
 
 
 def _suite(path: Path, overrides: Sequence[str], root: Path) -> Iterable[Finding]:
-    """Looks whether a suite will run here: its plugins, weights and data.
-
-    Raises:
-        SuiteError: If the suite itself is wrong.
-    """
+    """Looks whether a suite will run here: its plugins, weights and data."""
     from fcilbench.suite.expand import expand
     from fcilbench.suite.load import load_suite
 

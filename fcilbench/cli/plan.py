@@ -28,14 +28,7 @@ _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with what it was made from.
-
-    Attributes:
-        loaded: The suite.
-        plan: The plan.
-        store: The results folder, which need not exist.
-        rows: The last row of each cell there, light (`Store.latest_light`).
-    """
+    """A plan with what it was made from: the suite, a results folder and the last row of each cell there, light."""
 
     loaded: LoadedSuite
     plan: Plan
@@ -147,12 +140,7 @@ def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | Non
 
 
 def describe(prepared: Prepared, slots: int) -> list[str]:
-    """Returns lines on how many cells are in which state, why they run, and what that costs.
-
-    Args:
-        prepared: The plan.
-        slots: Cells that would run at a time.
-    """
+    """Returns lines on how many cells are in which state, why they run, and what that costs in so many slots."""
     plan_, expansion = prepared.plan, prepared.plan.expansion
     product = " x ".join(f"{size} {axis}{_plural(axis, size)}" for axis, size in expansion.axes.items())
     excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""

@@ -136,17 +136,7 @@ def new(
 
 
 def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
-    """Finds a plugin by name in one kind or in all of them.
-
-    Args:
-        name: Short name or dist/name.
-        kind: The kind, if it was given.
-        among: Kinds that have checks, for a plugin that is to be tested.
-
-    Raises:
-        PrerequisiteError: If a plugin that is to be tested is not installed.
-        UsageError: If no plugin or several have the name, or its kind has no checks.
-    """
+    """Finds a plugin by name in one kind or in all of them; `among` are the kinds that have checks, for a test."""
     from fcilbench.registry.entrypoints import KINDS, find, lookup
 
     if kind is not None and among and kind not in among:

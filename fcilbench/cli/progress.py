@@ -25,12 +25,12 @@ _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class Display:
-    """Named bars on a terminal, or one line when each thing starts; a context manager.
+    """Named bars if standard error is a terminal, or one line when each thing starts; a context manager.
 
     Args:
         verb: What is done, e.g. `fetching`; put before each name.
         unit: `bytes`, or what else is counted.
-        bars: Whether to draw bars; by default if standard error is a terminal.
+        bars: Whether to draw bars, whatever standard error is.
     """
 
     def __init__(self, verb: str = "", unit: str = "", bars: bool | None = None) -> None:
@@ -97,12 +97,7 @@ class Display:
 
 
 class RunProgress(Progress):
-    """Progress of a run: on a terminal a bar for the suite and one for each cell; elsewhere lines, seldom ones.
-
-    Args:
-        display: Where bars are drawn; without bars all is said in lines.
-        clock: Seconds; for tests.
-    """
+    """Progress of a run: on a terminal a bar for the suite and one for each cell; elsewhere lines, seldom ones."""
 
     def __init__(self, display: Display | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._display = display or Display()

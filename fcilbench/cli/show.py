@@ -104,14 +104,7 @@ def board(
 
 
 def build_board(name: str, rows: Sequence[Row], store: Store, planned: Mapping[str, Cell] | None = None) -> Any:
-    """Builds a board by its plugin name, with notes on the origin of its rows.
-
-    Args:
-        name: Name in the group `fcilbench.boards`.
-        rows: Rows to show.
-        store: Their folder.
-        planned: Planned cells by id, or `None` if the rows are the plan.
-    """
+    """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan."""
     from fcilbench.boards.notes import origin_notes
 
     built = _board(name).build(rows, planned)
@@ -120,13 +113,7 @@ def build_board(name: str, rows: Sequence[Row], store: Store, planned: Mapping[s
 
 
 def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str]) -> list[Row]:
-    """Returns the last row of each cell that `--only` selects, light (`Store.latest_light`), in the order of the file.
-
-    Args:
-        store: The folder.
-        only: Values of `--only`.
-        metrics: Metrics that the rows keep.
-    """
+    """Returns the last row of each cell that `--only` selects, light, in the order of the file."""
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
