@@ -69,8 +69,6 @@ class Aggregator(Plugin):
 
     trains: ClassVar[bool] = True
 
-    # ---------------------------------------------------------------- the experiment
-
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.
 
@@ -191,10 +189,7 @@ class Aggregator(Plugin):
     def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
         """Returns the state vector `[D]` that answers a task's samples, from the tensors that `export` returned.
 
-        Args:
-            tensors: What `export` returned.
-            task: Index of the task.
-            pretrained: The state vector `[D]` before training.
+        `pretrained` is the state vector `[D]` before training.
 
         Raises:
             ValueError: If they were exported from another pretrained model.
@@ -203,14 +198,9 @@ class Aggregator(Plugin):
 
 
 def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Cross-entropy over the slice of the batch's task, mean over the unmasked samples, in float32.
+    """Returns the float32 cross-entropy of logits `[B, C]` over the slice of the batch's task, mean over its samples.
 
-    Args:
-        logits: `[B, C]` over all classes.
-        batch: Labels, mask and task.
-
-    Returns:
-        Scalar; 0 for a batch of padding only.
+    It is 0 for a batch of padding only.
     """
     task = batch.task
     losses = F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none")

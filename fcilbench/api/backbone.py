@@ -93,11 +93,8 @@ class FeatureExtractor(nn.Module):
         """Runs one forward pass and returns its named outputs; by default `features` `[B, F]` alone.
 
         A method that inserts prompts or adapters in `prepare` may replace the extractor by a subclass whose forward
-        pass reads the context or returns more than features. It must also run with an empty context.
-
-        Args:
-            inputs: As `forward` takes them.
-            context: Broadcasts and, as `memo`, what the method's `query` returned for these samples.
+        pass reads the context (broadcasts and, as `memo`, what the method's `query` returned for these samples) or
+        returns more than features. It must also run with an empty context.
         """
         return {"features": self(inputs)}
 

@@ -41,13 +41,9 @@ class Net(Protocol):
         """
 
     def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
-        """Runs one forward pass and returns its named outputs.
+        """Runs one forward pass and returns its named outputs; the network may read the context.
 
         `features` `[B, F]` is always among them; a network that `Aggregator.prepare` has changed may add others.
-
-        Args:
-            inputs: The batch's inputs.
-            context: What the network may read, e.g. broadcasts and the samples' `memo`.
         """
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -143,52 +139,30 @@ class Client(Protocol):
         """Number of features F."""
 
     def batches(self, augment: np.random.Generator | None = None) -> Iterator[Batch]:
-        """Iterates once over the client's own samples with the test transform.
-
-        Args:
-            augment: Draws the training augmentation from this generator instead.
-        """
+        """Iterates once over the client's own samples: test transform, or augmented with draws of a generator."""
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
-        """Yields the inputs of linear layers, one batch of the client's own samples after another.
+        """Yields the inputs of the `nn.Linear` layers whose names match, one batch of the own samples after another.
 
-        Frozen layers are included, and padding tokens of texts are left out.
-
-        Args:
-            patterns: Which `nn.Linear` layers, by patterns of their names in the network (see `matches`).
-
-        Yields:
-            By layer name float32 `[rows, in]`: a row for each sample or token. Layers that did not run are missing.
+        By layer name float32 `[rows, in]`: a row for each sample or token, without padding. Frozen layers are included,
+        layers that did not run are missing. See `matches` for the patterns.
         """
 
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
-        """Returns the gradient `[P]` of the mean loss over the client's own samples, at the network's parameters.
-
-        Args:
-            loss: Scalar mean loss of a batch.
-        """
+        """Returns the gradient `[P]`, over the client's own samples, of a loss that gives the mean of a batch."""
 
     def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples at the network's parameters, `[P]`.
 
         Squares of per-sample gradients, softmax over the task's slice, test transform, no autocast; in the order of
-        `net.parameters`, and exactly 0 for head rows of other tasks.
-
-        Args:
-            kind: Where the labels come from.
-            samples: Size of a drawn subset; `None` takes all.
+        `net.parameters`, and exactly 0 for head rows of other tasks. `samples` draws a subset of that size.
         """
 
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples.
 
-        Padding tokens of texts are left out.
-
-        Args:
-            diagonal: Whether of a layer, told by its name in the network, only the diagonal is wanted.
-
-        Returns:
-            By layer name; its weight is the piece `<name>.weight` of the state vector.
+        They are named as in the network: the weight of a layer is the piece `<name>.weight` of the state vector.
+        `diagonal(name)` says whether only a Gram's diagonal is wanted. Padding tokens of texts are left out.
         """
 
     def random(self, purpose: str) -> np.random.Generator:

@@ -124,10 +124,7 @@ class Dataset(Plugin):
 
     @abstractmethod
     def load(self, root: Path) -> Corpus:
-        """Reads the whole data set from the layout of its official archive.
-
-        Args:
-            root: The data root.
+        """Reads the whole data set, below the data root, from the layout of its official archive.
 
         Raises:
             DataError: If it is not there or not complete; the message says where to put what.

@@ -18,12 +18,7 @@ Message = Mapping[str, torch.Tensor]
 
 
 def nbytes(message: Message) -> int:
-    """Returns the payload of a message in bytes: the sum of `numel * itemsize` over its tensors.
-
-    Example:
-        >>> nbytes({"A": torch.zeros(4, 768), "B": torch.zeros(768, 4)})
-        24576
-    """
+    """Returns the payload of a message in bytes: the sum of `numel * itemsize` over its tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in message.values())
 
 

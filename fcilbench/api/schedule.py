@@ -36,12 +36,7 @@ class Task:
         return slice(self.offset, self.seen)
 
     def local(self, labels: torch.Tensor) -> torch.Tensor:
-        """Maps internal labels of this task to `0..size-1`.
-
-        Example:
-            >>> Task(index=9, offset=171, size=25).local(torch.tensor([171, 195]))
-            tensor([ 0, 24])
-        """
+        """Maps internal labels of this task to `0..size-1`."""
         return labels - self.offset
 
 
@@ -70,11 +65,7 @@ class Phase:
     participation: float | None = None
 
     def sampled(self, participation: float) -> int:
-        """Returns the number of clients sampled each round, at least one.
-
-        Args:
-            participation: The protocol's share, used unless the phase has its own.
-        """
+        """Returns the number of clients sampled each round, at least one, by the phase's share or the protocol's."""
         share = participation if self.participation is None else self.participation
         return max(1, round(share * len(self.clients)))
 

@@ -23,15 +23,9 @@ class Stressor(Plugin):
         return labels
 
     def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
-        """Returns what an affected client really sends, at the end of a round or of a task.
+        """Returns what an affected client really sends at the end of a round or of a task, `None` for no answer.
 
-        Args:
-            message: All that it would send: its update as `delta` `[D]` and integer buffers as `counters` if it
-                trains, and its statistics by name. The tensors may be changed in place.
-            random: The client's stream.
-
-        Returns:
-            The message, with the same names, shapes and types, or `None` if the client does not answer: the round goes
-            on without it.
+        The message is all that it would send: its update as `delta` `[D]` and integer buffers as `counters` if it
+        trains, and its statistics by name. Tensors may be changed in place; names, shapes and types stay.
         """
         return message

@@ -87,12 +87,7 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Replay:
-    """Samples that clients mix into their training of a task (`Aggregator.replay`).
-
-    Attributes:
-        data: The samples on the device.
-        message: The same samples as they are sent.
-    """
+    """Samples that clients mix into their training (`Aggregator.replay`), on the device and as they are sent."""
 
     data: DeviceData
     message: Message

@@ -57,10 +57,7 @@ class _Words(_Noise):
 
 
 def probe(experiment: Experiment) -> None:
-    """Runs two tasks of one round with two clients on noise: every hook of the plugins is called once.
-
-    Args:
-        experiment: What to try; its data set is replaced by noise of the same modality, its protocol shortened.
+    """Runs two tasks of one round with two clients on noise of the same modality: each hook is called at least once.
 
     Raises:
         Exception: Whatever a plugin raises. A method that declines the cell is no error.

@@ -23,12 +23,7 @@ Shares = npt.NDArray[np.float64]
 
 
 def stream(seed: int, *coordinates: str | int) -> np.random.Generator:
-    """Returns the generator at `coordinates`, e.g. `stream(seed, "batches", task, round, client)`.
-
-    Example:
-        >>> stream(1, "batches", 0).integers(100) == stream(1, "batches", 0).integers(100)
-        np.True_
-    """
+    """Returns the generator at `coordinates`, e.g. `stream(seed, "batches", task, round, client)`."""
     return np.random.Generator(np.random.Philox(_number(seed, coordinates)))
 
 
@@ -105,13 +100,7 @@ def equal_tasks(classes: int, tasks: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def partition(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> tuple[Indices, ...]:
-    """Spreads one task's samples over the clients.
-
-    Args:
-        labels: Label of each sample of the task, `[n]`.
-        clients: Number of clients N.
-        spec: Kind, concentration and least number of samples of a client.
-        random: The partition stream of the task.
+    """Spreads one task's samples, told by their labels `[n]`, over the clients.
 
     Returns:
         For each client the sorted positions in `labels` of its samples. Every position occurs exactly once.

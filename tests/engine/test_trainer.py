@@ -15,7 +15,6 @@ from fcilbench.api.message import matches
 from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.optimiser import schedule
 from fcilbench.engine.trainer import Extra, Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
@@ -149,14 +148,6 @@ def test_neutral_patterns_and_rates_change_no_bit():
         assert torch.equal(trained(protocol), one)
 
 
-def test_schedules_by_hand():
-    assert [schedule("cosine", s, 4) for s in range(4)] == pytest.approx(
-        [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]
-    )
-    assert [schedule("step", s, 3) for s in range(3)] == [1.0, 1.0, 0.1]
-    assert schedule("constant", 7, 9) == 1.0
-
-
 def test_patterns_that_match_nothing_are_refused():
     with pytest.raises(ValueError, match="no parameter matches the patterns to train, haed"):
         trained(Protocol(), train=("haed",))
@@ -227,19 +218,6 @@ def test_memo_and_extra_come_with_every_batch():
                 np.random.default_rng(0),
             )
         )
-
-
-def test_the_optimiser_starts_new_for_every_client():
-    protocol = Protocol(lr=1e-2)
-    model = FlatModel(network(), CPU)
-    start = model.vector.clone()
-    trainer = Trainer(model, data(), protocol)
-    results = []
-    for _ in range(2):
-        model.load(start, model.counters)
-        trainer.train(objective(), Work(torch.arange(37), TASK, 1, 16), np.random.default_rng(5))
-        results.append(model.vector.clone())
-    assert torch.equal(results[0], results[1])
 
 
 def test_gradient_hook_and_flat_penalty_agree():

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
+from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
 from fcilbench.federation.experiment import Experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.datasets.digits import Digits
@@ -30,6 +31,30 @@ class NormNet(Mlp):
     def build(self) -> FeatureExtractor:
         body = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU())
         return FeatureExtractor(nn.Sequential(*body), 16)
+
+
+class Bag(TextBackbone):
+    """Mean of word embeddings; a word's token is the sum of its letters."""
+
+    def build(self) -> FeatureExtractor:
+        class Mean(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = nn.Embedding(64, 8)
+
+            def forward(self, ids):
+                mask = (ids != 0).float()[:, :, None]
+                return (self.embedding(ids.long()) * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+        return FeatureExtractor(Mean(), 8)
+
+    def encode(self, texts):
+        rows = [[1 + sum(map(ord, word)) % 63 for word in text.split()] for text in texts]
+        lengths = np.array([max(1, len(row)) for row in rows])
+        ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
+        for target, row in zip(ids, rows, strict=True):
+            target[: len(row)] = row
+        return TokenIds(ids, lengths, 0)
 
 
 @pytest.fixture
@@ -57,6 +82,11 @@ def make_experiment(tmp_path):
 @pytest.fixture
 def norm_backbone():
     return NormNet()
+
+
+@pytest.fixture
+def text_backbone():
+    return Bag()
 
 
 @pytest.fixture(autouse=True)

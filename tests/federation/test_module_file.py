@@ -58,7 +58,7 @@ def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
         assert int(active.sum()) > 0
 
 
-def test_a_module_that_fits_half_precision_is_equal_bit_for_bit(finished, tmp_path):
+def test_a_module_that_fits_half_precision_is_equal_bit_for_bit_and_no_other_backbone_takes_it(finished, tmp_path):
     method, server, initial = finished
     server.state["unified"] = from_half(*to_half(server.state["unified"]))
     path = tmp_path / "module.safetensors"
@@ -66,12 +66,6 @@ def test_a_module_that_fits_half_precision_is_equal_bit_for_bit(finished, tmp_pa
     for task in range(5):
         evaluated = method.predictors(server).modules[f"task-{task}"]()
         assert torch.equal(method.restore(read_module(path).tensors, task, initial), evaluated)
-
-
-def test_another_pretrained_backbone_is_refused(finished, tmp_path):
-    method, server, initial = finished
-    path = tmp_path / "module.safetensors"
-    write_module(path, method.export(server), server, ABOUT)
     with pytest.raises(ValueError, match="not the pretrained backbone"):
         method.restore(read_module(path).tensors, 0, initial + 1.0)
 

@@ -171,15 +171,6 @@ def test_a_damaged_or_odd_checkpoint_is_not_trained_on(make_experiment, tmp_path
     assert comparable(again) == comparable(whole)
 
 
-def test_a_checkpoint_replaces_the_last_one_atomically(make_experiment, tmp_path):
-    federation = build(make_experiment())
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, federation, checkpoint.Progress(phase=2, round=1))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.pt"]
-    restored = checkpoint.restore(path, build(make_experiment()))
-    assert (restored.phase, restored.round) == (2, 1)
-
-
 def test_s15_memory_is_constant_from_the_second_round(make_experiment):
     """Bytes of live tensors after each of 8 rounds with 5 of 20 clients: no client leaves anything behind."""
     federation = build(make_experiment(clients=20, participation=0.25, tasks=1))

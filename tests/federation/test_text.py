@@ -2,11 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
-from torch import nn
 
-from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
 from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.joint import Joint
@@ -16,36 +13,12 @@ from fcilbench.plugins.datasets.clinc150 import Clinc150
 WORDS = ["bank", "travel", "food", "time", "noise"]
 
 
-class Bag(TextBackbone):
-    """Mean of word embeddings."""
-
-    def build(self) -> FeatureExtractor:
-        class Mean(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding = nn.Embedding(len(WORDS) + 1, 8)
-
-            def forward(self, ids):
-                mask = (ids != 0).float()[:, :, None]
-                return (self.embedding(ids) * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-        return FeatureExtractor(Mean(), 8)
-
-    def encode(self, texts):
-        rows = [[WORDS.index(word) + 1 for word in text.split()] for text in texts]
-        lengths = np.array([max(1, len(row)) for row in rows])
-        ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
-        for target, row in zip(ids, rows, strict=True):
-            target[: len(row)] = row
-        return TokenIds(ids, lengths, 0)
-
-
 class Toy(Clinc150):
     classes, train_samples, test_samples, default_tasks, fingerprint = 4, 80, 20, 2, ""
 
 
 @pytest.fixture
-def text_experiment(make_experiment, tmp_path):
+def text_experiment(make_experiment, text_backbone, tmp_path):
     def pairs(count):
         return [[" ".join([word] * (1 + i % 3)), word] for word in WORDS[:4] for i in range(count)]
 
@@ -54,7 +27,7 @@ def text_experiment(make_experiment, tmp_path):
     (tmp_path / "clinc150" / "data_full.json").write_text(json.dumps(record))
 
     def make(aggregator, **changes):
-        settings = {"dataset": Toy(), "backbone": Bag(), "tasks": 2, "lr": 5e-2, "rounds": 4}
+        settings = {"dataset": Toy(), "backbone": text_backbone, "tasks": 2, "lr": 5e-2, "rounds": 4}
         return make_experiment(aggregator, **(settings | changes))
 
     return make
@@ -69,6 +42,6 @@ def test_texts_are_learned_and_out_of_scope_is_measured(text_experiment, tmp_pat
     assert 0.0 <= outcome.metrics["oos_auroc/none"].value <= 1.0
 
 
-def test_a_text_backbone_declines_images(make_experiment, tmp_path):
+def test_a_text_backbone_declines_images(make_experiment, text_backbone, tmp_path):
     with pytest.raises(Unsupported, match="text backbone does not read vision"):
-        run_experiment(make_experiment(backbone=Bag()), tmp_path)
+        run_experiment(make_experiment(backbone=text_backbone), tmp_path)
