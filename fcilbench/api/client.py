@@ -23,7 +23,11 @@ Tensors by name: the method's broadcasts, the client's own state as `state/<name
 
 
 class Net(Protocol):
-    """The network as a function of its parameters. A loss must go through it and nothing else."""
+    """The network as a function of its parameters. A loss must go through it and nothing else.
+
+    Under `precision: bf16` the backbone alone runs in bfloat16: features and logits are float32, and so are a loss's
+    own products and distances.
+    """
 
     @property
     def parameters(self) -> torch.Tensor:

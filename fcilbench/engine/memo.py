@@ -7,6 +7,7 @@ a method with a query network would run that network a second time in each step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def memo_table(
     """
     model.network.eval()
     index, answers = torch.arange(len(data), device=data.labels.device), []
-    with torch.no_grad(), autocast(precision, index.device):
+    with torch.no_grad(), model.arithmetic(partial(autocast, precision, index.device)):
         for rows in torch.split(index, batch_size):
             answer = query(model, data.plain(rows))
             if answer is None:
@@ -71,7 +72,8 @@ class FrozenFeatures:
     def _compute(self) -> torch.Tensor | None:
         network = self._model.network
         index = torch.arange(len(self._data), device=self._data.labels.device)
-        with torch.no_grad(), keeping_modes(network), autocast(self._precision, index.device):
+        context = partial(autocast, self._precision, index.device)
+        with torch.no_grad(), keeping_modes(network), self._model.arithmetic(context):
             network.train()
             some, other = index[: 2 * _BATCH : 2], index[: 2 * _BATCH].flip(0)
             again = self._features(some), self._features(other).flip(0)[::2]

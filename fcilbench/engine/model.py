@@ -7,8 +7,8 @@ training starts from a copy of the global vector, never from a reference to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
@@ -50,13 +50,19 @@ class Network(nn.Module):
         return self.extractor.outputs(inputs, context or {})
 
     def forward(self, inputs: torch.Tensor, part: Part = "logits", context: Context | None = None) -> Any:
-        """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs, or (`head`) features to logits."""
-        if part == "head":
-            return self.head(inputs)
-        outputs = self.outputs(inputs, context)
-        if part == "outputs":
-            return outputs
-        return outputs["features"] if part == "features" else self.head(outputs["features"])
+        """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs, or (`head`) features to logits.
+
+        Under autocast only the extractor runs in low precision: what leaves it is float32, and so is the head.
+        """
+        if part != "head":
+            outputs = {name: _wide(value) for name, value in self.outputs(inputs, context).items()}
+            if part == "outputs":
+                return outputs
+            inputs = outputs["features"]
+        if part == "features":
+            return inputs
+        with torch.autocast(inputs.device.type, enabled=False):
+            return self.head(_wide(inputs))
 
 
 class NetHandle:
@@ -153,6 +159,16 @@ class FlatModel(NetHandle):
         self.parameters = nn.Parameter(self.vector[:total])
         self.parameters.grad = self.gradient
         self.counters = self.read_counters()
+        self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @contextmanager
+    def arithmetic(self, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """Runs the network in contexts that `make` returns, and nothing around it: a loss or rule stays float32."""
+        self._arithmetic = make
+        try:
+            yield
+        finally:
+            self._arithmetic = nullcontext
 
     def load(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Copies a state vector `[D]` and counters `[K]` into the network."""
@@ -196,7 +212,8 @@ class FlatModel(NetHandle):
 
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
         """Runs a part of the network in the mode it is in."""
-        return self.network(inputs, part, context)
+        with self._arithmetic():
+            return self.network(inputs, part, context)
 
     def state(self) -> torch.Tensor:
         """Returns the resident vector."""
@@ -219,12 +236,16 @@ class _Borrowed(NetHandle):
 
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
         network = self._model.network
-        with keeping_modes(network):
+        with keeping_modes(network), self._model._arithmetic():
             network.eval()
             return functional_call(network, self._tensors, (inputs, part, context))
 
     def state(self) -> torch.Tensor:
         return self._vector
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class LocalStep:
         batch = self._batch(self._data, minibatch, mask, work.task, extra)
         known = self.frozen.of(minibatch.rows)
         net = model if known is None else Remembered(model, batch.inputs, known)
-        with training_context(self._protocol.precision, model.vector.device):
+        with model.arithmetic(partial(training_context, self._protocol.precision, model.vector.device)):
             loss = objective.loss(net, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.clear_untrained()

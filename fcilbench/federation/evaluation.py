@@ -8,6 +8,7 @@ after every task, and a method that deploys several heads on one backbone once f
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -130,12 +131,12 @@ class Evaluator:
 
     def _logits(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor, seen: int) -> torch.Tensor:
         """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key."""
-        with torch.no_grad(), autocast(self._precision, index.device):
+        with torch.no_grad(), self._model.arithmetic(partial(autocast, self._precision, index.device)):
             if key not in self._features:
                 parts = [self._run(net, data, rows) for rows in torch.split(index, self._batch_size)]
                 width = self._model.layout.features
                 self._features[key] = torch.cat(parts) if len(index) else self._start.vector.new_zeros(0, width)
-            return net.head(self._features[key])[:, :seen].float()
+            return net.head(self._features[key])[:, :seen]
 
     @staticmethod
     def _run(net: Net, data: DeviceData, rows: torch.Tensor) -> torch.Tensor:

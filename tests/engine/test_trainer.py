@@ -254,3 +254,23 @@ def test_bf16_stays_near_fp32():
     assert results[1].dtype == torch.float32
     assert torch.allclose(results[0], results[1], atol=2e-2)
     assert not torch.equal(results[0], results[1])
+
+
+def test_heads_features_and_losses_are_float32_around_a_bf16_network():
+    """Edge cases 4 and 5: heads, and a loss's own products and distances, ran under autocast."""
+    model, seen = FlatModel(network(), CPU), {}
+
+    class Watching(Aggregator):
+        def loss(self, net, batch, context):
+            features = net.features(batch.inputs)
+            seen.update(features=features, product=features @ features.T)
+            seen["logits"], seen["exact"] = net.head(features), F.linear(features, *model.network.head.parameters())
+            seen["taught"] = net.under(model.vector).logits(batch.inputs)
+            return super().loss(net, batch, context)
+
+    trainer = Trainer(model, data(), Protocol(lr=1e-3, precision="bf16"))
+    work = Work(torch.arange(8), TASK, 1, 16)
+    trainer.train(Objective(Watching().loss, Watching().gradient, {}), work, np.random.default_rng(5))
+    assert {name: value.dtype for name, value in seen.items()} == dict.fromkeys(seen, torch.float32)
+    assert torch.equal(seen["logits"], seen["exact"])
+    assert torch.equal(seen["features"], seen["features"].bfloat16().float())  # the network did run in bf16

@@ -211,3 +211,12 @@ def test_a_head_that_is_frozen_is_refused(make_experiment):
 
     with pytest.raises(ValueError, match="head"):
         build(make_experiment(NoHead()))
+
+
+def test_the_head_of_a_bf16_evaluation_is_float32(make_experiment):
+    """Edge case 4: a head of 92.5 % in float32 had 89.3 % under autocast."""
+    federation = build(make_experiment(precision="bf16"))
+    found = logits(federation, federation.initial)
+    (features,), head = federation.evaluator._features.values(), federation.model.network.head
+    assert found.dtype == torch.float32
+    assert torch.equal(found, torch.nn.functional.linear(features, head.weight, head.bias)[:, :10])

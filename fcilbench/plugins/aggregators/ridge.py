@@ -152,4 +152,5 @@ class _RandomProjection(nn.Module):
         self.register_buffer("projection", projection, persistent=False)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.relu(features @ self.projection)
+        with torch.autocast(features.device.type, enabled=False):  # the head reads it: float32 under bf16 too
+            return torch.relu(features.float() @ self.projection)
