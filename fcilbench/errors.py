@@ -60,6 +60,10 @@ class PluginError(FcilbenchError):
     """A plugin broke its contract, e.g. left a model that is not finite; the cell fails and the plugin is named."""
 
 
+class DivergedError(FcilbenchError):
+    """No client ever sent an update that could be merged; the cell fails."""
+
+
 class PartitionError(FcilbenchError):
     """No partition of the samples meets the request; the message names what to change."""
 

@@ -14,10 +14,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Context
 from fcilbench.api.message import Layout, Piece
+from fcilbench.engine.precision import without_autocast
 
 Part = Literal["logits", "features", "head", "outputs"]
 
@@ -61,7 +63,7 @@ class Network(nn.Module):
             inputs = outputs["features"]
         if part == "features":
             return inputs
-        with torch.autocast(inputs.device.type, enabled=False):
+        with without_autocast(inputs.device):
             return self.head(_wide(inputs))
 
 
@@ -118,7 +120,8 @@ class FlatModel(NetHandle):
     """A network bound to one flat float32 vector `[D]`: backbone, head, float buffers, in this order.
 
     Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
-    never sent. Integer buffers (BatchNorm's counters) are kept apart in `counters`.
+    never sent. Integer buffers (BatchNorm's counters) are kept apart in `counters`; of merged clients the
+    largest counts.
 
     Attributes:
         network: The module; its trainable parameters and float buffers are views of `vector`.
@@ -126,6 +129,7 @@ class FlatModel(NetHandle):
         gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
         counters: int64 `[K]`.
         layout: The named slices of `vector`.
+        batch_norms: The modules that normalise by the statistics of a batch.
         parameters: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
     """
 
@@ -159,6 +163,7 @@ class FlatModel(NetHandle):
         self.parameters = nn.Parameter(self.vector[:total])
         self.parameters.grad = self.gradient
         self.counters = self.read_counters()
+        self.batch_norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @contextmanager
@@ -274,6 +279,8 @@ def _buffers(network: nn.Module) -> list[tuple[str, tuple[nn.Module, str], torch
     for prefix, module in network.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:
+                if buffer.is_floating_point() and buffer.dtype != torch.float32:
+                    raise ValueError(f"buffer {key!r} of {type(module).__name__} is {buffer.dtype}: make it float32")
                 if not buffer.is_floating_point() and buffer.numel() != 1:
                     raise ValueError(f"integer buffer {key!r} of {type(module).__name__} is not a scalar counter")
                 found.append((f"{prefix}.{key}".lstrip("."), (module, key), buffer))

@@ -29,6 +29,12 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return nullcontext()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a context in which nothing is cast to a lower precision, even within `autocast`."""
+    known = torch.amp.is_autocast_available(device.type)  # not on the meta device
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
 def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass that a backward pass follows.
 

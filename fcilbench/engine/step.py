@@ -59,10 +59,16 @@ class Work:
     train: tuple[str, ...] = ("*",)
     extra: Extra | None = None
 
-    @property
-    def pass_steps(self) -> int:
-        """Steps of one pass, `ceil(n / batch_size)`."""
-        return -(-len(self.index) // self.batch_size)
+
+def batch_spans(samples: int, size: int, batch_statistics: bool) -> list[slice]:
+    """Returns the batches of one pass over a client's samples, `ceil(samples / size)` of them.
+
+    One sample has no batch statistics: where the network has BatchNorm, a last batch of one joins the batch before.
+    """
+    starts = list(range(0, samples, size))
+    if batch_statistics and samples > size > 1 and samples % size == 1:
+        starts.pop()
+    return [slice(*ends) for ends in zip(starts, [*starts[1:], samples], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ class LocalStep:
         if work.train != self._train:
             self._train = work.train
             self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
-        self.optimiser.reset(work.task, work.epochs * work.pass_steps)
+        spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
+        self.optimiser.reset(work.task, work.epochs * len(spans))
 
     def gradient(self, objective: Objective, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> torch.Tensor:
         """Fills the flat gradient for one minibatch, gradient hook included, and returns the detached float32 loss.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ import torch
 from fcilbench.engine.capture import CapturedStep, CaptureError
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import FlatModel
-from fcilbench.engine.step import Extra, LocalStep, Minibatch, Objective, Work
+from fcilbench.engine.step import Extra, LocalStep, Minibatch, Objective, Work, batch_spans
 from fcilbench.spec.protocol import Protocol
 
 __all__ = ["Extra", "Objective", "Trainer", "Work"]
@@ -40,18 +40,21 @@ class Trainer:
         self._step = LocalStep(model, data, protocol, rates)
         self._capture = capture and model.vector.device.type == "cuda"
         # Padding rows would enter BatchNorm's statistics, so such a model's short batches are run as they are.
-        self._pads = model.layout.buffers.start == model.layout.buffers.stop
+        self._pads = model.layout.buffers.start == model.layout.buffers.stop and not model.batch_norms
         self._captured: CapturedStep | None = None
         self.notes: list[str] = []
 
     def train(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
-        """Runs E passes over a client's samples; returns the mean loss of the last one, a scalar on the device.
+        """Runs E passes over a client's samples in the batches of `batch_spans`; returns the mean loss of the last pass.
 
         Raises:
             ValueError: If the work trains no parameter, or replays from no samples.
         """
         self._step.begin(work)
         self._model.network.train()
+        if 1 in (len(work.index), work.batch_size):  # one sample has no batch statistics: the running ones are used
+            for norm in self._model.batch_norms:
+                norm.eval()
         with self._untrained_frozen():
             return self._run(objective, work, random)
 
@@ -59,7 +62,7 @@ class Trainer:
         captured, optimiser, number = None, self._step.optimiser, 0
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
-            minibatches = _one_pass(work, self._data, random)
+            minibatches = _one_pass(work, self._data, random, bool(self._model.batch_norms))
             if self._capture and captured is None:
                 captured = self._captured_step(objective, work, minibatches[0])
             total.zero_()
@@ -75,7 +78,7 @@ class Trainer:
             if captured is not None:
                 total += captured.total
                 captured.total.zero_()
-        return total / work.pass_steps
+        return total / len(minibatches)
 
     @contextmanager
     def _untrained_frozen(self) -> Iterator[None]:
@@ -108,16 +111,17 @@ class Trainer:
         return self._captured
 
 
-def _one_pass(work: Work, data: DeviceData, random: np.random.Generator) -> list[Minibatch]:
+def _one_pass(work: Work, data: DeviceData, random: np.random.Generator, batch_statistics: bool) -> list[Minibatch]:
     """Draws the order of one pass and its augmentation, and cuts both into minibatches."""
-    own = _cut(_shuffled(work.index, len(work.index), random), data, work.batch_size, random)
+    spans = batch_spans(len(work.index), work.batch_size, batch_statistics)
+    own = _cut(_shuffled(work.index, len(work.index), random), data, spans, random)
     if work.extra is None:
         return own
     if not len(work.extra.data):
         raise ValueError("there are no samples to replay: return None instead of an empty set")
     kept = torch.arange(len(work.extra.data), device=work.index.device)
     rows = _shuffled(kept, len(own) * work.batch_size, work.extra.random)
-    replayed = _cut(rows, work.extra.data, work.batch_size, work.extra.random)
+    replayed = _cut(rows, work.extra.data, batch_spans(len(rows), work.batch_size, False), work.extra.random)
     return [Minibatch(one.rows, one.draws, extra) for one, extra in zip(own, replayed, strict=True)]
 
 
@@ -127,8 +131,7 @@ def _shuffled(index: torch.Tensor, count: int, random: np.random.Generator) -> t
     return index[torch.from_numpy(np.concatenate(orders)[:count]).to(index.device)]
 
 
-def _cut(rows: torch.Tensor, data: DeviceData, size: int, random: np.random.Generator) -> list[Minibatch]:
+def _cut(rows: torch.Tensor, data: DeviceData, spans: Iterable[slice], random: np.random.Generator) -> list[Minibatch]:
     """Draws the augmentation of the samples at `rows` and cuts them into minibatches."""
     draws = data.draw(len(rows), random)
-    spans = [slice(start, start + size) for start in range(0, len(rows), size)]
     return [Minibatch(rows[span], {name: value[span] for name, value in draws.items()}) for span in spans]

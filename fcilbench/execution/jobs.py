@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from fcilbench.data.root import data_root
-from fcilbench.errors import PluginError, PrerequisiteError
+from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
 from fcilbench.execution.base import Job
 from fcilbench.execution.devices import find_gpus
 from fcilbench.federation.experiment import Experiment, Unsupported
@@ -165,6 +165,8 @@ def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
         return {"event": "oom", "kind": "oom", **event}
     if isinstance(error, PrerequisiteError):
         return {"event": "failed", "kind": "prerequisite", **event}
+    if isinstance(error, DivergedError):
+        return {"event": "failed", "kind": "diverged", **event}
     theirs = isinstance(error, EventTooLargeError | PluginError) or _touches(error.__traceback__, roots | {_BUILT_IN})
     return {"event": "failed", "kind": "plugin" if theirs else "internal", **event}
 

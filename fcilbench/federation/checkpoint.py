@@ -43,6 +43,7 @@ class Progress:
         curve: Events so far: one a round, one a task.
         ood_auroc: Out-of-scope detection of the final model, where the data set asks for it.
         model_digest: Digest of what is deployed at the end.
+        merged: Updates merged so far.
     """
 
     phase: int = 0
@@ -54,6 +55,7 @@ class Progress:
     curve: list[Event] = field(default_factory=list)
     ood_auroc: float | None = None
     model_digest: str = ""
+    merged: int = 0
 
 
 class DamagedError(Exception):

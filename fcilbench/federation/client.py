@@ -13,6 +13,7 @@ from fcilbench.api.schedule import Task
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
+from fcilbench.engine.step import batch_spans
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import stream
 
@@ -36,7 +37,8 @@ class ClientSession:
         self.received: Message = received or {}
         self.received_model = federation.server.vector
         self.protocol = federation.experiment.protocol
-        self.steps = -(-self.samples // context.phase.batch_size) * context.phase.epochs
+        spans = batch_spans(self.samples, context.phase.batch_size, bool(federation.model.batch_norms))
+        self.steps = len(spans) * context.phase.epochs
         self._federation, self._context = federation, context
 
     @property

@@ -150,8 +150,6 @@ class Evaluator:
         rule, true = predictors.rules[identity], task if identity == "oracle" else None
         own: Mapping[str, torch.Tensor] = {name: logits[name, task.index] for name in rule.modules(tasks, true)}
         labels = self._test.labels[self._index[task.index]]
-        if len(labels) == 0:
-            raise ValueError(f"task {task.index} has no test samples")
         return int((rule(own, tasks, true) == labels).sum()) / len(labels)
 
 

@@ -114,6 +114,7 @@ class Federation:
         fingerprint: Content digest of the data that was loaded.
         clients: State of each client by id.
         replay: Samples that clients mix into the training of the current task.
+        merged: Updates that the last round merged.
     """
 
     experiment: Experiment
@@ -132,6 +133,7 @@ class Federation:
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
+    merged: int = 0
 
 
 def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
@@ -162,6 +164,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
     index = tuple(_positions(test_labels, task, device) for task in tasks.tasks)
+    if empty := [str(task.index) for task, own in zip(tasks.tasks, index, strict=True) if not len(own)]:
+        raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
     schedule, initial = method.build_schedule(Schedule(phases)), model.vector.clone()
     return Federation(
         experiment=experiment,

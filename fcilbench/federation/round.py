@@ -48,7 +48,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
         Sample-weighted mean of the clients' last local losses, or `None` if nobody trained.
     """
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    server.round, server.logs = context.round, {}
+    server.round, server.logs, federation.merged = context.round, {}, 0
     clients = sample_clients(federation, context)
     if not clients:
         server.warn(f"task {context.phase.task.index}: a round had no client with samples; the global model was kept")
@@ -68,7 +68,8 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     with watch("aggregation"):
         updates = collect(federation, clients, uploads, rows)
         if updates is not None:
-            server.counters.copy_(uploads[updates.clients[0]].counters)
+            federation.merged = len(updates.clients)
+            server.counters.copy_(torch.stack([uploads[client].counters for client in updates.clients]).amax(dim=0))
             aggregator.aggregate(updates, server)
     channel.publish(server.vector, server.counters)
     return _mean_loss(uploads.values())

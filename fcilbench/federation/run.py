@@ -12,7 +12,7 @@ import torch
 
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
-from fcilbench.errors import PluginError
+from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
@@ -45,6 +45,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
         PluginError: If a plugin breaks its contract, e.g. leaves a model that is not finite.
+        DivergedError: If no round merged an update: the final model is the initial one.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.runtime.threads)
@@ -58,6 +59,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         progress = Progress()
         experiment.aggregator.begin(federation.server)
     _Run(federation, progress, workdir, on_event, started).phases()
+    if not progress.merged:
+        raise DivergedError("no update was ever merged: none arrived, or none was finite (a lower lr may help)")
     if experiment.runtime.keep_model:
         checkpoint.save_final(workdir, federation.server)
     return outcome(federation, progress)
@@ -121,6 +124,7 @@ class _Run:
         before, channel = dict(self._watch.seconds), self._federation.channel
         sent = (channel.bytes_up, channel.bytes_down)
         loss = run_round(self._federation, context, self._rows, self._watch)
+        self._progress.merged += self._federation.merged
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         self._record(
             {

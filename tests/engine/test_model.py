@@ -137,3 +137,11 @@ def test_pieces_are_views_of_parameters_or_of_the_vector():
     model.under(vector).logits(torch.randn(2, 1, 4, 4)).sum().backward()
     assert not vector.grad[model.layout.buffers].any()
     assert vector.grad[model.layout.trainable].any()
+
+
+def test_edge_9_buffers_of_another_float_type_are_refused():
+    """Edge case 9: they became float32 without a word."""
+    net = network()
+    net.register_buffer("wide", torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"buffer 'wide' of Network is torch\.float64: make it float32"):
+        FlatModel(net, CPU)

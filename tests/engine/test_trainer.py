@@ -256,7 +256,7 @@ def test_bf16_stays_near_fp32():
     assert not torch.equal(results[0], results[1])
 
 
-def test_heads_features_and_losses_are_float32_around_a_bf16_network():
+def test_edge_4_heads_features_and_losses_are_float32_around_a_bf16_network():
     """Edge cases 4 and 5: heads, and a loss's own products and distances, ran under autocast."""
     model, seen = FlatModel(network(), CPU), {}
 
@@ -274,3 +274,21 @@ def test_heads_features_and_losses_are_float32_around_a_bf16_network():
     assert {name: value.dtype for name, value in seen.items()} == dict.fromkeys(seen, torch.float32)
     assert torch.equal(seen["logits"], seen["exact"])
     assert torch.equal(seen["features"], seen["features"].bfloat16().float())  # the network did run in bf16
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "batches"),
+    [(33, 16, [16, 17]), (17, 16, [17]), (18, 16, [16, 2]), (1, 16, [1]), (2, 1, [1, 1])],
+)
+def test_edge_1_a_last_batch_of_one_joins_the_batch_before_where_there_is_batch_norm(samples, size, batches):
+    """Edge case 1: one sample has no batch statistics, and a client of one sample uses the running ones."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8))
+    for net, expected in ((Network(FeatureExtractor(body, 8), 6), batches), (network(), None)):
+        model, seen = FlatModel(net, CPU), []
+        net.extractor.register_forward_hook(lambda _, inputs, __, seen=seen: seen.append(len(inputs[0])))
+        loss = Trainer(model, data(), Protocol(lr=1e-2)).train(
+            objective(), Work(torch.arange(samples), TASK, 1, size), np.random.default_rng(5)
+        )
+        assert seen == (expected or [size] * (samples // size) + [samples % size] * (samples % size > 0))
+        assert torch.isfinite(loss)

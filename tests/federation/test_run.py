@@ -14,7 +14,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.api.predict import Module, Predictors
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.errors import PluginError, PrerequisiteError
+from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
 from fcilbench.federation import checkpoint
 from fcilbench.federation import run as run_module
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
@@ -345,3 +345,16 @@ def test_few_decoding_events_and_always_the_last(monkeypatch):
         report(done, 4)
     assert [event["done"] for event in seen] == [1, 3, 4]
     assert seen[0] == {"event": "decoding", "done": 1, "total": 4}
+
+
+def test_edge_10_a_run_that_never_merged_an_update_has_diverged(make_experiment, tmp_path):
+    """Edge case 10: with updates that were never finite the initial model was ranked."""
+
+    class Diverging(FedAvg):
+        def loss(self, net, batch, context):
+            return super().loss(net, batch, context) * float("nan")
+
+    with pytest.raises(DivergedError, match="no update was ever merged"):
+        run_experiment(make_experiment(Diverging(), tasks=2), tmp_path)
+    for line in (tmp_path / "rounds.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
