@@ -42,8 +42,8 @@ def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: flo
     Takes the weights W_k `[N, out, in]` and returns W `[out, in]`. It zeroes the weights in the null directions of the
     sum, so prefer `regmean`: one client with W = [2, 10] and G = diag(1, 0) gets [2, 0].
     """
-    weighted, total, _ = _normal_equations(local.to(torch.float64), grams, gamma)
-    return _divide(weighted, total, gamma, 1e-15).to(local.dtype)
+    weighted, total, noise = _normal_equations(local.to(torch.float64), grams, gamma)
+    return _divide(weighted, total, gamma, noise).to(local.dtype)
 
 
 def _normal_equations(
@@ -66,15 +66,18 @@ def _normal_equations(
 
 
 def _divide(weighted: torch.Tensor, total: torch.Tensor, gamma: float, noise: float) -> torch.Tensor:
-    """Returns `weighted @ total^+` for a positive semi-definite `total` `[in, in]`, or its diagonal `[in]`."""
+    """Returns `weighted @ total^+` for a positive semi-definite `total` `[in, in]`, or its diagonal `[in]`.
+
+    An input whose diagonal is below the noise is dead: its update would be rounding, divided by almost nothing.
+    """
     diagonal = total if total.dim() == 1 else total.diagonal()
-    live = diagonal > 0  # an input that was never active has a row and a column of zeros
+    live = diagonal > noise * diagonal.max()
     safe = torch.where(live, diagonal, 1.0)
     if total.dim() == 1 or gamma == 0.0:
         return torch.where(live, weighted / safe, 0.0)
     if 1.0 - gamma >= _SAFE:
         # Scaled to a unit diagonal, total = gamma R + (1 - gamma) I with R >= 0: every eigenvalue is >= 1 - gamma.
-        scale = safe.rsqrt()
+        scale = torch.where(live, safe.rsqrt(), 0.0)
         scaled = scale[:, None] * total * scale + torch.diag((~live).to(total))
         factor, info = torch.linalg.cholesky_ex(scaled)
         if int(info) == 0:

@@ -124,3 +124,13 @@ def test_identical_rows_do_not_drift():
     row = torch.randn(1, 64, generator=generator).expand(3, 1, 64)
     merged = regmean(row, grams, torch.full((3,), 1 / 3), 0.5)
     assert torch.allclose(merged, row[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_edge_3_an_input_below_the_rounding_of_the_grams_is_dead(gamma):
+    """Edge case 3: x1 = (1, e), moved by (1, 0); x2 = (1, 0), not moved: the second weight was 1 / (3.5 e)."""
+    e = 1e-4  # e^2 is below float32's rounding of 1
+    grams = [torch.tensor([[1.0, e], [e, e * e]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]])]
+    deltas = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+    merged = regmean(deltas, grams, torch.tensor([0.5, 0.5]), gamma)
+    assert torch.allclose(merged, torch.tensor([[0.5, 0.0]]), atol=1e-3)

@@ -86,11 +86,15 @@ class RegMean(Aggregator):
         weights = updates.weights if self.params.weighting == "samples" else torch.full((count,), 1.0 / count)
         direction = weighted_sum(weights, updates.delta)
         layers = [key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)]
+        amplified = direction.new_zeros(())
         for layer in layers:
             piece = updates.layout.piece(f"{layer}.weight")
             direction[piece.span] = self._merge(layer, piece, updates, weights, server).flatten()
+            largest = updates.delta[:, piece.span].abs().max()
+            amplified = torch.maximum(amplified, direction[piece.span].abs().max() / largest.clamp(min=1e-30))
         server.step(direction)
         server.log("regmean/layers", len(layers))
+        server.log("regmean/amplification", float(amplified))  # largest merged entry / largest client's, of any layer
 
     def _merge(self, layer: str, piece: Piece, updates: Updates, weights: torch.Tensor, server: Server) -> torch.Tensor:
         """Returns the merged update `[out, in]` of one layer."""
