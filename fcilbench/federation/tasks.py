@@ -166,9 +166,14 @@ def top_up(parts: Sequence[Indices], minimum: int, random: np.random.Generator) 
 
 
 def _proportions(clients: int, beta: float, random: np.random.Generator) -> Shares:
-    """Draws proportions `[N]` that sum to 1; where beta is so small that the draw underflows, one client gets all."""
+    """Draws proportions `[N]` that sum to 1.
+
+    Where the draw underflows (small beta) one client gets all, where it overflows (large beta) all get the same.
+    """
     drawn = random.dirichlet(np.full(clients, beta))
-    if not np.isfinite(drawn).all() or drawn.sum() == 0.0:
+    if not np.isclose(drawn.sum(), 1.0):
+        if beta > 1:
+            return np.full(clients, 1 / clients)
         drawn = np.zeros(clients)
         drawn[random.integers(clients)] = 1.0
     return drawn

@@ -213,7 +213,7 @@ def test_a_head_that_is_frozen_is_refused(make_experiment):
         build(make_experiment(NoHead()))
 
 
-def test_the_head_of_a_bf16_evaluation_is_float32(make_experiment):
+def test_edge_4_the_head_of_a_bf16_evaluation_is_float32(make_experiment):
     """Edge case 4: a head of 92.5 % in float32 had 89.3 % under autocast."""
     federation = build(make_experiment(precision="bf16"))
     found = logits(federation, federation.initial)

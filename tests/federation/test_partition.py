@@ -105,3 +105,9 @@ def test_no_client_id_is_favoured_where_a_class_has_few_samples():
         check_cover(parts, 8)
         total += [len(part) for part in parts]
     assert np.abs(total / 500 - 0.8).max() < 0.15
+
+
+def test_edge_8_a_huge_beta_gives_equal_shares():
+    """Edge case 8: where the draw overflowed, each class went to one client."""
+    parts = partition(np.repeat([0, 1], 40), 4, Partition(kind="dirichlet", value=1e308), stream(0, "partition"))
+    assert [len(part) for part in parts] == [20] * 4
