@@ -45,7 +45,7 @@ class Trainer:
         self.notes: list[str] = []
 
     def train(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
-        """Runs E passes over a client's samples in the batches of `batch_spans`; returns the mean loss of the last pass.
+        """Runs E passes over a client's samples, in `batch_spans`; returns the mean loss of the last pass.
 
         Raises:
             ValueError: If the work trains no parameter, or replays from no samples.

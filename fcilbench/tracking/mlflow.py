@@ -35,7 +35,7 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 _RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
-_BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH = 100, 1000, 6000
+_BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH, _NAME_LENGTH = 100, 1000, 6000, 240
 _FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
 _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 
@@ -188,6 +188,8 @@ class MLflowSession:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         found = self._client.get_experiment_by_name(name)
         if found is not None:
+            if found.lifecycle_stage == "deleted":
+                self._client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
         location = artifact_location(self._store.root, uri)
         return str(self._client.create_experiment(name, artifact_location=location))
@@ -282,7 +284,10 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def _name(text: str) -> str:
-    return re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII)
+    """Returns a name MLflow takes: a clean path of letters, digits and `_-. :`, where it had to change with a hash."""
+    parts = re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII).split("/")
+    clean = "/".join(part for part in parts if part not in ("", ".", ".."))[:_NAME_LENGTH]
+    return text if text and clean == text else f"{clean}-{sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _cut(text: str, length: int = _VALUE_LENGTH) -> str:

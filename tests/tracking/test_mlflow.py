@@ -213,3 +213,28 @@ def test_mlflow_stays_silent_on_stdout_and_stderr(store):
     command = [sys.executable, "-W", "ignore", "-c", code, str(store.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_edge_2_names_that_mlflow_does_not_take_stay_apart(tmp_path, make_cell, make_row):
+    """Edge case 2: one long, odd or colliding name ended the logging of a whole suite."""
+    store, warnings = Store(tmp_path / "results"), []
+    names = ("k" * 300, "a?b", "a*b", "a//b", "../c", "\u043a\u043b\u044e\u0447", "\u0441\u043b\u043e\u043d")
+    odd = {name: value for value, name in enumerate(names, start=1)}
+    row = make_row(make_cell("sum"), {"faa/none": 0.5})
+    store.append(row.model_copy(update={"params": row.params.model_copy(update={"aggregator": odd})}))
+    curve = {**CURVE[0], "logs": dict.fromkeys(odd, 1.0)}
+    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(json.dumps(curve) + "\n")
+    assert (_track(store, warnings).report.logged, warnings) == (1, [])
+    _, _, children = _runs(store)
+    params = children[row.cell_id].data.params
+    assert {"1", "2", "3", "4", "5", "6", "7"} <= {value for key, value in params.items() if "aggregator" in key}
+
+
+def test_public_10_a_deleted_experiment_is_restored(store):
+    """Public report 10: the run's warning named a command that failed in the same way."""
+    _track(store, [])
+    client, _, _ = _runs(store)
+    client.delete_experiment(client.get_experiment_by_name("fcilbench").experiment_id)
+    warnings: list[str] = []
+    _track(store, warnings)
+    assert (warnings, len(_runs(store)[2])) == ([], 2)
