@@ -135,5 +135,5 @@ def _rank(entries: Iterable[Entry], group: Group) -> dict[str, Rank]:
     if column.better == "neither":
         return {}
     found = {entry.aggregator: entry.estimates[group.key][column.metric] for entry in entries}
-    enough = {name: estimate.values for name, estimate in found.items() if estimate.n >= LEAST_SEEDS}
+    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS and not each.constant}
     return ranks(enough, higher=column.better == "higher")

@@ -15,7 +15,7 @@ class Estimate(Closed):
 
     Attributes:
         mean: Mean of the defined values; `None` if there is none.
-        half_width: Half width of the interval; `None` with fewer than two values.
+        half_width: Half width of the interval; `None` with fewer than two different values.
         n: Number of defined values.
         values: The defined value of each seed index.
     """
@@ -24,6 +24,11 @@ class Estimate(Closed):
     half_width: float | None
     n: int
     values: dict[int, float]
+
+    @property
+    def constant(self) -> bool:
+        """Whether several seeds gave one value: they do not influence it, so they are no evidence."""
+        return self.n > 1 and len(set(self.values.values())) == 1
 
 
 class Column(Closed):

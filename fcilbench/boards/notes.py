@@ -67,6 +67,7 @@ def _short(value: str, length: int = 24) -> str:
 
 def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
     notes = []
+    entry_of = {entry.aggregator: entry for entry in entries}
     for group in groups:
         metric = group.columns[0].metric
         counts = {entry.aggregator: entry.estimates[group.key][metric].n for entry in entries}
@@ -74,7 +75,11 @@ def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
         ranked = any(group.key in entry.ranks for entry in entries)
         if few:
             notes.append((group.key, f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})"))
-        elif not ranked and len(entries) > 1:
+        alike = [name for name in counts if entry_of[name].estimates[group.key][metric].constant]
+        if alike:
+            text = f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})"
+            notes.append((group.key, text))
+        elif not few and not ranked and len(entries) > 1:
             notes.append((group.key, f"no rank: the methods share fewer than {LEAST_SEEDS} seeds"))
         if ranked:
             text = (

@@ -19,6 +19,8 @@ LEAST_SEEDS = 5
 def estimate(values: Mapping[int, float | None]) -> Estimate:
     """Returns mean and 95 % confidence interval of one metric over seeds; `None` is undefined and left out.
 
+    Equal values have no interval: what the varied seeds cannot influence says nothing of the spread.
+
     Example:
         >>> round(estimate({0: 0.5, 1: 0.6, 2: 0.7}).half_width, 6)
         0.248414
@@ -28,7 +30,7 @@ def estimate(values: Mapping[int, float | None]) -> Estimate:
     n = len(numbers)
     if n == 0:
         return Estimate(mean=None, half_width=None, n=0, values={})
-    half_width = None if n == 1 else t_quantile(n - 1) * statistics.stdev(numbers) / math.sqrt(n)
+    half_width = None if len(set(numbers)) == 1 else t_quantile(n - 1) * statistics.stdev(numbers) / math.sqrt(n)
     return Estimate(mean=statistics.fmean(numbers), half_width=half_width, n=n, values=defined)
 
 

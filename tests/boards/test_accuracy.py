@@ -8,6 +8,7 @@ from fcilbench.boards.accuracy import AccuracyBoard
 from fcilbench.boards.model import Rank
 from fcilbench.boards.notes import Here, origin_notes
 from fcilbench.spec import metrics
+from fcilbench.spec.identity import ENGINE_VERSION
 
 SHOWN = ("faa", "aia", "forgetting")
 
@@ -128,7 +129,7 @@ def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, 
 
 
 ENV = "sha256:" + "e" * 64
-HERE = Here(commit="c" * 40, engine=1, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
+HERE = Here(commit="c" * 40, engine=ENGINE_VERSION, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
 
 
 def test_rows_of_this_checkout_and_machine_need_no_note(make_cell, make_row):
@@ -140,7 +141,7 @@ def test_rows_of_older_code_are_named(make_cell, make_row):
     old = rows[0].code.model_copy(update={"engine_version": None})
     notes = origin_notes([*rows, rows[0].model_copy(update={"code": old})], HERE)
     assert notes == (
-        "rows are of older code than this checkout: engine version not recorded, here 1 (1 rows); "
+        "rows are of older code than this checkout: engine version not recorded, here 2 (1 rows); "
         "changed since: fcilbench/a (2 rows)",
     )
 
@@ -154,7 +155,7 @@ def test_rows_of_other_commits_and_environments_are_named(make_cell, make_row):
         "1 rows were made with uncommitted changes",
         "1 rows of environment ffffffffffff: its record did not travel with them",
     )
-    (note,) = origin_notes([row], Here("c" * 40, 1, {}, {ENV: "packages.torch 2.9 | 2.10"}))
+    (note,) = origin_notes([row], Here("c" * 40, ENGINE_VERSION, {}, {ENV: "packages.torch 2.9 | 2.10"}))
     assert note.endswith("which differs from this machine: packages.torch 2.9 | 2.10")
 
 
@@ -190,19 +191,27 @@ def test_out_of_scope_detection_is_a_column_where_it_was_measured(make_cell, mak
     assert all(column.metric != "oos_auroc" for group in other.groups for column in group.columns)
 
 
-def test_five_seeds_are_ranked_within_their_identity_only(make_cell, make_row):
-    """b beats a by 0.05 and 0.06 by turns with `none`; with `oracle` they are equal."""
+def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are_not(make_cell, make_row):
+    """b beats a by 0.05 and 0.06 by turns with `none`; with `oracle` they are equal.
+
+    Public report 4: c is equal in all seeds, which is no evidence.
+    """
     rows = []
     for seed in range(5):
-        rows.append(make_row(make_cell("a", seed), {"faa/none": 0.5, "faa/oracle": 0.9}))
-        rows.append(make_row(make_cell("b", seed), {"faa/none": 0.55 + 0.01 * (seed % 2), "faa/oracle": 0.9}))
+        step = 0.01 * (seed % 3)
+        rows.append(make_row(make_cell("a", seed), {"faa/none": 0.5 + step, "faa/oracle": 0.9 + step}))
+        better = 0.55 + step + 0.01 * (seed % 2)
+        rows.append(make_row(make_cell("b", seed), {"faa/none": better, "faa/oracle": 0.9 + step}))
+        rows.append(make_row(make_cell("c", seed), {"faa/none": 0.9, "faa/oracle": 0.9}))
     rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
     (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
     assert {name: entry.ranks for name, entry in _entries(block).items()} == {
         "a": {"none": Rank(rank=2, of=2), "oracle": Rank(rank=1, of=2)},
         "b": {"none": Rank(rank=1, of=2), "oracle": Rank(rank=1, of=2)},
+        "c": {},
         "few": {},
     }
+    assert "equal in all seeds, which do not influence it: no interval and no rank (c)" in block.notes
     assert "n < 5: no rank (few n=1)" in block.notes
 
 

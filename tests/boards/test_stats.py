@@ -15,7 +15,7 @@ from fcilbench.boards.stats import align, estimate, holm, paired_p, ranks, t_qua
         ({0: 0.5, 1: 0.6, 2: 0.7}, 0.6, 0.248414, 3),
         # s = 0.1 * sqrt(2), half width = t(0.975, 1) * 0.1 = 12.706205 * 0.1
         ({0: 0.5, 4: 0.7}, 0.6, 1.2706205, 2),
-        ({0: 0.5, 1: 0.5}, 0.5, 0.0, 2),
+        ({0: 0.5, 1: 0.5}, 0.5, None, 2),  # public report 4: equal seeds are no evidence
         ({3: 0.5}, 0.5, None, 1),
         ({0: None, 3: 0.5}, 0.5, None, 1),  # undefined is left out, and no zero
         ({0: None}, None, None, 0),
