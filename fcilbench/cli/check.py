@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -46,9 +47,9 @@ def check(
 
     root = use_data_root(data)
 
-    def probe(cell: Cell) -> str | None:
-        console.say(f"probing {' + '.join(str(label) for axis, label in cell.coords.items() if axis != 'seed')}")
-        return probe_cells([cell], root)[0]
+    def probe(cells: Sequence[Cell]) -> list[str | None]:
+        console.say(f"probing {len(cells)} combinations of plugins")
+        return probe_cells(cells, root)
 
     report = run_checks(suite, set_ or (), probe if deep else None)
     expansion, cells = report.expansion, len(report.expansion.cells) + report.expansion.blocked

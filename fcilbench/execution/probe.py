@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from fcilbench.errors import FcilbenchError
+from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Asker, Event
 from fcilbench.spec.cell import Cell
@@ -19,10 +19,20 @@ _SECONDS = 600.0  # of silence, after which the worker is given up
 
 
 def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
-    """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each."""
-    questions = [{"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device} for cell in cells]
+    """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each.
+
+    What a backbone lacks on this machine is asked for once: its other cells get the same answer.
+    """
+    problems, lacking = [], dict[str, dict[str, Any]]()
     with Asker() as asker:
-        return [_ask(asker, question, data_root)["problem"] for question in questions]
+        for cell in cells:
+            question = {"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device}
+            backbone = cell.backbone.model_dump_json()
+            answer = lacking.get(backbone) or _ask(asker, question, data_root)
+            if answer.get("missing"):
+                lacking[backbone] = answer
+            problems.append(answer["problem"])
+    return problems
 
 
 def verify_datasets(
@@ -67,7 +77,8 @@ def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> 
             return {"problem": None}
         return {"problem": None, "digest": _open_dataset(request, root, emit)}
     except FcilbenchError as error:
-        return {"problem": str(error) + (f" ({error.hint})" if error.hint else "")}
+        problem = str(error) + (f" ({error.hint})" if error.hint else "")
+        return {"problem": problem, "missing": isinstance(error, PrerequisiteError)}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"}

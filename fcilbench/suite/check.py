@@ -5,6 +5,7 @@ The help of `fcilbench check` is generated from `CHECKS`, so that it cannot prom
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from fcilbench.suite.expand import Expansion, expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.yaml import InvalidSuiteError, Problem
 
-Probe = Callable[[Cell], str | None]
-"""Runs one tiny forward and aggregate for a cell's plugins; returns what went wrong, or `None`."""
+Probe = Callable[[Sequence[Cell]], Sequence[str | None]]
+"""Runs one tiny forward and aggregate for each cell's plugins; returns what went wrong, or `None`."""
 
 CHECKS = {
     "parse": "YAML 1.2 without duplicate keys; every file that it extends is there",
@@ -89,10 +90,12 @@ def _probe(expansion: Expansion, deep: Probe, where: str) -> list[Problem]:
     for cell in expansion.cells:
         uses = (cell.dataset, cell.backbone, cell.aggregator, cell.stress)
         first.setdefault(repr([(use.name, use.params) for use in uses]), cell)
-    problems = []
-    for cell in first.values():
-        reason = deep(cell)
+    cells, found = list(first.values()), defaultdict[str, list[str]](list)
+    for cell, reason in zip(cells, deep(cells), strict=True):
         if reason is not None:
             labels = (cell.dataset.label, cell.backbone.label, cell.aggregator.label, cell.stress.label)
-            problems.append(Problem(f"{' + '.join(labels)}: {reason}", where, check="deep"))
-    return problems
+            found[reason].append(" + ".join(labels))
+    return [
+        Problem(f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {reason}", where, check="deep")
+        for reason, names in found.items()
+    ]

@@ -221,6 +221,7 @@ class _Builder:
             self.expansion.blocked += 1
             return
         tasks, fingerprint = self._splits[keys["dataset"]]
+        self._check_samples(point, len(tasks), protocol.clients)
         seeds = self._suite.seeds
         cell = Cell(
             suite=self._suite.name,
@@ -236,6 +237,16 @@ class _Builder:
         )
         self.expansion.cells.append(cell)
         self.points.append(point)
+
+    def _check_samples(self, point: Point, tasks: int, clients: int) -> None:
+        """Notes a data set whose declared samples cannot give each client its least number of each task."""
+        data, least = point.entries["dataset"], point.partition.min_samples
+        samples = self._expansion.facts[f"dataset:{data.label}"].get("train")
+        if samples is not None and samples < tasks * clients * least:
+            message = f"dataset {data.label!r}: {samples} samples do not give {clients} clients {least} of each task"
+            finding = Finding(message, data.path, hint="lower clients, tasks or min_samples", check="tasks")
+            if finding not in self.findings:
+                self.findings.append(finding)
 
     def _protocol(self, settings: Settings) -> Protocol | None:
         values = {name: setting.value for name, setting in settings.items()}

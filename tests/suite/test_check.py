@@ -72,21 +72,24 @@ def test_prerequisites_are_not_problems(lab, write, base):
     assert report.expansion.blocked == 2
 
 
-def test_deep_probes_each_combination_once(lab, write, base):
-    probed = []
+def test_public_12_deep_probes_each_combination_once_and_names_what_is_wrong_once(lab, write, base):
+    probed, broken = [], {"ring"}
 
-    def probe(cell):
-        probed.append((cell.aggregator.label, cell.partition.label, cell.seeds.index))
-        return "it fell over" if cell.aggregator.label == "ring" else None
+    def probe(cells):
+        probed[:] = [(cell.aggregator.label, cell.partition.label, cell.seeds.index) for cell in cells]
+        return ["it fell over" if cell.aggregator.label in broken else None for cell in cells]
 
     text = base.replace("[{dirichlet: 0.5}]", "[iid, {dirichlet: 0.5}]") + "seeds: 2\n"
     report = run_checks(write(text), (), probe)
     assert probed == [("mean", "iid", 0), ("ring", "iid", 0)]
     assert [str(problem) for problem in report.problems] == ["s.yaml: ten + net + ring + clean: it fell over"]
     assert ran(report) == IDS
+    broken.add("mean")
+    (problem,) = run_checks(write(text), (), probe).problems
+    assert str(problem) == "s.yaml: ten + net + mean + clean and 1 more: it fell over"
 
 
 def test_deep_does_not_run_on_an_invalid_suite(lab, write, base):
-    report = run_checks(write(base.replace("[ten]", "[tne]")), (), lambda cell: "never")
+    report = run_checks(write(base.replace("[ten]", "[tne]")), (), lambda cells: ["never"])
     assert "deep" not in ran(report)
     assert report.results[-1].id == "deep"

@@ -348,3 +348,9 @@ def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base):
     write("tuned: [{where: {aggregator: other}, set: {lr: 1}}]\n", "shared.yaml")
     found = expand(load_suite(write(base + "extends: shared.yaml\n")))
     assert found.unused == []
+
+
+def test_edge_11_too_few_declared_samples_are_told_before_anything_runs(problems, base):
+    few = ("grid.dataset=[ten]", "grid.partition=[{quantity: 1, min_samples: 100000}]")
+    (found,) = problems(base, *few)
+    assert "dataset 'ten': 1000 samples do not give 4 clients 100000 of each task" in found
