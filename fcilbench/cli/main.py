@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -59,6 +60,9 @@ for _group in (plugins, data, results, module):
 
 def main() -> None:
     """Runs the command line of this process; ends it with one of the documented exit codes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no character that the terminal lacks may end a run
     try:
         app()
     except Exception as error:

@@ -87,7 +87,7 @@ def worker_environment() -> dict[str, str]:
     The empty entry of the search path is left out: it means the working folder, whose files are nobody's plugins.
     """
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}
 
 
 class WorkerProcess:

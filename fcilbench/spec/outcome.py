@@ -34,7 +34,7 @@ class Cost(BaseModel):
         server_state: Largest size of the method's server state between rounds.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     wall_s: float = 0.0
     training_s: float = 0.0

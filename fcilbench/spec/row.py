@@ -6,6 +6,7 @@ Version 2 added `suite_digest` and `code.engine_version`. Rows of version 1 are 
 from __future__ import annotations
 
 import hashlib
+import math
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
@@ -34,7 +35,7 @@ class Failure(Closed):
     """Why a cell has no result.
 
     Attributes:
-        kind: Who is to blame: `plugin`, `internal`, `prerequisite`, or the status (`oom`, `timeout`, `killed`).
+        kind: What is to blame: `plugin`, `internal`, `prerequisite`, `diverged` or the status (`oom`, `timeout`...).
         type: Class name of the exception, or the signal or limit that ended the cell.
         message: One line.
         traceback_path: Traceback file, relative to the store's folder.
@@ -175,6 +176,8 @@ class Row(Closed):
             raise ValueError("a failed row needs its `failure`")
         if self.status == "ok" and self.failure is not None:
             raise ValueError("an ok row cannot have a `failure`")
+        if not all(math.isfinite(each.value) for each in self.metrics.values() if each.value is not None):
+            raise ValueError("a metric is not finite")
         return self
 
     def to_json(self) -> str:

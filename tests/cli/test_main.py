@@ -1,6 +1,7 @@
 """The shape of the command line: speed, imports, options, examples, errors."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -139,3 +140,13 @@ def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> 
 
 def test_no_color(cli: Any) -> None:
     assert "\x1b[" not in cli("--help", NO_COLOR="1", FORCE_COLOR="").stdout
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"?5 ?"), ("cp1252", b"\xb15 ?")])
+def test_public_6_output_that_is_not_utf8_substitutes_characters(encoding: str, shown: bytes) -> None:
+    """Public report 6: one character that the terminal lacks ended a finished run with exit code 1."""
+    say = "@m.app.command('say')\ndef say():\n    print('\u00b15 \u017c'); raise typer.Exit(3)"
+    script = f"import typer, fcilbench.cli.main as m\n{say}\nm.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", script, "say"], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout.rstrip()) == (3, shown)

@@ -61,7 +61,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "value"), [("F", 0.5), ("I", 70_000)])
-def test_pixels_of_unknown_scale_are_refused(tmp_path: Path, mode: str, value: float) -> None:
+def test_edge_12_pixels_of_unknown_scale_are_refused(tmp_path: Path, mode: str, value: float) -> None:
     """Edge case 12: a float TIFF in [0, 1] became black, and 32-bit integers white."""
     Image.new(mode, (16, 16), value).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match=rf"broken image .*a\.tif: pixels of mode '{mode}' have no known scale"):

@@ -244,7 +244,7 @@ def test_a_plugin_that_hangs_is_given_up(install, monkeypatch):
     assert found.problem == "no answer within 0.5 s"
 
 
-def test_files_of_the_working_folder_reach_no_worker(gossip, tmp_path, monkeypatch):
+def test_public_3_files_of_the_working_folder_reach_no_worker(gossip, tmp_path, monkeypatch):
     """A `queue.py` or `json.py` beside a suite is nobody's plugin."""
     for name in ("queue.py", "json.py", f"{gossip.module}.py"):
         (tmp_path / name).write_text("raise SystemExit('hijacked')")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -89,10 +91,13 @@ def test_a_damaged_line_in_the_middle_is_named_and_left_out(tmp_path, make_cell,
     store.append(first)
     with store.rows_path.open("ab") as file:
         file.write(b'{"schema": 1, "cell\n\n\xff\xfe\n[]\n' + b"[" * 100_000 + b"\n")
+        # Public report 13: NaN, which JSON lacks, was taken for a row and ended `board`.
+        line = make_row(make_cell(seed=2), {"faa/none": 0.5}).to_json()
+        file.write(line.replace('"value":0.5', '"value":NaN').encode() + b"\n")
     store.append(second)
     assert store.rows() == [first, second]
     named = [record.getMessage() for record in caplog.records]
-    assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5, 6), named, strict=True)] == [True] * 4
+    assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5, 6, 7), named, strict=True)] == [True] * 5
 
 
 def test_a_newer_schema_is_an_error_not_a_gap(tmp_path, make_cell, make_row):
@@ -225,3 +230,15 @@ def test_kill_9_while_appending_loses_no_finished_row(tmp_path, make_cell, make_
     last = make_row(make_cell(seed=9), {"faa/none": 0.9})
     store.append(last)
     assert store.rows() == [*before, last]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_public_5_a_share_without_locks_is_told_before_training(tmp_path, monkeypatch, code):
+    def refuse(handle, how):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(PrerequisiteError, match=os.strerror(code)) as caught:
+        Store(tmp_path / "results").prepare()
+    assert caught.value.exit_code == 5
+    assert "--out" in caught.value.hint
