@@ -57,13 +57,13 @@ class _Words(_Noise):
 
 
 def probe(experiment: Experiment) -> None:
-    """Runs two tasks of one round with two clients on noise of the same modality: each hook is called at least once.
+    """Runs two tasks of one round with two clients on noise: every hook is called, and one batch has a single sample.
 
     Raises:
         Exception: Whatever a plugin raises. A method that declines the cell is no error.
     """
     short = experiment.protocol.model_copy(
-        update={"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 4, "participation": 1.0}
+        update={"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
     )
     text = isinstance(experiment.backbone, TextBackbone)
     tiny = replace(
