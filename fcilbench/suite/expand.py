@@ -241,7 +241,7 @@ class _Builder:
     def _check_samples(self, point: Point, tasks: int, clients: int) -> None:
         """Notes a data set whose declared samples cannot give each client its least number of each task."""
         data, least = point.entries["dataset"], point.partition.min_samples
-        samples = self._expansion.facts[f"dataset:{data.label}"].get("train")
+        samples = self.expansion.facts[f"dataset:{data.label}"].get("train")
         if samples is not None and samples < tasks * clients * least:
             message = f"dataset {data.label!r}: {samples} samples do not give {clients} clients {least} of each task"
             finding = Finding(message, data.path, hint="lower clients, tasks or min_samples", check="tasks")
