@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,15 @@ ALL = {"archives/pets.tgz", "pets/train/cat", "pets/test/cat"}
 PUT_IT_THERE = f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by us) into "
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """A write beyond 100 bytes of a file fails as on a full disk."""
+    """A write beyond 100 bytes of a file fails as on a full disk; pytest's own files are spared before and after."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer) -> None:
@@ -184,9 +187,9 @@ def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
         assert part.read_bytes() == b"half"
 
 
-def test_full_disk_leaves_nothing(tmp_path: Path, web, answer, full_disk: None) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, web, answer) -> None:
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
-    with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"):
+    with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"), full_disk():
         fetch("pets", facts(web), tmp_path)
     assert everything(tmp_path) == set()
 
