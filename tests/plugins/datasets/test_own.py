@@ -113,7 +113,7 @@ class TestImageFolder:
             " backbone: [{use: timm, model: resnet10t, weights: none, input_size: 32}], partition: [iid],"
             " aggregator: [ncm]}"
         )
-        (pets / "suite.yaml").write_text(f"fcilbench: 1\nname: own\ngrid: {grid}\n")
+        (pets / "suite.yaml").write_text(f"fcilbench: 1\nname: own\nprotocol: {{clients: 2}}\ngrid: {grid}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FCILBENCH_DATA", str(pets))
             cells = expand(load_suite(pets / "suite.yaml")).cells
