@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def all(self) -> slice:
-        """The whole vector."""
+        """All D entries: backbone, head and buffers."""
         return slice(self.backbone.start, self.buffers.stop)
 
 

@@ -144,7 +144,7 @@ class Progress:
         """Something that the user should know."""
 
     def run_finished(self) -> None:
-        """The run is over."""
+        """Called once, when the last cell of the run has its row."""
 
 
 def guarded(observer: T, name: str) -> T:

@@ -43,7 +43,7 @@ class ClientSession:
 
     @property
     def net(self) -> FlatModel:
-        """The resident model."""
+        """The one network in memory, loaded with this client's parameters."""
         return self._federation.model
 
     @property

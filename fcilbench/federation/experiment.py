@@ -163,9 +163,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     model = _model(experiment, classes, sizes, device)
     train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
-    index = tuple(_positions(test_labels, task, device) for task in tasks.tasks)
-    if empty := [str(task.index) for task, own in zip(tasks.tasks, index, strict=True) if not len(own)]:
-        raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
+    index = _test_positions(test_labels, tasks, device)
     schedule, initial = method.build_schedule(Schedule(phases)), model.vector.clone()
     return Federation(
         experiment=experiment,
@@ -292,5 +290,13 @@ def _ood(experiment: Experiment, model: FlatModel, corpus: Corpus) -> DeviceData
     return place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
 
 
-def _positions(labels: Indices, task: Task, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.flatnonzero((labels >= task.offset) & (labels < task.seen))).to(device)
+def _test_positions(labels: Indices, stream: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Returns the positions of each task's test samples.
+
+    Raises:
+        DataError: If a task has none.
+    """
+    found = [np.flatnonzero((labels >= task.offset) & (labels < task.seen)) for task in stream.tasks]
+    if empty := [str(task.index) for task, own in zip(stream.tasks, found, strict=True) if not len(own)]:
+        raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
+    return tuple(torch.from_numpy(own).to(device) for own in found)

@@ -253,7 +253,8 @@ class Sum(Aggregator):
         """Appends tau_hat_k, its coefficients, its L1 norm and its cut.
 
         A task that left the model as it was gets tau_hat_k = 0 and the coefficients of the task before, whatever the
-        storage lost: it has no vote in the election, and its own module is that of the task before.
+        storage lost: it has no vote in the election, and its own module is that of the task before (with `mask_from:
+        refined`, where nothing is left of it, theta_pre).
         """
         options, state = self.params, server.state
         digest = _digest(task_vector).hex()
