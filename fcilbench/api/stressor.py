@@ -22,6 +22,17 @@ class Stressor(Plugin):
         """Returns the labels that an affected client trains on in a task."""
         return labels
 
+    def share(self) -> float:
+        """Returns the share of its work that an affected client finishes, above 0 and up to 1.
+
+        It stops after that share of its local steps, and its statistics cover that share of its samples.
+        """
+        return 1.0
+
+    def behind(self) -> int:
+        """Returns how many global models an affected client is behind; 0 is the present one. A round makes one."""
+        return 0
+
     def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
         """Returns what an affected client really sends at the end of a round or of a task, `None` for no answer.
 

@@ -50,6 +50,7 @@ class Work:
         batch_size: Samples per step; the last step of a pass takes what is left.
         train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
         extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.
+        steps: Number of steps after which a slow client stops; `None` for all steps of all passes.
     """
 
     index: torch.Tensor
@@ -58,6 +59,7 @@ class Work:
     batch_size: int
     train: tuple[str, ...] = ("*",)
     extra: Extra | None = None
+    steps: int | None = None
 
 
 def batch_spans(samples: int, size: int, batch_statistics: bool) -> list[slice]:

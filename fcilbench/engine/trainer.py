@@ -62,7 +62,10 @@ class Trainer:
         captured, optimiser, number = None, self._step.optimiser, 0
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
+            if number == work.steps:
+                break
             minibatches = _one_pass(work, self._data, random, bool(self._model.batch_norms))
+            minibatches = minibatches if work.steps is None else minibatches[: work.steps - number]
             if self._capture and captured is None:
                 captured = self._captured_step(objective, work, minibatches[0])
             total.zero_()

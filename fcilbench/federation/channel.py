@@ -11,7 +11,7 @@ once for all clients, exactly, and a client is sent what differs from what it al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +49,22 @@ class Channel:
     _models: dict[str, dict[str, int]] = field(default_factory=dict)
     """For a broadcast tensor that equals a global model, the versions of that model's pieces."""
     _held: dict[int, dict[str, int]] = field(default_factory=dict)
+    _older: list[torch.Tensor] = field(default_factory=list)
+    """The last global models, oldest first, as far back as a stale client is behind."""
 
     def publish(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Notes the global model that is sent from now on."""
-        self._note(self._pieces(vector, counters))
+        behind = self.stressor.behind() if self.affected else 0
+        if self._note(self._pieces(vector, counters)) and behind:
+            self._older = [*self._older[-behind:], vector.clone()]
+
+    def model_of(self, client: int, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the global model that a client works on: `vector`, the published one, or an older one."""
+        return self._older[0] if client in self.affected and self._older else vector
+
+    def share_of(self, client: int) -> float:
+        """Returns the share of its work that a client finishes."""
+        return self.stressor.share() if client in self.affected else 1.0
 
     def post(self, message: Message) -> Message:
         """Notes a broadcast that is sent from now on."""
@@ -110,7 +122,7 @@ class Channel:
         held.update({name: self._versions[name] for name in news})
 
     def up(
-        self, client: int, message: Message, random: Callable[[], np.random.Generator], pieces: Iterable[Piece] = ()
+        self, client: int, message: Message, random: Callable[[], np.random.Generator], pieces: Collection[Piece] = ()
     ) -> dict[str, torch.Tensor] | None:
         """Delivers a client's upload, after the stressor has changed it if the client is affected.
 
@@ -134,6 +146,8 @@ class Channel:
             if _shapes(changed) != expected:
                 raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
             sent = changed
+            for piece in {*self.layout.pieces} - {*pieces} if "delta" in sent else ():
+                sent["delta"][piece.span] = 0.0  # what does not travel cannot be tampered with
         if self.counts:
             parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
             self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})
@@ -143,13 +157,14 @@ class Channel:
         """Returns everything that a checkpoint needs beside the global model, which must be the published one."""
         last = {name: tensor for name, tensor in self._last.items() if not name.startswith(_MODEL)}
         totals = [self.bytes_up, self.bytes_down]
-        return {"bytes": totals, "last": last, "versions": self._versions, "models": self._models, "held": self._held}
+        held = {"versions": self._versions, "models": self._models, "held": self._held, "older": self._older}
+        return {"bytes": totals, "last": last, **held}
 
     def restore(self, state: dict[str, Any], vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Takes over what `state` returned when the published model was `vector` with `counters`."""
         versions, models, held, last = state["versions"], state["models"], state["held"], state["last"]
         self.bytes_up, self.bytes_down = state["bytes"]
-        self._versions, self._models, self._held = versions, models, held
+        self._versions, self._models, self._held, self._older = versions, models, held, state["older"]
         own = self._pieces(vector, counters) if versions else {}
         self._last = {**{name: tensor.clone() for name, tensor in own.items()}, **last}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -35,10 +36,11 @@ class ClientSession:
         self.state = federation.clients.setdefault(client, {})
         self.index = torch.from_numpy(own).to(federation.train.labels.device)
         self.received: Message = received or {}
-        self.received_model = federation.server.vector
+        self.received_model = federation.channel.model_of(client, federation.server.vector)
         self.protocol = federation.experiment.protocol
         spans = batch_spans(self.samples, context.phase.batch_size, bool(federation.model.batch_norms))
-        self.steps = len(spans) * context.phase.epochs
+        self._share = federation.channel.share_of(client)
+        self.steps = max(1, math.floor(self._share * len(spans) * context.phase.epochs))
         self._federation, self._context = federation, context
 
     @property
@@ -103,6 +105,14 @@ class ClientSession:
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
         return layer_grams(self._federation.model, diagonal, self._masked())
+
+    def cut_short(self) -> None:
+        """Leaves a straggler the part of its samples, drawn at random, that its statistics still cover."""
+        if self._share < 1:
+            order = self.random("stress-samples").permutation(self.samples)
+            kept = np.sort(order[: max(1, math.floor(self._share * self.samples))])
+            self.index = self.index[torch.from_numpy(kept).to(self.index.device)]
+            self.samples = len(kept)
 
     def stress(self) -> np.random.Generator:
         """Returns the stream of what goes wrong with this client's upload."""

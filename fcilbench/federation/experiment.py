@@ -184,7 +184,10 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
             model=model,
             image_input=None if isinstance(backbone, TextBackbone) else backbone.image_input(),
         ),
-        channel=Channel(model.layout, experiment.stressor, affected, schedule.federated),
+        # A centralised reference has no clients that could misbehave; wrong labels are in its data all the same.
+        channel=Channel(
+            model.layout, experiment.stressor, affected if schedule.federated else frozenset(), schedule.federated
+        ),
         evaluator=Evaluator(
             model,
             initial,

@@ -57,20 +57,23 @@ class _Words(_Noise):
 
 
 def probe(experiment: Experiment) -> None:
-    """Runs two tasks of one round with two clients on noise: every hook is called, and one batch has a single sample.
+    """Runs two tasks of one round on noise: every hook is called, and one batch has a single sample.
+
+    There are two clients, or as many as the stressor needs to misbehave.
 
     Raises:
         Exception: Whatever a plugin raises. A method that declines the cell is no error.
     """
+    affected = experiment.stressor.affected(experiment.protocol.clients, np.random.default_rng(0))
     short = experiment.protocol.model_copy(
-        update={"clients": 2, "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
+        update={"clients": max(2, len(affected)), "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
     )
     text = isinstance(experiment.backbone, TextBackbone)
     tiny = replace(
         experiment,
         dataset=_Words() if text else _Noise(experiment.backbone.image_input()),
         protocol=short,
-        partition=Partition(kind="iid"),
+        partition=Partition(kind="iid", min_samples=0),
         tasks=None,
         declared_fingerprint="",
     )

@@ -106,23 +106,25 @@ def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
 def local_update(
     federation: Federation, context: RoundContext, session: ClientSession, row: torch.Tensor, wire: Wire
 ) -> Upload | None:
-    """Trains one client from the global model, asks it for its statistics, and sends both.
+    """Trains one client from the global model that it has received, asks it for its statistics, and sends both.
 
     Its update is written into `row` `[D]`. The result is what arrives at the server, or `None` without an answer.
     """
     server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
-    model.load(server.vector, server.counters)
+    model.load(session.received_model, server.counters)
+    samples = session.samples
     message: dict[str, torch.Tensor] = {}
     pieces: list[Piece] = []
     loss = None
     if aggregator.trains:
         loss = _train(federation, context, session, wire)
         pieces = uploaded(wire, server.layout)
-        torch.sub(model.vector, server.vector, out=row)
+        torch.sub(model.vector, session.received_model, out=row)
         for piece in set(server.layout.pieces) - set(pieces):
             row[piece.span] = 0.0
         message = {"delta": row, "counters": model.read_counters()}
     model.network.eval()
+    session.cut_short()
     with torch.no_grad():
         statistics = aggregator.statistics(session)
     if any(name in statistics for name in RESERVED):
@@ -133,7 +135,7 @@ def local_update(
     if aggregator.trains:
         row.copy_(arrived.pop("delta"))
     counters = arrived.pop("counters", server.counters)
-    return Upload(session.id, session.samples, arrived, counters, loss)
+    return Upload(session.id, samples, arrived, counters, loss)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
@@ -142,7 +144,7 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
     own = {f"state/{name}": value for name, value in session.state.items()}
     objective = Objective(method.loss, method.gradient, {**session.received, **own, "received": session.received_model})
     extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
-    work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra)
+    work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra, session.steps)
     loss = federation.trainer.train(objective, work, session.random("batches"))
     for note in federation.trainer.notes:
         federation.server.warn(note)
@@ -184,8 +186,9 @@ def collect_task_statistics(federation: Federation, context: RoundContext) -> di
         if len(own) == 0:
             continue
         session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
-        model.load(server.vector, server.counters)
+        model.load(session.received_model, server.counters)
         model.network.eval()
+        session.cut_short()
         with torch.no_grad():
             message = channel.up(client, aggregator.task_statistics(session), session.stress)
         if message is not None:
