@@ -4,6 +4,7 @@ from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entro
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
 from fcilbench.api.client import Batch, Client, Context, LayerGram, Net
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
+from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_layers
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Phase, Schedule, Task
@@ -34,6 +35,7 @@ __all__ = [
     "ImageInput",
     "LayerGram",
     "Layout",
+    "LoraLinear",
     "Message",
     "Module",
     "MostConfident",
@@ -63,6 +65,9 @@ __all__ = [
     "TrueTask",
     "Updates",
     "Wire",
+    "freeze_batch_norm",
+    "insert_lora",
+    "lora_layers",
     "masked_cross_entropy",
     "matches",
     "nbytes",

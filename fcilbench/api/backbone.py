@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from fcilbench.api.dataset import Modality
+from fcilbench.api.lora import Lora, freeze_batch_norm, insert_lora
+from fcilbench.spec import params as _params
 from fcilbench.spec.plugin import Plugin
 
 
@@ -100,13 +102,26 @@ class FeatureExtractor(nn.Module):
 
 
 class Backbone(Plugin):
-    """A backbone plugin.
+    """A backbone plugin; its own `Params` derives from `Backbone.Params`, which has the options of every backbone.
 
     Attributes:
         modality: What it reads, `vision` or `text`.
     """
 
     modality: ClassVar[Modality] = "vision"
+
+    class Params(_params.Params):
+        """Options that every backbone has; the federation applies them to the network that `build` returns."""
+
+        adapter: Lora | None = _params.Field(
+            None,
+            description="train low-rank adapters and the head alone, the rest is frozen: "
+            "{use: lora or ffa-lora, rank, alpha, targets}",
+        )
+        batch_norm: Literal["average", "freeze"] = _params.Field(
+            "average",
+            description="running statistics: averaged over the clients, or kept at their initial values and not sent",
+        )
 
     @abstractmethod
     def build(self) -> FeatureExtractor:
@@ -117,6 +132,19 @@ class Backbone(Plugin):
         Raises:
             PrerequisiteError: If weights are missing on this machine.
         """
+
+    def adapt(self, extractor: FeatureExtractor) -> None:
+        """Freezes and adapts a built network as the options of `Backbone.Params` say, in place.
+
+        The factors A come from torch's global generator, which the caller has seeded.
+
+        Raises:
+            UsageError: If the adapter has a target that the network does not have.
+        """
+        if getattr(self.params, "batch_norm", "average") == "freeze":
+            freeze_batch_norm(extractor)
+        if (lora := getattr(self.params, "adapter", None)) is not None:
+            insert_lora(extractor, lora.rank, lora.alpha, lora.targets, train_a=lora.use == "lora")
 
     def image_input(self) -> ImageInput:
         """Returns size and normalisation of the inputs of a vision backbone.

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Context
+from fcilbench.api.lora import FrozenBatchNorm
 from fcilbench.api.message import Layout, Piece
 from fcilbench.engine.precision import without_autocast
 
@@ -163,7 +164,8 @@ class FlatModel(NetHandle):
         self.parameters = nn.Parameter(self.vector[:total])
         self.parameters.grad = self.gradient
         self.counters = self.read_counters()
-        self.batch_norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        self.batch_norms = [module for module in norms if not isinstance(module, FrozenBatchNorm)]
         self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @contextmanager

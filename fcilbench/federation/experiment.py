@@ -281,6 +281,7 @@ def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device:
     request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)
     seed_torch(experiment.seeds.of("train"), "init")
     network = Network(backbone.build(), classes)
+    backbone.adapt(network.extractor)
     answer = experiment.aggregator.prepare(network, request)
     if isinstance(answer, No):
         raise Unsupported(answer.reason)

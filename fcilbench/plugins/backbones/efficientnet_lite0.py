@@ -15,7 +15,6 @@ from fcilbench.errors import PrerequisiteError
 from fcilbench.plugins.backbones.checkpoint import load_all, packaged
 from fcilbench.plugins.backbones.timm import image_flops
 from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
 
 MODEL = "tf_efficientnet_lite0"
 
@@ -29,7 +28,7 @@ class EfficientNetLite0(Backbone):
 
     version = "1"
 
-    class Params(BaseParams):
+    class Params(Backbone.Params):
         """The input size."""
 
         input_size: int = Field(

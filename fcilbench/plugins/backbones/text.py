@@ -13,17 +13,16 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fcilbench.api.backbone import TokenIds
+from fcilbench.api.backbone import Backbone, TokenIds
 from fcilbench.data.root import find_weights
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import key_problems
 from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
 
 Pooling = Literal["mean", "cls"]
 
 
-class TextParams(BaseParams):
+class TextParams(Backbone.Params):
     """Hyperparameters that every text backbone has."""
 
     max_length: int = Field(128, ge=4, description="tokens a text is cut to, special tokens included")

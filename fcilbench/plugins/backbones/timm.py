@@ -20,14 +20,13 @@ from fcilbench.data.root import file_digest, find_weights
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
 from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
 
 RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""
 _WORDS = ("yes", "no", "on", "off", "true", "false")
 
 
-class TimmParams(BaseParams):
+class TimmParams(Backbone.Params):
     """Hyperparameters of the `timm` backbone."""
 
     model: str = Field(
