@@ -24,7 +24,7 @@ from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_torch, stream
+from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_torch, stream, validation_split
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 
 
@@ -102,7 +102,7 @@ class Federation:
         stream: The task stream.
         schedule: Phases to train, as the method arranged them.
         train: Training samples on the device.
-        test: Test samples on the device.
+        test: Test samples on the device, or the held-out ones that stand in for them (`Protocol.validation`).
         test_index: Positions of each task's test samples.
         model: The one resident model.
         trainer: Local training on it.
@@ -151,6 +151,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
     if experiment.declared_fingerprint not in ("", fingerprint):
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
+    corpus = _without_test_data(experiment, corpus) if experiment.protocol.validation else corpus
     backbone, method, protocol = experiment.backbone, experiment.aggregator, experiment.protocol
     if backbone.modality != experiment.dataset.modality:
         raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
@@ -240,6 +241,13 @@ def as_message(samples: Samples) -> Message:
     texts = [str(text).encode() for text in samples.inputs]
     content = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
     return {"replay/texts": content, "replay/lengths": torch.tensor([len(text) for text in texts]), **labels}
+
+
+def _without_test_data(experiment: Experiment, corpus: Corpus) -> Corpus:
+    """Returns the corpus whose test samples are held-out training samples; the real ones are dropped here."""
+    random = stream(experiment.seeds.of("partition"), "validation")
+    kept, held = validation_split(corpus.train.labels, experiment.protocol.validation, random)
+    return Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
 
 
 def _device(name: str) -> torch.device:

@@ -99,6 +99,28 @@ def equal_tasks(classes: int, tasks: int | Sequence[int]) -> tuple[int, ...]:
     return (classes // tasks,) * tasks
 
 
+def validation_split(labels: Indices, share: float, random: np.random.Generator) -> tuple[Indices, Indices]:
+    """Holds out a share of each class, at least one sample of it.
+
+    Returns:
+        The sorted positions in `labels` of the samples that stay, and of those that are held out.
+
+    Raises:
+        PartitionError: If a class has a single sample, so that nothing of it would stay.
+    """
+    held = []
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        if len(members) < 2:
+            raise PartitionError(
+                f"validation {share:g}: class {label} has one training sample, so none can be held out",
+                hint="keep more samples of each class, or set protocol.validation: 0",
+            )
+        held.append(members[: max(1, round(share * len(members)))])
+    validation = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), validation), validation
+
+
 def partition(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> tuple[Indices, ...]:
     """Spreads one task's samples, told by their labels `[n]`, over the clients.
 

@@ -78,6 +78,13 @@ class Protocol(Closed):
         "fp32", description="arithmetic of local training and evaluation"
     )
     augment: bool = identity_field(True, description="apply the dataset's training augmentation")
+    validation: float = identity_field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="share of each class's training samples that clients hold out, and that accuracy is then measured "
+        "on; 0: everything is trained on and accuracy is measured on the test samples",
+    )
 
     @model_validator(mode="after")
     def _momentum_of_sgd(self) -> Self:
