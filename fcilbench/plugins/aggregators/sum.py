@@ -22,9 +22,10 @@ from fcilbench.api.schedule import Task
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, Space
 from fcilbench.spec.params import Params as BaseParams
-from fcilbench.vectors.class_means import class_sums, nearest_mean_head
+from fcilbench.vectors.class_means import MISSING, class_sums, nearest_mean_head
 from fcilbench.vectors.module import Cut, Kind, MaskFrom, Modulators, Packed, Rule, cut, project_out, read, store, unify
 from fcilbench.vectors.regmean import regmean
+from fcilbench.vectors.ridge import gcv_strength, solve_ridge
 from fcilbench.vectors.sums import weighted_sum
 from fcilbench.vectors.surgery import (
     Target,
@@ -38,8 +39,8 @@ from fcilbench.vectors.surgery import (
 )
 
 Switch = Literal["on", "off"]
-PROTOTYPES = "prototypes"
-"""Module whose head ranks classes by the distance of their mean feature."""
+FROZEN = "frozen"
+"""Module of the pretrained backbone, whose head ranks classes by their mean feature or by ridge regression."""
 _MODULE = "task-{}"
 _PAPER = "Kim and Do 2026, section 5.1"
 
@@ -55,7 +56,11 @@ class SumParams(BaseParams):
         "global", description="z-scores over the whole backbone, or over each of its tensors, or no trimming"
     )
     spatial_surgery: Switch = Field("on", description="projection surgery on client vectors")
-    target: Target = Field("both", description="pairs of clients that surgery acts on, by the sign of their cosine")
+    target: Target = Field(
+        "both",
+        description="pairs of clients that surgery acts on, by the sign of their cosine",
+        space=Space(choices=("both", "positive", "negative", "none")),
+    )
     max_clients: int | None = Field(
         None, ge=1, description="project each client on at most so many others, those of the largest |cosine|"
     )
@@ -88,8 +93,11 @@ class SumParams(BaseParams):
     elect: Rule = Field("count", description="sign of tau_uni: majority, sign of the sum, unanimity; off: plain sum")
     mask: Switch = Field("on", description="a task's own mask and scale; off: theta_pre + tau_uni for every task")
     mask_from: MaskFrom = Field("accumulated", description="mask and scale from tau_k (as printed) or tau_hat_k")
-    selector: Literal["confidence", "energy", "prototype"] = Field(
-        "confidence", description="how a sample's task is picked under task identity `inferred`"
+    selector: Literal["confidence", "energy", "prototype", "ridge"] = Field(
+        "confidence",
+        description="how a sample's task is picked under task identity `inferred`: by each task's own module, or by "
+        "the best class on frozen features, of nearest mean or of ridge regression",
+        space=Space(choices=("confidence", "energy", "prototype", "ridge")),
     )
 
     @field_validator("lambda_s")
@@ -118,6 +126,11 @@ class SumParams(BaseParams):
     def pairs(self) -> Target:
         """Which pairs of clients surgery acts on."""
         return self.target if self.spatial_surgery == "on" else "none"
+
+    @property
+    def looks_frozen(self) -> bool:
+        """Whether the selector needs class sums of features under theta_pre."""
+        return self.selector in ("prototype", "ridge")
 
     @property
     def source(self) -> MaskFrom | None:
@@ -155,35 +168,44 @@ class Sum(Aggregator):
             features = (client.net.features(batch.inputs).double() for batch in client.batches())
             total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
             message["gram_head"] = pack_symmetric(total.float())
-        if self.params.selector == "prototype":
-            message |= self._prototypes(client)
+        if self.params.looks_frozen:
+            message |= self._frozen_sums(client)
         return message
 
-    @staticmethod
-    def _prototypes(client: Client) -> Message:
-        """Returns, once a task, sums `[c, F]` and counts `[c]` by class of the features under theta_pre."""
-        sent, task = client.state.get("prototypes_of_task"), client.task
+    def _frozen_sums(self, client: Client) -> Message:
+        """Returns, once a task, what the selector learns from features under theta_pre.
+
+        Sums `[c, F]` and counts `[c]` by class; for ridge regression also the Gram matrix (upper triangle), and all in
+        float64, as its solution may divide by small eigenvalues.
+        """
+        sent, task = client.state.get("frozen_sums_of_task"), client.task
         if sent is not None and int(sent) == task.index:
             return {}
-        client.state["prototypes_of_task"] = torch.tensor(task.index)
-        frozen = client.net.under(client.received["pre"])
-        labelled = ((frozen.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
+        client.state["frozen_sums_of_task"] = torch.tensor(task.index)
+        net = client.net.under(client.received["pre"])
+        labelled = [(net.features(batch.inputs).double(), task.local(batch.labels)) for batch in client.batches()]
         sums, counts = class_sums(labelled, task.size, client.feature_dim)
-        return {"prototype_sum": sums.float(), "prototype_count": counts.to(torch.int64)}
+        message = {"frozen_sum": sums.float(), "frozen_count": counts.to(torch.int64)}
+        if self.params.selector == "ridge":
+            message["frozen_sum"] = sums
+            message["frozen_gram"] = pack_symmetric(torch.stack([rows.T @ rows for rows, _ in labelled]).sum(dim=0))
+        return message
 
     # ---------------------------------------------------------------- server, each round
 
     def begin(self, server: Server) -> None:
         """Remembers the pretrained model and starts an empty basis."""
         server.state.update(pre=server.vector.clone(), basis=[], coefficients=[], sizes=[], cuts=[])
-        if self.params.selector == "prototype":
-            shape = server.layout.classes, server.layout.features
-            server.state["prototype_sums"] = server.vector.new_zeros(shape, dtype=torch.float64)
-            server.state["prototype_counts"] = server.vector.new_zeros(shape[0], dtype=torch.int64)
+        if self.params.looks_frozen:
+            classes, size = server.layout.classes, server.layout.features
+            server.state["frozen_sums"] = server.vector.new_zeros((classes, size), dtype=torch.float64)
+            server.state["frozen_counts"] = server.vector.new_zeros(classes, dtype=torch.int64)
+        if self.params.selector == "ridge":
+            server.state["frozen_gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
 
     def task_broadcast(self, server: Server) -> Message:
         """Sends theta_pre if the selector needs features under it; a client keeps it, so that it is sent once."""
-        return {"pre": server.state["pre"]} if self.params.selector == "prototype" else {}
+        return {"pre": server.state["pre"]} if self.params.looks_frozen else {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the backbone by spatial surgery, the head by RegMean, buffers by their mean."""
@@ -192,9 +214,11 @@ class Sum(Aggregator):
         server.step(self._head(updates), server.layout.head)
         server.step(updates.mean(server.layout.buffers), server.layout.buffers)
         for message in updates.statistics:
-            if "prototype_sum" in message:
-                state["prototype_sums"][classes] += message["prototype_sum"].to(torch.float64)
-                state["prototype_counts"][classes] += message["prototype_count"]
+            if "frozen_sum" in message:
+                state["frozen_sums"][classes] += message["frozen_sum"].to(torch.float64)
+                state["frozen_counts"][classes] += message["frozen_count"]
+            if "frozen_gram" in message:
+                state["frozen_gram"] += message["frozen_gram"]
 
     def _spatial(self, updates: Updates, server: Server) -> torch.Tensor:
         """Returns lambda_S sum_i tau_hat_i `[D]`: passes for the statistics, the Gram matrix and the weighted sum."""
@@ -284,8 +308,8 @@ class Sum(Aggregator):
         modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.vector}
         for k in range(len(server.state["basis"])):
             modules[_MODULE.format(k)] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
-        if self.params.selector == "prototype":
-            modules[PROTOTYPES] = lambda: self._nearest(server)
+        if self.params.looks_frozen:
+            modules[FROZEN] = lambda: self._frozen(server)
         return Predictors(
             modules=modules,
             rules={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask(_MODULE)},
@@ -298,12 +322,17 @@ class Sum(Aggregator):
         vector[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
         return vector
 
-    @staticmethod
-    def _nearest(server: Server) -> torch.Tensor:
-        """Returns the pretrained model with the nearest-mean head, `[D]`."""
+    def _frozen(self, server: Server) -> torch.Tensor:
+        """Returns the pretrained model with the selector's head, `[D]`: nearest mean or ridge regression."""
         vector: torch.Tensor = server.state["pre"].clone()
-        sums, counts = server.state["prototype_sums"], server.state["prototype_counts"]
-        vector[server.layout.head] = nearest_mean_head(sums, counts)
+        sums, counts = server.state["frozen_sums"], server.state["frozen_counts"]
+        if self.params.selector == "prototype":
+            head = nearest_mean_head(sums, counts)
+        else:
+            gram = unpack_symmetric(server.state["frozen_gram"], server.layout.features)
+            weight = solve_ridge(gram, sums, gcv_strength(gram, sums, float(counts.sum())))
+            head = torch.cat([weight.flatten(), torch.where(counts > 0, 0.0, MISSING).to(weight)])
+        vector[server.layout.head] = head.to(vector)
         return vector
 
     def export(self, server: Server) -> Message:
@@ -352,31 +381,27 @@ class LargestEnergy:
 
 
 @dataclass(frozen=True)
-class NearestPrototype:
-    """Picks the task of the nearest class mean in the frozen feature space; then the argmax of that task's module."""
+class BestFrozenClass:
+    """Picks the task of the best class on frozen features; then the argmax of that task's module."""
 
     def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
-        """Returns the modules of all tasks, and the prototypes."""
-        return (*(_MODULE.format(task.index) for task in tasks), PROTOTYPES)
+        """Returns the modules of all tasks, and that of the pretrained backbone."""
+        return (*(_MODULE.format(task.index) for task in tasks), FROZEN)
 
     def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
-        """Returns the best class of the nearest prototype's task."""
-        nearest = logits[PROTOTYPES].argmax(dim=1)
-        ends = torch.tensor([task.seen for task in tasks], device=nearest.device)
-        return _best(_slices(logits, tasks), tasks, torch.searchsorted(ends, nearest, right=True))
+        """Returns the best class of the task whose class is ranked first."""
+        first = logits[FROZEN].argmax(dim=1)
+        ends = torch.tensor([task.seen for task in tasks], device=first.device)
+        return _best(_slices(logits, tasks), tasks, torch.searchsorted(ends, first, right=True))
 
 
 def selector(name: str) -> DecisionRule:
-    """Returns the rule of a selector: `confidence`, `energy` or `prototype`.
+    """Returns the rule of a selector: `confidence`, `energy`, `prototype` or `ridge`.
 
     Each looks at a sample alone, without labels and without statistics of its batch.
     """
-    rules: dict[str, DecisionRule] = {
-        "confidence": MostConfident(_MODULE),
-        "energy": LargestEnergy(),
-        "prototype": NearestPrototype(),
-    }
-    return rules[name]
+    rules: dict[str, DecisionRule] = {"confidence": MostConfident(_MODULE), "energy": LargestEnergy()}
+    return rules.get(name, BestFrozenClass())
 
 
 def _slices(logits: Logits, tasks: Sequence[Task]) -> list[torch.Tensor]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fcilbench.plugins.aggregators.ridge import GRID, gcv_strength, solve_ridge
 from fcilbench.vectors.class_means import class_sums
+from fcilbench.vectors.ridge import GRID, gcv_strength, solve_ridge
 
 
 def problem(samples=40, features=6, classes=3, seed=0):

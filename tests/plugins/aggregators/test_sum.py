@@ -7,7 +7,7 @@ from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
 from fcilbench.federation.server import FederationServer
-from fcilbench.plugins.aggregators.sum import PROTOTYPES, LargestEnergy, NearestPrototype, Sum, selector
+from fcilbench.plugins.aggregators.sum import FROZEN, BestFrozenClass, LargestEnergy, Sum, selector
 
 PARTS = Layout(slice(0, 40), slice(40, 40 + 3 * 2 + 3), slice(49, 50), classes=3, features=2)
 TASKS = (Task(0, 0, 2), Task(1, 2, 1))
@@ -173,17 +173,41 @@ def test_energy_takes_the_slice_with_the_largest_logsumexp():
     assert list(LargestEnergy().modules(THREE, None)) == ["task-0", "task-1", "task-2"]
 
 
-def test_prototype_takes_the_task_of_the_nearest_mean_and_the_class_of_its_module():
+def test_frozen_features_tell_the_task_and_its_module_tells_the_class():
     given = {
         "task-0": logits([0.0, 1.0, 0, 0, 0]).repeat(3, 1),
         "task-1": logits([0.0, 0.0, 1, 0, 0]).repeat(3, 1),
         "task-2": logits([0.0, 0.0, 0, 1, 0]).repeat(3, 1),
-        PROTOTYPES: logits([5.0, 0, 0, 0, 0], [0.0, 0, 5, 0, 0], [0.0, 0, 0, 0, 5]),
+        FROZEN: logits([5.0, 0, 0, 0, 0], [0.0, 0, 5, 0, 0], [0.0, 0, 0, 0, 5]),
     }
-    assert NearestPrototype()(given, THREE, None).tolist() == [1, 2, 3]
+    assert BestFrozenClass()(given, THREE, None).tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["confidence", "energy", "prototype"])
+def test_the_ridge_selector_by_hand():
+    """Features (1, 0), (1, 0) of class 0; (0, 1), (0, 1) of class 1; (-1, 0), (0, -1) of class 2, of two clients.
+
+    G = 3 I and S = [[2, 0], [0, 2], [-1, -1]], so W = S / (3 + lambda): class 2 has the largest logit
+    for f = (-1, -0.5) once it has samples.
+    """
+    method, host = Sum(Sum.Params(selector="ridge", head="sum")), server(torch.zeros(50))
+    method.begin(host)
+    for task, sums, counts, gram in (
+        (0, [[2.0, 0.0], [0.0, 2.0]], [2, 2], [2.0, 0.0, 2.0]),
+        (1, [[-1.0, -1.0]], [2], [1.0, 0.0, 1.0]),
+    ):
+        host.enter(TASKS[task], task)
+        values = (torch.tensor(sums).double(), torch.tensor(counts), torch.tensor(gram).double())
+        message = dict(zip(("frozen_sum", "frozen_count", "frozen_gram"), values, strict=True))
+        method.aggregate(Updates(torch.randn(2, 50), (1, 1), (0, 1), (message, {}), PARTS), host)
+        host.vector.zero_()
+        method.end_task(host, {})
+        weight, bias = method.predictors(host).modules[FROZEN]()[40:49].split([6, 3])
+        assert (bias < -1e29).tolist() == [False, False, task == 0]
+    assert torch.allclose(2 * weight / weight[0], torch.tensor([2.0, 0, 0, 2, -1, -1]), atol=1e-6)
+    assert int((weight.view(3, 2) @ torch.tensor([-1.0, -0.5]) + bias).argmax()) == 2
+
+
+@pytest.mark.parametrize("name", ["confidence", "energy", "ridge"])
 def test_predictions_do_not_depend_on_the_batch(name):
     generator = torch.Generator().manual_seed(0)
     rule = selector(name)

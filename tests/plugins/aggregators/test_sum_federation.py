@@ -1,4 +1,4 @@
-"""SUM in a real federation: faults of clients, resume, bytes of the prototypes."""
+"""SUM in a real federation: faults of clients, resume, what the selectors learn and send."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import torch
 
 from fcilbench.api.stressor import Stressor
 from fcilbench.federation.experiment import build
+from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.plugins.aggregators.sum import Sum
 
 FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
@@ -71,15 +72,41 @@ def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_
     with torch.no_grad():
         everything = torch.arange(len(federation.train))
         features, labels = federation.model.features(federation.train.plain(everything)), federation.train.labels
-    counts = server.state["prototype_counts"]
+    counts = server.state["frozen_counts"]
     assert 0 < int(counts.sum()) <= len(labels)
     for label in counts.nonzero()[:, 0].tolist():
         mine = features[labels == label]
         if int(counts[label]) == len(mine):
-            mean = server.state["prototype_sums"][label] / counts[label]
+            mean = server.state["frozen_sums"][label] / counts[label]
             assert torch.allclose(mean.float(), mine.mean(0), atol=1e-5)
-    theta = Sum(Sum.Params(selector="prototype")).predictors(server).modules["prototypes"]()
+    theta = Sum(Sum.Params(selector="prototype")).predictors(server).modules["frozen"]()
     assert torch.equal(theta[server.layout.backbone], federation.initial[server.layout.backbone])
+
+
+def test_the_ridge_selector_solves_what_ridge_solves_and_its_sums_are_counted(play, make_experiment, tmp_path):
+    from fcilbench.federation.checkpoint import load_final
+    from fcilbench.federation.run import run_experiment
+    from fcilbench.spec.protocol import Runtime
+
+    heads = {}
+    for method in (Sum(Sum.Params(selector="ridge")), Ridge()):
+        folder = tmp_path / type(method).__name__
+        folder.mkdir()
+        run_experiment(make_experiment(method, tasks=(3, 7), runtime=Runtime(keep_model=True)), folder)
+        server = load_final(folder)
+        name = "frozen" if isinstance(method, Sum) else "global"
+        heads[name] = method.predictors(server).modules[name]()[server.layout.head]
+    assert torch.allclose(heads["frozen"], heads["global"], rtol=0, atol=1e-5)
+    plain, chosen = play(Sum()), play(Sum(Sum.Params(selector="ridge")))
+    federation = build(make_experiment(tasks=(3, 1, 4, 2)))
+    visits = [sum(len(own) > 0 for own in phase.clients) for phase in federation.schedule.phases]
+    sizes = [phase.task.size for phase in federation.schedule.phases]
+    features = federation.server.layout.features
+    gram = features * (features + 1) // 2 * 8
+    up = sum(count * (size * features * 8 + size * 8 + gram) for count, size in zip(visits, sizes, strict=True))
+    assert chosen.cost.bytes_up - plain.cost.bytes_up == up
+    assert chosen.cost.bytes_down == plain.cost.bytes_down
+    assert chosen.accuracy["oracle"] == plain.accuracy["oracle"]
 
 
 def test_storage_shrinks_the_server_state(play):

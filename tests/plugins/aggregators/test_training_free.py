@@ -12,9 +12,10 @@ from fcilbench.api.server import Updates
 from fcilbench.engine.data import DeviceImages
 from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.ncm import Ncm
-from fcilbench.plugins.aggregators.ridge import Ridge, solve_ridge
+from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.spec.protocol import Partition
 from fcilbench.vectors.class_means import MISSING
+from fcilbench.vectors.ridge import solve_ridge
 
 PARTITIONS = (
     Partition(kind="iid"),

@@ -1,0 +1,49 @@
+"""Ridge regression onto one-hot targets from sums alone: the Gram matrix of the features and the class sums."""
+
+from __future__ import annotations
+
+import torch
+
+GRID = tuple(10.0 ** (half / 2) for half in range(-16, 5))
+"""Strengths that are tried, in units of the Gram's mean diagonal: half decades from 1e-8 to 100."""
+
+
+def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> torch.Tensor:
+    """Returns the `[C, F]` W of least ||X W^T - Y||^2 + lambda ||W||^2 with lambda = strength * tr(G) / F, in float64.
+
+    Args:
+        gram: G = X^T X, `[F, F]`.
+        sums: Y^T X, for one-hot Y the sum of each class's features, `[C, F]`.
+        strength: Positive; relative, so that scaling all features changes no prediction.
+    """
+    wide = gram.to(torch.float64)
+    level = strength * wide.diagonal().mean()
+    # A Gram of zeros has sums of zeros: any positive level then gives weights of zero.
+    level = torch.where(level > 0, level, torch.ones_like(level))
+    regular = wide + level * torch.eye(len(wide), dtype=torch.float64, device=wide.device)
+    factor = torch.linalg.cholesky(regular)
+    return torch.cholesky_solve(sums.to(torch.float64).T, factor).T
+
+
+def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> float:
+    """Returns the strength of `GRID` of least generalised cross-validation (Golub, Heath, Wahba 1979).
+
+    GCV(lambda) = n RSS / (n - df)^2 with df = tr(G (G + lambda I)^-1). For one-hot targets RSS = n - 2 <W, S> +
+    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at. If the
+    `samples` n decide nothing, the largest strength is returned.
+    """
+    wide = gram.to(torch.float64)
+    values, vectors = torch.linalg.eigh(wide)
+    values = values.clamp(min=0.0)
+    energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
+    level = float(wide.diagonal().mean())
+    best, chosen = float("inf"), float(GRID[-1])
+    for strength in GRID:
+        inverse = 1.0 / (values + strength * level) if level > 0 else torch.zeros_like(values)
+        rss = samples - 2.0 * float((energy * inverse).sum()) + float((energy * values * inverse.square()).sum())
+        left = samples - float((values * inverse).sum())
+        # Almost interpolating: residual and freedom both vanish, and their quotient is rounding.
+        score = samples * max(rss, 0.0) / left**2 if left > 1e-6 * samples else float("inf")
+        if score < best:
+            best, chosen = score, strength
+    return chosen
