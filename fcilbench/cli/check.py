@@ -5,25 +5,15 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE, USAGE
 
-
-class CheckCommand(TyperCommand):
-    """Takes its list of checks from the registry of checks, so that help promises what is checked and no more."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Completes the help text when somebody asks for it."""
-        from fcilbench.suite.check import CHECKS
-
-        checks = "\n\n".join(f"- {name}: {promise}" for name, promise in CHECKS.items())
-        self.help = f"{self.help}\n\nChecks (`deep` with --deep):\n\n{checks}"
-        super().format_help(ctx, formatter)
+if TYPE_CHECKING:
+    from fcilbench.spec.cell import Cell
 
 
 def check(
@@ -35,30 +25,26 @@ def check(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """Check a suite without running it, and print which checks ran.
+    """Check a suite without running it, and print which checks ran and what each of them proves.
 
     Exit codes: 0; 2 if a check found a problem; 5 if something that the suite needs is missing here.
     """
-    from fcilbench.cli.plan import use_data_root
     from fcilbench.data.root import missing_data
     from fcilbench.execution.probe import probe_cells
-    from fcilbench.spec.cell import Cell
     from fcilbench.suite.check import run_checks
-
-    root = use_data_root(data)
 
     def probe(cells: Sequence[Cell]) -> list[str | None]:
         console.say(f"probing {len(cells)} combinations of plugins")
-        return probe_cells(cells, root)
+        return probe_cells(cells)
 
     report = run_checks(suite, set_ or (), probe if deep else None)
     expansion, cells = report.expansion, len(report.expansion.cells) + report.expansion.blocked
-    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts, root))]))
-    rows = [(each.id, _result(each), each.promise) for each in report.results]
-    records = [
-        {"id": each.id, "promise": each.promise, "ran": each.ran, "problems": [vars(found) for found in each.problems]}
+    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts))]))
+    rows = [
+        (each.id, f"{len(each.problems)} problems" if each.problems else "ok" if each.ran else "not run", each.promise)
         for each in report.results
     ]
+    records = [{**vars(each), "problems": [vars(found) for found in each.problems]} for each in report.results]
     headers = ("check", "result", "what it proves")
     console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=cells)
     if form in (options.Form.TABLE, options.Form.MD):
@@ -68,16 +54,8 @@ def check(
             console.show(f"missing here: {line}")
         if not report.problems:
             console.show(f"{cells} cells")
-    if report.problems:
-        raise typer.Exit(USAGE)
-    if missing:
-        raise typer.Exit(PREREQUISITE)
-
-
-def _result(result: Any) -> str:
-    if result.problems:
-        return f"{len(result.problems)} problems"
-    return "ok" if result.ran else "not run"
+    if report.problems or missing:
+        raise typer.Exit(USAGE if report.problems else PREREQUISITE)
 
 
 class What(enum.StrEnum):
@@ -91,12 +69,8 @@ def schema(
     what: Annotated[What, typer.Argument(help="suite: the YAML of a suite; row: a line of rows.jsonl.")],
 ) -> None:
     """Print the JSON Schema of a suite (for editors) or of a result row."""
-    if what is What.SUITE:
-        from fcilbench.suite.schema import json_schema
+    from fcilbench.spec.row import row_schema
+    from fcilbench.suite.schema import json_schema
 
-        body = json_schema()
-    else:
-        from fcilbench.spec.row import row_schema
-
-        body = row_schema()
+    body = json_schema() if what is What.SUITE else row_schema()
     console.show(json.dumps(body, indent=2, ensure_ascii=False))

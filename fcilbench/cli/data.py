@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,16 +23,17 @@ def list_(
     verbose: options.Verbose = False,
 ) -> None:
     """List the data sets that plugins offer, with their sizes and terms, and whether their files are here."""
-    from fcilbench.cli.plan import use_data_root
+    from fcilbench.data.root import data_root, find_layout
 
-    root = use_data_root(data)
-    words = {True: "yes", False: "no", None: ""}
+    root = data_root()
     keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
     rows, records = [], []
     for each in _describe(None):
-        here = _here(each, root)
+        layouts = each.facts.get("layouts")
+        here = find_layout(layouts, root) is not None if layouts else None  # `None`: it needs or tells no files
         problem = f"broken: {each.problem}" if each.problem else ""
-        rows.append((each.ref.name, words[here], *(each.facts.get(key, "") for key in keys), problem))
+        word = {True: "yes", False: "no", None: ""}[here]
+        rows.append((each.ref.name, word, *(each.facts.get(key, "") for key in keys), problem))
         records.append({"name": each.ref.name, "problem": each.problem, "here": here, **each.facts})
     titles = ("data set", "here", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
     console.show_list(form, titles, rows, key="datasets", records=records, root=str(root))
@@ -50,30 +51,25 @@ def verify(
 
     Exit codes: 0; 5 if one of them is missing, incomplete or something else.
     """
-    from fcilbench.cli.plan import use_data_root
     from fcilbench.cli.progress import Display
     from fcilbench.execution.probe import verify_datasets
 
-    root = use_data_root(data)
     # Data sets that need a path (`image-folder`, `csv`) have nothing to verify until a suite gives one.
-    found = [each for each in _describe(names) if names or not each.schema.get("required")]
+    asked = [each for each in _describe(names) if names or not each.schema.get("required")]
+    with contextlib.closing(Display("decoding", "samples")) as display:
+        answers = verify_datasets([(each.ref.name, {}) for each in asked], fresh=True, progress=display.show)
     rows, records = [], []
-    with Display("decoding", "samples") as display:
-        for each in found:
-            name, problem, digest, declared = each.ref.name, each.problem, None, each.facts.get("fingerprint")
-            if problem is None:
-                problem, digest = verify_datasets([(name, {})], root, fresh=True, progress=display.show)[0]
-            state = f"ok, content {digest}" + (
-                "" if declared else ", but the plugin declares no digest to compare with"
-            )
-            rows.append((name, problem or state))
-            records.append(
-                {"name": name, "ok": problem is None, "problem": problem, "digest": digest, "declared": declared}
-            )
+    for each, (problem, digest) in zip(asked, answers, strict=True):
+        name, declared = each.ref.name, each.facts.get("fingerprint")
+        unknown = "" if declared else ", but the plugin declares no digest to compare with"
+        rows.append((name, problem or f"ok, content {digest}{unknown}"))
+        records.append(
+            {"name": name, "ok": problem is None, "problem": problem, "digest": digest, "declared": declared}
+        )
     if form is options.Form.TABLE:
         console.show("\n".join(": ".join(row) for row in rows))
     else:
-        console.show_list(form, ("data set", "state"), rows, key="datasets", records=records, root=str(root))
+        console.show_list(form, ("data set", "state"), rows, key="datasets", records=records)
     if not all(each["ok"] for each in records):
         raise typer.Exit(PREREQUISITE)
 
@@ -91,20 +87,18 @@ def fetch(
     What is there already is left alone and needs no network. Verification cannot be switched off. Exit codes: 0; 5 if
     one of them cannot be had: the hint then says which file to put where by hand.
     """
-    from fcilbench.cli.plan import use_data_root
     from fcilbench.cli.progress import Display
     from fcilbench.data.fetch import fetch as fetch_one
+    from fcilbench.data.root import data_root
 
-    root = use_data_root(data)
     failed = False
     for each in _describe(names):
         try:
             if each.problem:
                 raise PrerequisiteError(f"{each.ref.name} is broken: {each.problem}")
-            with Display("fetching", "bytes") as display:
-                places = fetch_one(each.ref.short, each.facts, root, offline=offline, progress=display.show)
-            where = " ".join(map(str, places)) or "needs no files of its own"
-            console.show(f"{each.ref.name}: {where}")
+            with contextlib.closing(Display("fetching", "bytes")) as display:
+                places = fetch_one(each.ref.short, each.facts, data_root(), offline=offline, progress=display.show)
+            console.show(f"{each.ref.name}: {' '.join(map(str, places)) or 'needs no files of its own'}")
         except FcilbenchError as error:
             console.report(error)
             failed = True
@@ -122,30 +116,17 @@ def path(
 
     Exit codes: 0; 5 if the data set is not there.
     """
-    from fcilbench.cli.plan import use_data_root
-    from fcilbench.data.root import describe_layouts, find_layout
+    from fcilbench.data.root import data_root, describe_layouts, find_layout
 
-    root = use_data_root(data)
-    if name is None:
-        console.show(str(root))
-        return
-    facts = _describe([name])[0].facts
-    layouts = facts.get("layouts", [])
+    root = data_root()
+    layouts = [] if name is None else _describe([name])[0].facts.get("layouts", [])
     found = find_layout(layouts, root)
     if found is None and layouts:
         raise DataError(
             f"{name}: no {describe_layouts(layouts, root)}", hint=f"`fcilbench data fetch {name}` gets it, if it can"
         )
-    for each in found or ():
+    for each in (root,) if name is None else found or ():
         console.show(str(each))
-
-
-def _here(found: Description, root: Path) -> bool | None:
-    """Whether the files of a data set are there, by their names; `None` if its plugin needs or tells none."""
-    from fcilbench.data.root import find_layout
-
-    layouts = found.facts.get("layouts", [])
-    return find_layout(layouts, root) is not None if layouts else None
 
 
 def _describe(names: list[str] | None) -> list[Description]:

@@ -9,15 +9,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import PREREQUISITE, FcilbenchError, PrerequisiteError
-
-if TYPE_CHECKING:
-    from fcilbench.spec.cell import Cell
+from fcilbench.errors import PREREQUISITE, PrerequisiteError
 
 _LOW_DISK = 5e9  # bytes; a checkpoint of ten ViT-B clients with their state is of this order
 _GB = 1e9
@@ -50,17 +47,18 @@ def doctor(
 
     Exit codes: 0; 5 if something is missing that the suite (or, without one, any run) needs.
     """
-    from fcilbench.cli.plan import use_data_root
+    from fcilbench.data.root import data_root
+    from fcilbench.registry.entrypoints import find
 
-    root = use_data_root(data)
     findings = [
         *_software(),
         *_devices(gpus),
         *_plugins(),
-        *_places(out, root),
+        _place("results", out),
+        _place("data root", data_root()),
         _tracking(out, tracking),
         _source(),
-        *(_suite(suite, set_ or [], root) if suite else _all_datasets(root)),
+        *(_suite(suite, set_ or []) if suite else _datasets([(ref.name, {}) for ref in find("datasets")], "info")),
     ]
     findings = list(dict.fromkeys(findings))
     records = [each._asdict() for each in findings]
@@ -73,8 +71,10 @@ def _software() -> Iterable[Finding]:
     """Looks at Python and the versions of the packages that compute, without importing them."""
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for name in _PACKAGES:
-        version = _version(name)
-        yield Finding("ok", name, version) if version else Finding("fail", name, "not installed")
+        try:
+            yield Finding("ok", name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding("fail", name, "not installed")
 
 
 def _devices(option: str) -> Iterable[Finding]:
@@ -85,15 +85,12 @@ def _devices(option: str) -> Iterable[Finding]:
         memory = f"{gpu.free / _GB:.1f} of {gpu.memory / _GB:.1f} GB free"
         yield Finding("ok", f"gpu {gpu.index}", f"{gpu.name}, {memory}, driver {gpu.driver}")
     try:
-        chosen = choose_devices(option)
+        if choose_devices(option) == [""]:
+            yield Finding("ok", "device", f"the CPU, {os.cpu_count()} cores")
+        elif (build := metadata.version("torch")).endswith("+cpu"):
+            yield Finding("fail", "torch", f"{build} is built without CUDA; use --gpus none or another build")
     except PrerequisiteError as error:
         yield Finding("fail", "--gpus", str(error))
-        return
-    build = _version("torch") or ""
-    if chosen == [""]:
-        yield Finding("ok", "device", f"the CPU, {os.cpu_count()} cores")
-    elif build.endswith("+cpu"):
-        yield Finding("fail", "torch", f"{build} is built without CUDA; use --gpus none or another build")
 
 
 def _plugins() -> Iterable[Finding]:
@@ -108,18 +105,16 @@ def _plugins() -> Iterable[Finding]:
         yield Finding("warn", f"plugin {each.ref.name}", f"broken: {each.problem}")
 
 
-def _places(out: Path, root: Path) -> Iterable[Finding]:
-    """Looks at the results folder and the data root: writable, and with room."""
-    for what, place in (("results", out), ("data root", root)):
-        there = place.expanduser().absolute()
-        while not there.exists():
-            there = there.parent
-        free = shutil.disk_usage(there).free
-        if what == "results" and not os.access(there, os.W_OK):
-            yield Finding("fail", what, f"{place} is not writable")
-        else:
-            created = "" if place.exists() else " (will be created)"
-            yield Finding("ok" if free > _LOW_DISK else "warn", what, f"{place}{created}, {free / _GB:.1f} GB free")
+def _place(what: str, place: Path) -> Finding:
+    """Looks whether a folder is writable and has room; it need not exist yet."""
+    there = place.expanduser().absolute()
+    while not there.exists():
+        there = there.parent
+    if what == "results" and not os.access(there, os.W_OK):
+        return Finding("fail", what, f"{place} is not writable")
+    free = shutil.disk_usage(there).free
+    created = "" if place.exists() else " (will be created)"
+    return Finding("ok" if free > _LOW_DISK else "warn", what, f"{place}{created}, {free / _GB:.1f} GB free")
 
 
 def _tracking(out: Path, option: str | None) -> Finding:
@@ -150,58 +145,28 @@ def _source() -> Finding:
     return Finding("warn" if dirty else "ok", "fcilbench", f"{__version__}, commit {sha[:12]}{changes}")
 
 
-def _all_datasets(root: Path) -> Iterable[Finding]:
-    """Loads every data set; without a suite a missing one is no fault."""
-    from fcilbench.registry.entrypoints import find
-
-    return _datasets([(ref.name, {}) for ref in find("datasets")], root, missing="info")
-
-
-def _suite(path: Path, overrides: Sequence[str], root: Path) -> Iterable[Finding]:
-    """Looks whether a suite will run here: its plugins, weights and data."""
+def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
+    """Looks whether a suite will run here: its plugins, weights and data, and a tiny step of each combination."""
+    from fcilbench.execution.probe import probe_cells
+    from fcilbench.suite.check import probe_combinations
     from fcilbench.suite.expand import expand
     from fcilbench.suite.load import load_suite
 
     expansion = expand(load_suite(path, overrides))
-    uses = list({cell.dataset.name: (cell.dataset.name, cell.dataset.params) for cell in expansion.cells}.values())
+    uses = {cell.dataset.name: cell.dataset.params for cell in expansion.cells}
     findings = [Finding("fail", "suite", line) for line in expansion.prerequisites]
-    findings += [*_datasets(uses, root, missing="fail"), *_combinations(expansion.cells, root)]
+    findings += _datasets(list(uses.items()), missing="fail")
+    problems = probe_combinations(expansion.cells, probe_cells)
+    findings += [Finding("fail", ", ".join(names), problem) for problem, names in problems.items()]
     if any(each.state == "fail" for each in findings):
         return [*findings, Finding("fail", "suite", f"{expansion.name} will not run here as it is")]
     return [*findings, Finding("ok", "suite", f"{expansion.name} will run here: {len(expansion.cells)} cells")]
 
 
-def _combinations(cells: Sequence[Cell], root: Path) -> Iterable[Finding]:
-    """Runs one tiny step of each distinct combination of backbone, aggregator and stressor."""
-    from fcilbench.execution.probe import probe_cells
-
-    distinct: dict[tuple[str, str, str], Cell] = {}
-    for cell in cells:
-        distinct.setdefault((cell.backbone.label, cell.aggregator.label, cell.stress.label), cell)
-    problems: dict[str, list[str]] = {}
-    for labels, problem in zip(distinct, probe_cells(list(distinct.values()), root), strict=True):
-        if problem is not None:
-            problems.setdefault(problem, []).append(" + ".join(labels))
-    return [Finding("fail", ", ".join(names), problem) for problem, names in problems.items()]
-
-
-def _datasets(
-    uses: Sequence[tuple[str, dict[str, Any]]], root: Path, missing: Literal["info", "fail"]
-) -> Iterable[Finding]:
+def _datasets(uses: Sequence[tuple[str, dict[str, Any]]], missing: Literal["info", "fail"]) -> Iterable[Finding]:
+    """Loads data sets and verifies them."""
     from fcilbench.execution.probe import verify_datasets
 
-    try:
-        found = verify_datasets(list(uses), root)
-    except FcilbenchError as error:
-        return [Finding(missing, "data", str(error))]
-    return [
-        Finding(missing, f"data {name}", problem) if problem else Finding("ok", f"data {name}", "present and verified")
-        for (name, _), (problem, _) in zip(uses, found, strict=True)
-    ]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    for (name, _), (problem, _) in zip(uses, verify_datasets(uses), strict=True):
+        state: Literal["ok", "info", "fail"] = missing if problem else "ok"
+        yield Finding(state, f"data {name}", problem or "present and verified")

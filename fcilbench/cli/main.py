@@ -52,8 +52,7 @@ _VERBS = (
     (doctor.doctor, "doctor suites/quickstart.yaml"),
 )
 for _verb, _example in _VERBS:
-    _class = check.CheckCommand if _verb is check.check else None
-    app.command(_verb.__name__, cls=_class, epilog=f"Example: [bold]fcilbench {_example}[/bold]")(_verb)
+    app.command(_verb.__name__, epilog=f"Example: [bold]fcilbench {_example}[/bold]")(_verb)
 for _group in (plugins, data, results, module):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 

@@ -13,7 +13,6 @@ from fcilbench.errors import PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
     from fcilbench.federation.outcome import ModuleFile
-    from fcilbench.spec.cell import Cell
 
 app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
 
@@ -36,6 +35,7 @@ def export(
     from fcilbench.federation.outcome import model_digest, read_module, write_module
     from fcilbench.registry import entrypoints
     from fcilbench.results.store import Store
+    from fcilbench.spec.cell import Cell
 
     store = Store(out)
     row = find_row(store, cell)
@@ -43,7 +43,10 @@ def export(
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
     folder = store.cell_dir(row.cell_id)
     server = checkpoint.load_final(folder)
-    use = _cell(folder).aggregator
+    try:
+        use = Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"]).aggregator
+    except (OSError, ValueError, KeyError) as error:
+        raise PrerequisiteError(f"{folder / 'cell.json'} cannot be read: {error}") from error
     plugin = cast(type[Aggregator], entrypoints.load(entrypoints.lookup("aggregators", use.name)))
     method = plugin(plugin.Params.model_validate(use.params))
     if model_digest(method.predictors(server), server) != row.model_digest:
@@ -69,39 +72,21 @@ def inspect(
     from fcilbench.federation.outcome import read_module
 
     found = read_module(file)
+    headers = ("tensor", "dtype", "shape", "bytes")
     rows = [
-        (
-            name,
-            str(tensor.dtype).removeprefix("torch."),
-            str(list(tensor.shape)),
-            tensor.numel() * tensor.element_size(),
-        )
+        (name, str(tensor.dtype).removeprefix("torch."), str([*tensor.shape]), tensor.numel() * tensor.element_size())
         for name, tensor in found.tensors.items()
     ]
-    headers = ("tensor", "dtype", "shape", "bytes")
     records = [dict(zip(("name", *headers[1:]), row, strict=True)) for row in rows]
-    console.show_list(form, headers, rows, key="tensors", records=records, right=(3,), **found.facts, **_bytes(found))
+    sizes = {"file_bytes": found.nbytes}
+    if found.dense_nbytes is not None:
+        sizes["dense_bytes"] = found.dense_nbytes
+    console.show_list(form, headers, rows, key="tensors", records=records, right=(3,), **found.facts, **sizes)
     if form in (options.Form.TABLE, options.Form.MD):
         console.show(f"{found.facts['method']} of cell {found.facts['cell'][:12]}: {_summary(found)}")
 
 
-def _cell(folder: Path) -> Cell:
-    from fcilbench.spec.cell import Cell
-
-    try:
-        return Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"])
-    except (OSError, ValueError, KeyError) as error:
-        raise PrerequisiteError(f"{folder / 'cell.json'} cannot be read: {error}") from error
-
-
-def _bytes(found: ModuleFile) -> dict[str, int]:
-    """Returns the bytes of all tensors, and those of the same tensors unpacked where a module is packed."""
-    dense = found.dense_nbytes
-    return {"file_bytes": found.nbytes} if dense is None else {"file_bytes": found.nbytes, "dense_bytes": dense}
-
-
 def _summary(found: ModuleFile) -> str:
-    sizes, tasks = _bytes(found), len(found.tasks)
-    if "dense_bytes" not in sizes:
-        return f"{sizes['file_bytes']:,} bytes, the global model"
-    return f"{sizes['file_bytes']:,} bytes packed, {sizes['dense_bytes']:,} dense, {tasks} tasks"
+    if found.dense_nbytes is None:
+        return f"{found.nbytes:,} bytes, the global model"
+    return f"{found.nbytes:,} bytes packed, {found.dense_nbytes:,} dense, {len(found.tasks)} tasks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,15 @@ def _verbose(value: bool) -> bool:
     return value
 
 
+def _use_data_root(value: Path | None) -> Path:
+    """Returns the data root and puts it into the environment, where plugins and worker processes look for it."""
+    from fcilbench.data.root import ENVIRONMENT, data_root
+
+    root = data_root(value)
+    os.environ[ENVIRONMENT] = str(root)
+    return root
+
+
 SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
 MaybeSuite = Annotated[
     Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
@@ -41,10 +51,7 @@ OfSuite = Annotated[
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "-s",
-        "--set",
-        metavar="PATH=VALUE",
-        help="Override a value: of the suite, e.g. protocol.rounds=2; with `plugins test` of the plugin, lambda_s=0.5.",
+        "-s", "--set", metavar="PATH=VALUE", help="Set a value: protocol.rounds=2, or lambda_s=0.5 with `plugins test`."
     ),
 ]
 Only = Annotated[
@@ -69,28 +76,23 @@ Rerun = Annotated[
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
 Executor = Annotated[
     str,
-    typer.Option(
-        "--executor", metavar="NAME", help="What runs the cells; see `fcilbench plugins list --kind executors`."
-    ),
+    typer.Option("--executor", metavar="NAME", help="What runs the cells; see `plugins list --kind executors`."),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs",
-        metavar="N",
-        min=1,
-        help="Cells at a time on each device; default: one on a GPU, on a CPU as many as its cores allow.",
+        "--jobs", metavar="N", min=1, help="Cells at a time on each device; default: 1 on a GPU, 1 for each core."
     ),
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
-NoWait = Annotated[
-    bool,
-    typer.Option("--no-wait", help="Leave cells that another run on the folder works on to it; do not wait for them."),
-]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for cells that another run works on.")]
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="ROOT", help="Data root; default: FCILBENCH_DATA of the environment, else the user cache."
+        "--data",
+        metavar="ROOT",
+        callback=_use_data_root,
+        help="Data root; default: FCILBENCH_DATA of the environment, else the user cache.",
     ),
 ]
 Tracking = Annotated[
@@ -109,16 +111,9 @@ OutputFile = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Write to a file; .txt, .md, .csv or .json sets the form."),
 ]
-Deep = Annotated[
-    bool, typer.Option("--deep", help="Also run one tiny forward and aggregate per combination of plugins.")
-]
-ShowConfig = Annotated[
-    bool, typer.Option("--show-config", help="Print every value of the resolved suite with its origin.")
-]
-From = Annotated[
-    Path,
-    typer.Option("--from", metavar="DIR", help="Folder that the row comes from, e.g. leaderboards/NAME."),
-]
+Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny step of each combination of plugins.")]
+ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
+From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the row, e.g. leaderboards/NAME.")]
 Kind = Annotated[str | None, typer.Option("--kind", help="One kind of plugin, e.g. aggregators.")]
 Tolerance = Annotated[
     list[str] | None,

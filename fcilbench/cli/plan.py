@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
     from fcilbench.suite.load import LoadedSuite
-    from fcilbench.suite.plan import Plan
+    from fcilbench.suite.plan import Plan, PlanItem
 
 _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
@@ -68,7 +67,6 @@ def plan(
     """
     from fcilbench.execution.devices import choose_devices
 
-    use_data_root(data)
     devices = choose_devices(gpus)
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     if show_config:
@@ -122,15 +120,6 @@ def prepare(
     return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store, rows)
 
 
-def use_data_root(option: Path | None) -> Path:
-    """Returns the data root and puts it into the environment, so that plugins in child processes see the same one."""
-    from fcilbench.data.root import ENVIRONMENT, data_root
-
-    root = data_root(option)
-    os.environ[ENVIRONMENT] = str(root)
-    return root
-
-
 def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:
     """Returns `--jobs`, or the number that suits the device if it is not given."""
     from fcilbench.execution.devices import default_jobs
@@ -142,7 +131,7 @@ def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | Non
 def describe(prepared: Prepared, slots: int) -> list[str]:
     """Returns lines on how many cells are in which state, why they run, and what that costs in so many slots."""
     plan_, expansion = prepared.plan, prepared.plan.expansion
-    product = " x ".join(f"{size} {axis}{_plural(axis, size)}" for axis, size in expansion.axes.items())
+    product = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in expansion.axes.items())
     excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""
     lines = [f"{expansion.name}: {product}{excluded} -> {len(expansion.cells)} cells"]
     if len(plan_.items) != len(expansion.cells):
@@ -154,70 +143,54 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
     lines += [f"  missing here: {line}" for line in prepared.missing]
     if expansion.blocked:
         lines.append(f"  {expansion.blocked} cells are left out because of what is missing")
-    return [*lines, f"  {_cost(plan_, slots)}"]
-
-
-def _plural(axis: str, size: int) -> str:
-    return "" if size == 1 or axis == "stress" else "s"
-
-
-def _cost(plan_: Plan, slots: int) -> str:
-    todo = plan_.todo
-    if not todo:
-        return "nothing to run"
-    guessed = sum(item.basis == "guess" for item in todo)
+    if not plan_.todo:
+        return [*lines, "  nothing to run"]
+    guessed = sum(item.basis == "guess" for item in plan_.todo)
     basis = f"guess for {guessed} of them" if guessed else "measured on this hardware"
     total, wall = console.duration(plan_.seconds), console.duration(plan_.seconds / slots)
-    return f"to run: {len(todo)} cells, {total} ({basis}), {slots} slots -> about {wall}"
+    return [*lines, f"  to run: {len(plan_.todo)} cells, {total} ({basis}), {slots} slots -> about {wall}"]
 
 
 def _show_cells(prepared: Prepared, form: options.Form) -> None:
+    """Prints a line for each point of the grid, or a record for each cell."""
     from fcilbench.data.root import download_bytes
 
     plan_, expansion = prepared.plan, prepared.plan.expansion
-    rows = [
-        (
-            *(str(group.coords.get(axis, "")) for axis in _AXES),
-            ", ".join(f"{state} {number}" for state, number in group.counts.items()),
-            next(iter(group.why), ""),
-        )
-        for group in plan_.groups
-    ]
+    groups: dict[tuple[str, ...], list[PlanItem]] = defaultdict(list)
+    for item in plan_.items:
+        groups[tuple(str(item.cell.coords[axis]) for axis in _AXES)].append(item)
+    rows = []
+    for coords, items in groups.items():
+        states = ", ".join(f"{state} {number}" for state, number in Counter(item.state for item in items).items())
+        rows.append((*coords, states, next((item.why for item in items if item.why), "")))
+    keys = ("state", "why", "run", "status", "seconds", "basis")
     cells = [
-        {"cell_id": item.cell_id, "coords": item.cell.coords}
-        | {key: getattr(item, key) for key in ("state", "why", "run", "status", "seconds", "basis")}
+        {"cell_id": item.cell_id, "coords": item.cell.coords, **{key: getattr(item, key) for key in keys}}
         for item in plan_.items
     ]
-    console.show_list(
-        form,
-        (*_AXES, "cells", "why"),
-        rows,
-        key="cells",
-        records=cells,
-        suite=expansion.name,
-        store=str(prepared.store.root),
-        counts=plan_.counts,
-        seconds=plan_.seconds,
-        download_bytes=download_bytes(prepared.missing_data),
-        missing_data=[{"name": each.name, "bytes": each.bytes, "how": each.how} for each in prepared.missing_data],
-        excluded=[{"coords": coords, "because": because} for coords, because in expansion.excluded],
-        prerequisites=expansion.prerequisites,
-        blocked=expansion.blocked,
-    )
+    about: dict[str, Any] = {
+        "suite": expansion.name,
+        "store": str(prepared.store.root),
+        "counts": plan_.counts,
+        "seconds": plan_.seconds,
+        "download_bytes": download_bytes(prepared.missing_data),
+        "missing_data": list(map(vars, prepared.missing_data)),
+        "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
+        "prerequisites": expansion.prerequisites,
+        "blocked": expansion.blocked,
+    }
+    console.show_list(form, (*_AXES, "cells", "why"), rows, key="cells", records=cells, **about)
 
 
 def _show_config(prepared: Prepared, form: options.Form) -> None:
+    """Prints each value of the suite with its position, else that of the entry it was expanded from."""
     values = flatten(prepared.loaded.suite.model_dump(mode="json", exclude_none=True), lists=True)
-    found = [(path, value, _origin(path, prepared.loaded.origins)) for path, value in values.items()]
+    origins = prepared.loaded.origins
+    found = []
+    for path, value in values.items():
+        steps = path.split(".")
+        above = (".".join(steps[:length]) for length in range(len(steps), 0, -1))
+        found.append((path, value, next((origins[each] for each in above if each in origins), "default")))
     headers = ("path", "value", "origin")
     records = [dict(zip(headers, each, strict=True)) for each in found]
     console.show_list(form, headers, found, key="values", records=records)
-
-
-def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """Returns where a value comes from: its own position, else that of the entry it was expanded from."""
-    while path:
-        if path in origins:
-            return origins[path]
-        path = path.rpartition(".")[0]
-    return "default"

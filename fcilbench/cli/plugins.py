@@ -30,7 +30,7 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the installed plugins with version, origin and import time; a broken one with its reason."""
+    """List the installed plugins with version and origin; a broken one with its reason."""
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS, find
 
@@ -38,14 +38,13 @@ def list_(
     rows = [
         (
             *(each.ref.name, each.ref.kind.removesuffix("s"), each.version),
-            "" if each.problem else f"{each.import_ms:.0f} ms",
             f"broken: {each.problem}" if each.problem else each.summary,
             each.origin or each.ref.target,
         )
         for each in found
     ]
-    headers = ("plugin", "kind", "version", "import", "summary or reason", "origin")
-    console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found], right=(3,))
+    headers = ("plugin", "kind", "version", "summary or reason", "origin")
+    console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found])
 
 
 @app.command(epilog="Example: [bold]fcilbench plugins show sum[/bold]")
@@ -57,8 +56,9 @@ def show(
 ) -> None:
     """Describe one plugin: what it declares, and each hyperparameter with default, range, meaning and source."""
     from fcilbench.registry import catalog
+    from fcilbench.registry.entrypoints import KINDS
 
-    found = catalog.describe([_one(name, kind)])[0]
+    found = catalog.describe([_one(name, kind, KINDS)])[0]
     rows = [
         (
             *(each.name, each.type, "(required)" if each.required else str(each.default)),
@@ -92,17 +92,19 @@ def run_checks(
     why in `breaks`, and was seen to fail. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be
     imported.
     """
-    from fcilbench.cli.plan import use_data_root
+    from fcilbench.data.root import data_root
+    from fcilbench.suite.load import override
 
-    ref = _one(name, kind, among=TESTED)
-    chosen = _parameters(set_ or ())
-    root = use_data_root(data)
+    ref = _one(name, kind, TESTED)
+    chosen: dict[str, Any] = {}
+    for text in set_ or ():
+        chosen = override(chosen, text)[1]
     console.say(f"importing {name} and torch")
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no result
         from fcilbench.testing.conformance import case
 
         results = []
-        for result in case(ref.kind, name, chosen, root=root).results():
+        for result in case(ref.kind, name, chosen, root=data_root()).results():
             results.append(result)
             console.say(f"{result.check}: {result.status}", style="dim")
     _show_results(ref.name, ref.kind, results, form)
@@ -135,23 +137,19 @@ def new(
     console.show(f"next:  pip install -e {where}\n       fcilbench plugins test {full} --kind {kind}s")
 
 
-def _one(name: str, kind: str | None, among: Sequence[str] = ()) -> PluginRef:
-    """Finds a plugin by name in one kind or in all of them; `among` are the kinds that have checks, for a test."""
+def _one(name: str, kind: str | None, among: Sequence[str]) -> PluginRef:
+    """Finds a plugin by name, in the kind that --kind names or in all; only those `among` will do."""
     from fcilbench.registry.entrypoints import KINDS, find, lookup
 
-    if kind is not None and among and kind not in among:
-        raise UsageError(f"there are no checks for {kind!r}{nearest(kind, among)}")
-    if kind is not None and not among:
-        return lookup(kind, name)
+    if kind is not None and kind in KINDS and kind not in among:
+        raise UsageError(f"there are no checks for {kind}{nearest(kind, among)}")
     refs = [ref for each in ([kind] if kind else KINDS) for ref in find(each)]
     kinds = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})
     if not kinds:
         close = nearest(name, [ref.name if "/" in name else ref.short for ref in refs])
-        if among:
-            hint = "install its package into this environment; `fcilbench plugins list` shows all plugins"
-            raise PrerequisiteError(f"plugin {name!r} is not installed{close}", hint=hint)
-        raise UsageError(f"unknown plugin {name!r}{close}", hint="`fcilbench plugins list` shows all plugins")
-    fitting = [each for each in kinds if not among or each in among]
+        missing = PrerequisiteError if among is TESTED else UsageError
+        raise missing(f"plugin {name!r} is not installed{close}", hint="`fcilbench plugins list` shows all plugins")
+    fitting = [each for each in kinds if each in among]
     if not fitting:
         raise UsageError(f"{name!r} is one of the {kinds[0]}, for which there are no checks")
     if len(fitting) > 1:
@@ -163,7 +161,7 @@ def _about(found: Description) -> list[str]:
     head = f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})"
     if found.problem:
         return [head, f"broken: {found.problem}"]
-    origin = f"origin {found.origin}, imported in {found.import_ms:.0f} ms, source digest {found.code_digest[:12]}"
+    origin = f"origin {found.origin}, source digest {found.code_digest[:12]}"
     facts = [
         f"  {path}: {value}"
         for path, value in flatten(found.facts, lists=True).items()
@@ -173,21 +171,9 @@ def _about(found: Description) -> list[str]:
 
 
 def _as_json(found: Description) -> dict[str, Any]:
-    names = ("version", "summary", "origin", "import_ms", "code_digest", "problem", "facts")
+    names = ("version", "summary", "origin", "code_digest", "problem", "facts")
     ref = {key: getattr(found.ref, key) for key in ("kind", "name", "dist_version", "target")}
     return {**ref, **{key: getattr(found, key) for key in names}, "params": found.schema}
-
-
-def _parameters(given: Sequence[str]) -> dict[str, Any]:
-    from fcilbench.suite.yaml import parse_value
-
-    chosen: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--set {text!r} is not NAME=VALUE", hint="e.g. --set lambda_s=0.5")
-        chosen[name.strip()] = parse_value(value)
-    return chosen
 
 
 def _show_results(plugin: str, kind: str, results: Sequence[Result], form: options.Form) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.cli import console
@@ -20,33 +19,28 @@ if TYPE_CHECKING:
     from fcilbench.spec.cell import Cell
     from fcilbench.spec.row import Row
 
-_EVERY = 30.0  # seconds between two lines about rounds of one cell
+_EVERY = 30.0  # seconds between two lines about one thing
 _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class Display:
-    """Named bars if standard error is a terminal, or one line when each thing starts; a context manager.
+    """Named bars if standard error is a terminal; elsewhere a line when each thing starts, and seldom ones later.
 
     Args:
         verb: What is done, e.g. `fetching`; put before each name.
         unit: `bytes`, or what else is counted.
         bars: Whether to draw bars, whatever standard error is.
+        clock: Seconds.
     """
 
-    def __init__(self, verb: str = "", unit: str = "", bars: bool | None = None) -> None:
-        self._verb, self._unit = verb, unit
+    def __init__(
+        self, verb: str = "", unit: str = "", bars: bool | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._verb, self._unit, self._clock = verb, unit, clock
         self.live = console.err().is_terminal if bars is None else bars
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._said: set[str] = set()
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._said: dict[str, float] = {}
 
     def show(self, name: str, done: float, total: float | None, note: str = "") -> None:
         """Shows how much of `name` is done."""
@@ -54,12 +48,16 @@ class Display:
             return
         if not self.live:
             if name not in self._said:
-                self._said.add(name)
-                console.say(f"{self._verb} {name}" + (f" ({total:,} {self._unit})" if total else ""))
+                console.say(f"{self._verb} {name}" + (f" ({total:,} {self._unit})" if total and self._unit else ""))
+            elif note and self._clock() - self._said[name] >= _EVERY:
+                console.say(f"{name}: {note}")
+            else:
+                return
+            self._said[name] = self._clock()
             return
         self._bars = self._bars or self._start()
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(line(f"{self._verb} {name}".strip()), total=total, note="")
+            self._tasks[name] = self._bars.add_task(line(f"{self._verb} {name}"), total=total, note="")
         self._bars.update(self._tasks[name], completed=done, total=total, note=note)
 
     def drop(self, name: str) -> None:
@@ -97,48 +95,31 @@ class Display:
 
 
 class RunProgress(Progress):
-    """Progress of a run: on a terminal a bar for the suite and one for each cell; elsewhere lines, seldom ones."""
+    """Progress of a run: a bar for the suite and one for each cell, or lines."""
 
-    def __init__(self, display: Display | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._display = display or Display()
-        self._clock = clock
+    def __init__(self, display: Display | None = None) -> None:
+        self._display = display or Display("start")
         self._done = self._total = 0
         self._names: dict[Handle, str] = {}
         self._shares: dict[Handle, float] = {}
-        self._last: dict[Handle, float] = {}
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
         """Shows how much there is to do, and where."""
         self._total = cells
-        if self._display.live:
-            self._show_suite()
-        else:
-            devices = ", ".join(sorted(set(places)))
-            console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
+        devices = ", ".join(sorted(set(places)))
+        console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
     def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
         """Shows which cell starts."""
-        self._clear(handle)
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._names[handle] = f"{handle.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
-        self._last[handle] = self._clock()
-        if self._display.live:
-            self._display.show(self._names[handle], 0.0, 1.0, "starting")
-        else:
-            console.say(f"start {self._names[handle]}")
+        self._show_cell(handle, 0.0, "starting")
 
     def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
         """Shows how far a cell is."""
-        name = self._names.get(handle, f"{handle.label} {cell_id[:12]}")
-        if self._display.live:
-            share = fraction(event)
-            self._shares[handle] = max(share or 0.0, self._shares.get(handle, 0.0))
-            if event["event"] == "decoding" or share is not None:
-                self._display.show(name, self._shares[handle], 1.0, where(event))
-                self._show_suite()
-        elif event["event"] == "round" and self._clock() - self._last.get(handle, 0.0) >= _EVERY:
-            self._last[handle] = self._clock()
-            console.say(f"{name}: {where(event)}")
+        share, text = standing(event)
+        if text and handle in self._names:
+            self._show_cell(handle, max(share, self._shares.get(handle, 0.0)), text)
 
     def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
         """Says why a cell is tried again."""
@@ -151,8 +132,7 @@ class RunProgress(Progress):
             self._clear(handle)
         self._done += 1
         console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
-        if self._display.live:
-            self._show_suite()
+        self._show_suite()
 
     def note(self, text: str) -> None:
         """Prints something that the user should know."""
@@ -162,14 +142,19 @@ class RunProgress(Progress):
         """Removes the bars."""
         self._display.close()
 
+    def _show_cell(self, handle: Handle, share: float, text: str) -> None:
+        self._shares[handle] = share
+        self._display.show(self._names[handle], share, 1.0, text)
+        self._show_suite()
+
     def _clear(self, handle: Handle) -> None:
         self._shares.pop(handle, None)
-        if handle in self._names:
-            self._display.drop(self._names.pop(handle))
+        self._display.drop(self._names.pop(handle, ""))
 
     def _show_suite(self) -> None:
-        completed = self._done + sum(self._shares.values())
-        self._display.show("suite", completed, float(self._total), f"{self._done}/{self._total} cells")
+        if self._display.live:
+            completed = self._done + sum(self._shares.values())
+            self._display.show("suite", completed, float(self._total), f"{self._done}/{self._total} cells")
 
 
 def cell_name(coords: Mapping[str, str | int]) -> str:
@@ -177,39 +162,31 @@ def cell_name(coords: Mapping[str, str | int]) -> str:
     return "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
 
 
-def where(event: Mapping[str, Any]) -> str:
-    """Returns what an event reports of a cell, counted from one, e.g. `task 2/4 round 1/2 loss 0.412`."""
-    if event["event"] == "decoding":
-        return f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
-    text = f"task {event.get('task', 0) + 1}/{event.get('tasks', 1)}"
-    if event["event"] != "round":
-        return text
-    loss = event.get("loss")
-    text += f" round {event.get('round', 0) + 1}/{event.get('rounds', 1)}"
-    return f"{text} loss {loss:.3f}" if isinstance(loss, float) else text
+def standing(event: Mapping[str, Any]) -> tuple[float, str]:
+    """Returns how far an event's cell is, in [0, 1], and in words, counted from one; no words if it does not say.
+
+    Example:
+        >>> standing({"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234})
+        (0.375, 'task 2/4 round 1/2 loss 0.412')
+    """
+    kind, task, tasks = event["event"], int(event.get("task", 0)), max(1, int(event.get("tasks", 1)))
+    text = f"task {task + 1}/{tasks}"
+    if kind == "decoding":
+        return 0.0, f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
+    if kind == "round":
+        number, rounds, loss = int(event.get("round", 0)) + 1, max(1, int(event.get("rounds", 1))), event.get("loss")
+        shown = f" loss {loss:.3f}" if isinstance(loss, float) else ""
+        return min(1.0, (task + number / rounds) / tasks), f"{text} round {number}/{rounds}{shown}"
+    if kind in ("phase", "task"):
+        return (task + (kind == "task")) / tasks, text
+    return 0.0, ""
 
 
 def ending(row: Row) -> str:
     """Returns a line on how a cell ended."""
     text = f"{row.status} {row.cell_id[:12]} {cell_name(row.coords)}"
-    if row.status == "ok":
-        metrics = [(name, metric.value) for name, metric in row.metrics.items() if name.startswith("faa/")]
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics if value is not None)
-        return f"{text}  {console.duration(row.cost.wall_s)}  {figures}"
-    return f"{text}  {row.skipped or (row.failure.message if row.failure else '')}"
-
-
-def fraction(event: Mapping[str, Any]) -> float | None:
-    """Returns how far its cell is at the end of what an event reports, in [0, 1]; `None` if it does not say.
-
-    Example:
-        >>> fraction({"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2})
-        0.375
-    """
-    if event["event"] not in ("phase", "round", "task"):
-        return None
-    task, tasks = int(event.get("task", 0)), max(1, int(event.get("tasks", 1)))
-    within = {"phase": 0.0, "task": 1.0}.get(event["event"])
-    if within is None:
-        within = (int(event.get("round", 0)) + 1) / max(1, int(event.get("rounds", 1)))
-    return min(1.0, (task + within) / tasks)
+    if row.status != "ok":
+        return f"{text}  {row.reason}"
+    metrics = [(name, metric.value) for name, metric in row.metrics.items() if name.startswith("faa/")]
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics if value is not None)
+    return f"{text}  {console.duration(row.cost.wall_s)}  {figures}"

@@ -13,7 +13,6 @@ from fcilbench.cli import console, options
 from fcilbench.errors import CELLS_FAILED, OK, PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.cli.plan import Prepared
     from fcilbench.results.compare import Difference
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
@@ -52,133 +51,109 @@ def reproduce(
     row = find_row(published, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: there is no result to reproduce")
-    here = _train(row, out, gpus, data, offline)
+    here = _train(row, out, gpus, offline)
     found = compare(row, here, {})
     strict = found.same_origin and here.device == "cpu"
     allowed = {**parse_tolerances(tolerance), **(_SAME_ORIGIN if strict else _ELSEWHERE)}
     pairs = pair_up(row, here, allowed)
-    differs = row.model_digest != here.model_digest
-    bad = not all(each.within for each in pairs) or (strict and differs) or "data" in found.digests
+    bad = not all(each.within for each in pairs) or (strict and "model" in found.digests) or "data" in found.digests
     _show(form, pairs, row, here)
-    for line in [*_origin_lines(published, row, Store(out), here), _digest_line(row, here, strict)]:
+    for line in _origin_lines(published, row, Store(out), here):
         console.say(line)
-    if "data" in found.digests:
-        console.say(f"data differ: published {row.data.fingerprint}, here {here.data.fingerprint}")
+    why = "though environment and code are the same" if strict else "as it may in another environment or by other code"
+    for name, (there, now) in found.digests.items():
+        console.say(f"the {name}'s digest differs, {why}: published {there}, here {now}")
+    if "model" not in found.digests:
+        console.say("the model's digest is equal")
     console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if bad else 'reproduced'}; rows in {out}")
     raise typer.Exit(CELLS_FAILED if bad else OK)
 
 
-def _train(row: Row, out: Path, gpus: str, data: Path | None, offline: bool) -> Row:
+def _train(row: Row, out: Path, gpus: str, offline: bool) -> Row:
     """Trains the cell of a row and returns its new row.
 
     Raises:
         Exit: If the cell fails here.
     """
-    from fcilbench.cli.plan import use_data_root
-    from fcilbench.cli.progress import RunProgress
+    from fcilbench.cli.plan import prepare
+    from fcilbench.cli.run import train
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
-    from fcilbench.execution.run import run_plan
 
-    root = use_data_root(data)
     devices = tuple(choose_devices(gpus))[:1]
-    prepared = _prepare(row, out, devices)
-    (item,) = prepared.plan.items
-    if item.cell_id != row.cell_id:
-        console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
-    prepared.store.prepare()
-    digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
-    settings = RunOptions(devices=devices, data_root=root, offline=offline, suite_digest=digest)
-    summary = run_plan(prepared.plan, prepared.store, (), RunProgress(), settings)
-    here = summary.rows.get(item.cell_id)
-    if here is None or here.status != "ok":
-        reason = here.skipped or (here.failure.message if here.failure else here.status) if here else "no row"
-        console.say(f"cell {row.cell_id[:12]} does not end here: {reason}")
-        raise typer.Exit(summary.exit_code or CELLS_FAILED)
-    return here
-
-
-def _prepare(row: Row, out: Path, devices: tuple[str, ...]) -> Prepared:
-    from fcilbench.cli.plan import prepare
-
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "suite.yaml"
         suite.write_text(json.dumps(suite_of(row)), encoding="utf-8")
-        only = [f"seed:{row.seed}"]
-        prepared = prepare(suite, None, out, only=only, rerun="all", devices=devices)
+        prepared = prepare(suite, None, out, only=[f"seed:{row.seed}"], rerun="all", devices=devices)
     if prepared.missing:
         raise PrerequisiteError(f"the cell cannot run here: {'; '.join(prepared.missing)}")
-    return prepared
+    (item,) = prepared.plan.items
+    if item.cell_id != row.cell_id:
+        console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
+    summary = train(prepared, RunOptions(devices=devices, offline=offline), "none")
+    here = summary.rows.get(item.cell_id)
+    if here is None or here.status != "ok":
+        console.say(f"cell {row.cell_id[:12]} does not end here: {here.reason if here else 'no row'}")
+        raise typer.Exit(summary.exit_code or CELLS_FAILED)
+    return here
 
 
 def suite_of(row: Row) -> dict[str, Any]:
     """Returns the suite of a row's cell and of the seeds before it, from the parameters that the row records."""
     from fcilbench.spec.protocol import Runtime
 
-    def entry(kind: str, **more: Any) -> dict[str, Any]:
-        name = row.plugins[kind].name.removeprefix("fcilbench/")  # type: ignore[index]
-        return {"use": name, **more, **getattr(row.params, kind)}
-
-    split = {} if row.params.tasks is None else {"tasks": row.params.tasks}
-    partition = {key: value for key, value in row.params.partition.items() if value is not None}
-    runtime = {key: value for key, value in row.params.runtime.items() if key in Runtime.model_fields}
+    params = row.params
+    axes: dict[str, Any] = {
+        kind: [{"use": record.name.removeprefix("fcilbench/"), **getattr(params, kind)}]
+        for kind, record in row.plugins.items()
+    }
+    if params.tasks is not None:
+        axes["dataset"][0]["tasks"] = params.tasks
+    axes["partition"] = [{key: value for key, value in params.partition.items() if value is not None}]
     return {
         "fcilbench": 1,
         "name": row.suite,
-        "protocol": row.params.protocol,
-        "grid": {
-            "dataset": [entry("dataset", **split)],
-            "backbone": [entry("backbone")],
-            "partition": [partition],
-            "aggregator": [entry("aggregator")],
-            "stress": [entry("stress")],
-        },
-        "seeds": {"count": row.seed + 1, **row.params.seeds},
-        "evaluate": {"task_identity": row.params.evaluate},
-        "runtime": runtime,
+        "protocol": params.protocol,
+        "grid": axes,
+        "seeds": {"count": row.seed + 1, **params.seeds},
+        "evaluate": {"task_identity": params.evaluate},
+        "runtime": {key: value for key, value in params.runtime.items() if key in Runtime.model_fields},
     }
 
 
 def _show(form: options.Form, pairs: list[Difference], row: Row, here: Row) -> None:
-    def figure(value: float | None) -> str:
-        return "undefined" if value is None else f"{value:.6f}"
-
-    metrics = [each for each in pairs if not each.metric.startswith("accuracy/")]
     matrix = [each for each in pairs if each.metric.startswith("accuracy/")]
-    shown = [*metrics, *(each for each in matrix if not each.within)]
     rows = [
-        (each.metric, figure(each.kept), figure(each.other), f"{each.tolerance:g}", "yes" if each.within else "NO")
-        for each in shown
+        (
+            each.metric,
+            *("undefined" if value is None else f"{value:.6f}" for value in (each.kept, each.other)),
+            f"{each.tolerance:g}",
+            "yes" if each.within else "NO",
+        )
+        for each in pairs
+        if each not in matrix or not each.within
     ]
     headers = ("metric", "published", "here", "tolerance", "within")
     records = [{**vars(each), "within": each.within} for each in pairs]
     digests = {"published": row.model_digest, "here": here.model_digest}
-    console.show_list(
-        form, headers, rows, key="metrics", records=records, right=(1, 2, 3), cell_id=row.cell_id, model_digest=digests
-    )
+    about = {"cell_id": row.cell_id, "model_digest": digests}
+    console.show_list(form, headers, rows, key="metrics", records=records, right=(1, 2, 3), **about)
     if matrix and form is options.Form.TABLE:
         inside = sum(each.within for each in matrix)
         console.show(f"accuracy matrices: {inside} of {len(matrix)} entries within {matrix[0].tolerance:g}")
-
-
-def _digest_line(row: Row, here: Row, strict: bool) -> str:
-    if row.model_digest == here.model_digest:
-        return "the model's digest is equal"
-    why = "though environment and code are the same" if strict else "as it may in another environment or by other code"
-    return f"the model's digest differs, {why}: published {row.model_digest}, here {here.model_digest}"
 
 
 def _origin_lines(published: Store, row: Row, store: Store, here: Row) -> list[str]:
     """Returns what differs between where the row was made and here."""
     from fcilbench.results.compare import environment_difference
 
-    lines = []
-    for name in ("git_sha", "engine_version", "digest"):
-        there, now = getattr(row.code, name), getattr(here.code, name)
-        if there != now:
-            lines.append(f"code {name}: published {there}, here {now}")
+    differing: dict[str, tuple[Any, Any]] = {
+        f"code {name}": (getattr(row.code, name), getattr(here.code, name))
+        for name in ("git_sha", "engine_version", "digest")
+    }
     record = published.environment(row.env)
-    if record is None:
-        return [*lines, f"the environment {row.env[:19]} of the row did not travel with it"]
-    difference = environment_difference(record, store.environment(here.env) or {})
-    return lines + [f"environment {key}: published {there}, here {now}" for key, (there, now) in difference.items()]
+    if record is not None:
+        found = environment_difference(record, store.environment(here.env) or {})
+        differing |= {f"environment {key}": pair for key, pair in found.items()}
+    lines = [f"{what}: published {there}, here {now}" for what, (there, now) in differing.items() if there != now]
+    return lines if record is not None else [*lines, f"the row's environment {row.env[:19]} did not travel with it"]

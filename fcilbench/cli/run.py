@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.cli.plan import Prepared, describe, prepare, slots_per_device, use_data_root
+from fcilbench.cli.plan import Prepared, describe, prepare, slots_per_device
 from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, PrerequisiteError
 
 if TYPE_CHECKING:
+    from fcilbench.execution.base import RunOptions
     from fcilbench.execution.rows import Summary
     from fcilbench.tracking.base import Tracker
 
@@ -42,55 +44,51 @@ def run(
     The same command again resumes interrupted cells and repeats nothing that is done. Each planned cell ends as one
     row of rows.jsonl in the results folder.
     """
-    from fcilbench.cli.progress import RunProgress
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
-    from fcilbench.execution.run import run_plan
     from fcilbench.registry.entrypoints import lookup
-    from fcilbench.spec.metrics import METRICS
 
     lookup("executors", executor)
-    root = use_data_root(data)
-    devices = choose_devices(gpus)
-    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, metrics=METRICS)
-    plan = prepared.plan
+    devices = tuple(choose_devices(gpus))
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     jobs = slots_per_device(prepared, devices, jobs)
-    for line in describe(prepared, len(devices) * jobs):
+    settings = RunOptions(executor, devices, jobs, wait=not no_wait, fail_fast=fail_fast, offline=offline)
+    slots = len(devices) * jobs
+    for line in describe(prepared, slots):
         console.say(line)
-    if not plan.items:
-        if prepared.missing:
-            raise PrerequisiteError(
-                f"no cell can run: {'; '.join(prepared.missing)}", hint="`fcilbench doctor SUITE` says more"
-            )
-        raise NothingSelectedError("no cell is selected", hint="look at --only and at the suite's exclude rules")
-    _ask(prepared, len(devices) * jobs, yes)
-    trackers: list[Tracker] = []
-    digest = None
-    if any(item.run or item.awaited for item in plan.items):
-        prepared.store.prepare()
-        digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
-        trackers = _trackers(prepared, tracking)
-    settings = RunOptions(
-        executor=executor,
-        devices=tuple(devices),
-        jobs=jobs,
-        fail_fast=fail_fast,
-        wait=not no_wait,
-        data_root=root,
-        offline=offline,
-        suite_digest=digest,
-    )
-    summary = run_plan(plan, prepared.store, trackers, RunProgress(), settings)
-    _show_boards(prepared, summary)
-    _say_summary(prepared, summary)
-    code = summary.exit_code
-    raise typer.Exit(PREREQUISITE if code == OK and plan.expansion.blocked else code)
-
-
-def _ask(prepared: Prepared, slots: int, yes: bool) -> None:
     hours = prepared.plan.seconds / slots / 3600
     if hours > _ASK_ABOVE_HOURS and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm(f"About {hours:.0f} hours. Go on?", abort=True, err=True)
+    summary = train(prepared, settings, tracking)
+    _show_boards(prepared, summary)
+    _say_summary(prepared, summary)
+    code = summary.exit_code
+    raise typer.Exit(PREREQUISITE if code == OK and prepared.plan.expansion.blocked else code)
+
+
+def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Summary:
+    """Runs a plan with a display and a tracker; the resolved suite is kept beside the rows.
+
+    Raises:
+        NothingSelectedError: If the plan has no cell.
+        PrerequisiteError: If none of its cells can run here, or the results folder cannot be written.
+    """
+    from fcilbench.cli.progress import RunProgress
+    from fcilbench.execution.run import run_plan
+
+    plan = prepared.plan
+    trackers: list[Tracker] = []
+    if not plan.items and prepared.missing:
+        hint = "`fcilbench doctor SUITE` says more"
+        raise PrerequisiteError(f"no cell can run: {'; '.join(prepared.missing)}", hint=hint)
+    if not plan.items:
+        raise NothingSelectedError("no cell is selected", hint="look at --only and at the suite's exclude rules")
+    if any(item.run or item.awaited for item in plan.items):
+        prepared.store.prepare()
+        digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
+        settings = replace(settings, suite_digest=digest)
+        trackers = _trackers(prepared, tracking)
+    return run_plan(plan, prepared.store, trackers, RunProgress(), settings)
 
 
 def _trackers(prepared: Prepared, option: str | None) -> list[Tracker]:
@@ -99,10 +97,8 @@ def _trackers(prepared: Prepared, option: str | None) -> list[Tracker]:
     from fcilbench.tracking.base import open_tracker
 
     name, uri = parse_tracking(option)
-    if name == "none":
-        return []
     try:
-        return [open_tracker(name, prepared.store, uri=uri, warn=console.warn)]
+        return [] if name == "none" else [open_tracker(name, prepared.store, uri=uri, warn=console.warn)]
     except PrerequisiteError as error:
         console.warn(f"not tracked: {error}")
         return []
@@ -120,14 +116,13 @@ def _show_boards(prepared: Prepared, summary: Summary) -> None:
 
 
 def _say_summary(prepared: Prepared, summary: Summary) -> None:
+    from fcilbench.cli.progress import ending
+
     counts = ", ".join(f"{number} {status}" for status, number in sorted(summary.counts.items()))
-    trained = len(summary.ran)
-    console.say(f"{prepared.plan.expansion.name}: {counts or 'no rows'}; {trained} trained in this run")
+    console.say(f"{prepared.plan.expansion.name}: {counts or 'no rows'}; {len(summary.ran)} trained in this run")
     for row in summary.rows.values():
         if row.status != "ok":
-            reason = row.skipped or (row.failure.message if row.failure else "")
-            where = " ".join(f"{axis}={value}" for axis, value in row.coords.items())
-            console.say(f"  {row.status:<11} {row.cell_id[:12]}  {where}  {reason}")
+            console.say(f"  {ending(row)}")
     for cell_id, owner in summary.elsewhere.items():
-        console.say(f"  elsewhere   {cell_id[:12]}  {owner}")
+        console.say(f"  elsewhere {cell_id[:12]}  {owner}")
     console.say(f"rows in {prepared.store.rows_path}; `fcilbench show ID` prints one")

@@ -76,13 +76,12 @@ def board(
     it, all rows of the folder. Notes name rows of other code, commits and environments than those of this checkout.
     """
     from fcilbench.boards.render import render
-    from fcilbench.cli.plan import prepare, use_data_root
+    from fcilbench.cli.plan import prepare
     from fcilbench.files import write_atomic
     from fcilbench.registry.entrypoints import lookup
     from fcilbench.results.store import Store
 
     lookup("boards", name)  # before anything else: a typo is not "no rows"
-    use_data_root(data)
     chosen = _form(form, output)
     if suite is None:
         store, planned = Store(out), None

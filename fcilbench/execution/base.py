@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from fcilbench.registry.process import Event
@@ -23,13 +22,14 @@ T = TypeVar("T")
 class RunOptions:
     """How a plan is run; nothing here changes what a cell computes.
 
+    Workers find the data sets where `FCILBENCH_DATA` of the environment says.
+
     Attributes:
         executor: Name in the entry-point group `fcilbench.executors`.
         devices: Devices to use, as `--gpus` names them (`choose_devices`); one empty value is the CPU.
         jobs: Jobs that share a device.
         wait: Wait at the end for cells that other runs on the store work on, and take over those they leave.
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
-        data_root: Folder of the data sets, or `None` for the default.
         offline: Refuse the network to workers.
         suite_digest: Digest of the resolved suite (`Store.save_suite`), which rows record.
         worker: Command line of a worker without its pipes; `None` for the built-in one.
@@ -42,7 +42,6 @@ class RunOptions:
     jobs: int = 1
     wait: bool = True
     fail_fast: bool = False
-    data_root: Path | None = None
     offline: bool = False
     suite_digest: str | None = None
     worker: tuple[str, ...] | None = None
@@ -51,30 +50,22 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What a job needs: a kind of device, `alone` after memory ran out on a shared one."""
-
-    device: Literal["cpu", "cuda"] = "cpu"
-    alone: bool = False
-
-
-@dataclass(frozen=True)
 class Job:
-    """One cell as a worker gets it.
+    """One cell as a worker gets it, and what it needs.
 
     Attributes:
         cell: The cell in its JSON form.
         workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
-        data_root: Folder of the data sets, or `None` for the default.
         device: Device of torch that the cell runs on; which GPU that is, the executor decides.
+        alone: Whether it needs the device for itself, after memory ran out on a shared one.
     """
 
     cell: dict[str, Any]
     cell_id: str
     workdir: str
-    data_root: str | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     offline: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,18 +81,18 @@ class Executor(Protocol):
 
     A job reports, by `poll`: `ready` with the `environment` of its worker, where facts of the device come from;
     `started`, from when on its wall-clock limit counts (waiting in a queue costs nothing); whatever happens meanwhile;
-    and at last one event of `TERMINAL`, or `died` (`{"signal": 9 | None, "code": int, "output": last words}`).
+    and at last one event of `TERMINAL`, or `died` (`{"type": "SIGKILL", "reason": one line}`).
     """
 
     @property
     def places(self) -> Sequence[str]:
         """Labels of the places for jobs that run at the same time, for the display."""
 
-    def accepts(self, resources: Resources) -> bool:
-        """Says whether a job that needs these resources would be taken now."""
+    def accepts(self, alone: bool) -> bool:
+        """Says whether a job would be taken now, and had a device for itself if it must be `alone`."""
         ...
 
-    def submit(self, job: Job, resources: Resources) -> Handle:
+    def submit(self, job: Job) -> Handle:
         """Takes a job that `accepts` allows."""
         ...
 

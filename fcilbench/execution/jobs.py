@@ -33,10 +33,22 @@ Emit = Callable[[Event], None]
 _AXES = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
 _BUILT_IN = "fcilbench.plugins"
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG})
-_BACKEND_SWITCHES: tuple[tuple[Any, str], ...] = (
-    (torch.backends.mkldnn, "enabled"),
-    *((torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    *(
+        (functools.partial(getattr, backend, name), functools.partial(setattr, backend, name))
+        for backend, names in (
+            (torch.backends.mkldnn, ["enabled"]),
+            (torch.backends.cudnn, ["enabled", "benchmark", "deterministic"]),
+        )
+        for name in names
+    ),
 )
+"""How torch's global switches are read and set."""
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 100_000
 
 
@@ -70,8 +82,7 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
             emit({"event": "started", "pid": os.getpid()})
             cell = Cell.model_validate(job.cell)
             torch.set_num_threads(cell.runtime.threads)
-            root = Path(job.data_root) if job.data_root else None
-            outcome = run_experiment(build_experiment(cell, root, job.device, roots), workdir, emit)
+            outcome = run_experiment(build_experiment(cell, job.device, roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
         emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})
@@ -81,11 +92,8 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
         _clean_up()
 
 
-def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str] | None = None) -> Experiment:
-    """Builds a cell's experiment from the plugins that the registry knows.
-
-    `roots` receives the packages that they come from; without a `root` of the data sets the default one is taken.
-    """
+def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> Experiment:
+    """Builds a cell's experiment from the plugins that the registry knows; `roots` receives their packages."""
     built: dict[str, Any] = {}
     for axis, kind in _AXES.items():
         use: PluginUse = getattr(cell, axis)
@@ -105,7 +113,7 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
         seeds=cell.seeds,
         evaluate=cell.evaluate,
         runtime=cell.runtime,
-        data_root=data_root(root),
+        data_root=data_root(),
         device=device,
         declared_fingerprint=cell.data_fingerprint,
     )
@@ -114,37 +122,23 @@ def build_experiment(cell: Cell, root: Path | None, device: str, roots: set[str]
 @contextmanager
 def _switches_kept() -> Iterator[None]:
     """Puts torch's global switches back at the end; a cell must not find those of the cell before it."""
-    threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
-    precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    backends = [(backend, name, getattr(backend, name)) for backend, name in _BACKEND_SWITCHES]
+    before = [read() for read, _ in _SWITCHES]
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.set_grad_enabled(grad)
-        for backend, name, value in backends:
-            if getattr(backend, name) != value:
-                setattr(backend, name, value)
+        if torch.get_default_device().type != "cpu":
+            torch.set_default_device(None)
+        for (read, write), value in zip(_SWITCHES, before, strict=True):
+            if read() != value:
+                write(value)
 
 
 def _clean_up() -> None:
     gc.collect()
-    _freeze_imports()
+    if not gc.get_freeze_count():  # spares the collector what the first cell imported: most objects of the process
+        gc.freeze()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@functools.cache
-def _freeze_imports() -> None:
-    """Spares the collector what the first cell imported: most objects of the process."""
-    gc.freeze()
 
 
 def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
@@ -162,13 +156,18 @@ def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
         place = disk.filename or workdir
         return {"event": "failed", "kind": "environment", **event, "message": f"{disk.strerror}: {place}"}
     if _out_of_memory(error):
-        return {"event": "oom", "kind": "oom", **event}
+        return {"event": "oom", **event}
+    return {"event": "failed", "kind": _kind(error, roots), **event}
+
+
+def _kind(error: BaseException, roots: set[str]) -> str:
+    """Returns what is to blame for an error, as `Failure.kind` names it."""
     if isinstance(error, PrerequisiteError):
-        return {"event": "failed", "kind": "prerequisite", **event}
+        return "prerequisite"
     if isinstance(error, DivergedError):
-        return {"event": "failed", "kind": "diverged", **event}
+        return "diverged"
     theirs = isinstance(error, EventTooLargeError | PluginError) or _touches(error.__traceback__, roots | {_BUILT_IN})
-    return {"event": "failed", "kind": "plugin" if theirs else "internal", **event}
+    return "plugin" if theirs else "internal"
 
 
 def _disk_trouble(error: BaseException | None) -> OSError | None:
@@ -189,9 +188,5 @@ def _out_of_memory(error: BaseException) -> bool:
 
 def _touches(trace: TracebackType | None, roots: set[str]) -> bool:
     """Whether the traceback passes through a module of one of these packages."""
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if any(module == root or module.startswith(f"{root}.") for root in roots):
-            return True
-        trace = trace.tb_next
-    return False
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(trace))
+    return any(f"{module}.".startswith(f"{root}.") for module in modules for root in roots)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from fcilbench.errors import UsageError
-from fcilbench.execution.base import TERMINAL, Handle, Job, Resources, RunOptions
-from fcilbench.registry.process import WORKER, Event, WorkerProcess, worker_environment
+from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
+from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for, worker_environment
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
@@ -39,6 +38,12 @@ class _Slot:
     def label(self) -> str:
         return f"gpu{self.visible}" if self.visible else "cpu"
 
+    def stop(self) -> None:
+        """Ends the slot's worker."""
+        worker, self.worker, self.late = self.worker, None, None
+        if worker is not None:
+            worker.close()
+
 
 class LocalExecutor:
     """Runs jobs in worker processes of this machine.
@@ -56,29 +61,28 @@ class LocalExecutor:
         # Round the devices, so that the first cells go to different ones.
         self._slots = [_Slot(visible) for visible in list(options.devices) * options.jobs]
         self._waiting: list[tuple[Handle, Event]] = []
-        self._selector = selectors.DefaultSelector()
 
     @property
     def places(self) -> Sequence[str]:
         """The label of each slot's device."""
         return [slot.label for slot in self._slots]
 
-    def accepts(self, resources: Resources) -> bool:
+    def accepts(self, alone: bool) -> bool:
         """Says whether there is an idle slot, on a device without other jobs if the job must be alone."""
-        return self._free(resources) is not None
+        return self._free(alone) is not None
 
-    def submit(self, job: Job, resources: Resources) -> Handle:
+    def submit(self, job: Job) -> Handle:
         """Starts a job; the worker is started first if the slot has none."""
-        slot = self._free(resources)
+        slot = self._free(job.alone)
         assert slot is not None, "`accepts` comes first"
-        if resources.alone:
+        if job.alone:
             for other in self._neighbours(slot):
                 self._drop(other)  # an idle worker still holds memory of the device
         slot.handle = handle = Handle(uuid.uuid4().hex, slot.label)
-        slot.alone = resources.alone
+        slot.alone = job.alone
         foreign = _third_party(job)
         if slot.worker is not None and (slot.worker.death() is not None or not slot.foreign <= foreign):
-            self._stop(slot)
+            slot.stop()
         slot.foreign = foreign
         if slot.worker is None:
             try:
@@ -87,7 +91,6 @@ class LocalExecutor:
                 self._end(slot, _death(f"worker cannot be started: {error}"))
                 return handle
             slot.late = time.monotonic() + self._options.start_seconds
-            self._selector.register(slot.worker.events, selectors.EVENT_READ)
         slot.worker.send({"ask": "run", "token": handle.token, **asdict(job)})
         return handle
 
@@ -96,10 +99,7 @@ class LocalExecutor:
         deadline = time.monotonic() + timeout
         while True:
             rest = 0.0 if self._waiting else max(0.0, min(deadline - time.monotonic(), _LOOK))
-            if self._selector.get_map():
-                self._selector.select(rest)
-            else:
-                time.sleep(rest)
+            wait_for([slot.worker for slot in self._slots if slot.worker is not None], rest)
             for slot in self._slots:
                 self._look(slot)
             if self._waiting or time.monotonic() >= deadline:
@@ -122,12 +122,11 @@ class LocalExecutor:
         """Kills all workers."""
         for slot in self._slots:
             self._drop(slot)
-        self._selector.close()
 
-    def _free(self, resources: Resources) -> _Slot | None:
+    def _free(self, alone: bool) -> _Slot | None:
         for slot in self._slots:
             busy = [other for other in self._neighbours(slot) if other.handle is not None]
-            if slot.handle is None and not (busy if resources.alone else any(other.alone for other in busy)):
+            if slot.handle is None and not (busy if alone else any(other.alone for other in busy)):
                 return slot
         return None
 
@@ -144,21 +143,18 @@ class LocalExecutor:
             if handle is None or event.pop("token", None) != handle.token:
                 continue
             slot.late = None
-            if event["event"] in TERMINAL:
-                self._end(slot, event)
-                if event["event"] in ("failed", "oom"):
-                    self._stop(slot)  # whatever went wrong may have left the process in a bad state
-                    return
-            else:
+            if event["event"] not in TERMINAL:
                 self._waiting.append((handle, event))
+                continue
+            self._end(slot, event)
+            if event["event"] in ("failed", "oom"):
+                slot.stop()  # whatever went wrong may have left the process in a bad state
+                return
+        if died is None and slot.late is not None and time.monotonic() >= slot.late:
+            died = _death(f"the worker was not ready after {self._options.start_seconds:g} s", "start")
         if died is not None:
             self._end(slot, died)
-            self._stop(slot)
-        elif slot.late is not None and time.monotonic() >= slot.late:
-            self._end(slot, _death(f"the worker was not ready after {self._options.start_seconds:g} s", "start"))
-            self._stop(slot)
-        elif slot.worker.deaf and slot.worker.events in self._selector.get_map():
-            self._selector.unregister(slot.worker.events)
+            slot.stop()
 
     def _end(self, slot: _Slot, event: Event) -> None:
         if slot.handle is not None:
@@ -169,14 +165,7 @@ class LocalExecutor:
         """Ends a slot's worker and forgets its job."""
         self._waiting = [(handle, event) for handle, event in self._waiting if handle != slot.handle]
         slot.handle, slot.alone = None, False
-        self._stop(slot)
-
-    def _stop(self, slot: _Slot) -> None:
-        worker, slot.worker, slot.late = slot.worker, None, None
-        if worker is not None:
-            if worker.events in self._selector.get_map():
-                self._selector.unregister(worker.events)
-            worker.close()
+        slot.stop()
 
     def _environment(self, slot: _Slot) -> dict[str, str]:
         environment = worker_environment()
@@ -192,5 +181,5 @@ def _third_party(job: Job) -> frozenset[str]:
     return frozenset(name for name in names if not name.startswith("fcilbench/"))
 
 
-def _death(output: str, type_: str = "exit") -> Event:
-    return {"event": "died", "signal": None, "code": 1, "type": type_, "reason": output}
+def _death(reason: str, type_: str = "exit") -> Event:
+    return {"event": "died", "type": type_, "reason": reason}

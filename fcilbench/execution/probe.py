@@ -1,10 +1,12 @@
-"""Questions about this machine that need the plugins themselves: does a cell run, is a data set what it declares?"""
+"""Questions about this machine that need the plugins themselves: does a cell run, is a data set what it declares?
+
+Both sides are here: what asks, and what a worker answers.
+"""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
@@ -18,80 +20,73 @@ Progress = Callable[[str, int, int], None]
 _SECONDS = 600.0  # of silence, after which the worker is given up
 
 
-def probe_cells(cells: Sequence[Cell], data_root: Path | None, device: str = "cpu") -> list[str | None]:
+def probe_cells(cells: Sequence[Cell], device: str = "cpu") -> list[str | None]:
     """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each.
 
     What a backbone lacks on this machine is asked for once: its other cells get the same answer.
     """
-    problems, lacking = [], dict[str, dict[str, Any]]()
+    problems: list[str | None] = []
+    lacking: dict[str, str] = {}
     with Asker() as asker:
         for cell in cells:
-            question = {"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device}
             backbone = cell.backbone.model_dump_json()
-            answer = lacking.get(backbone) or _ask(asker, question, data_root)
-            if answer.get("missing"):
-                lacking[backbone] = answer
-            problems.append(answer["problem"])
+            if backbone not in lacking:
+                question = {"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device}
+                answer = asker.ask(question, seconds=_SECONDS)
+                if not answer.get("missing"):
+                    problems.append(answer["problem"])
+                    continue
+                lacking[backbone] = answer["problem"]
+            problems.append(lacking[backbone])
     return problems
 
 
 def verify_datasets(
-    uses: Sequence[tuple[str, dict[str, Any]]],
-    data_root: Path | None,
-    fresh: bool = False,
-    progress: Progress | None = None,
+    uses: Sequence[tuple[str, dict[str, Any]]], fresh: bool = False, progress: Progress | None = None
 ) -> list[tuple[str | None, str | None]]:
     """Loads data sets and verifies their content.
 
     Args:
         uses: Name and parameters of each.
-        data_root: Data root; `None` for the default.
         fresh: Read the files even where a cache of them holds.
         progress: Called now and then while a data set is decoded.
 
     Returns:
         For each data set why it cannot be used, in one line, or `None`; and its content digest, or `None`.
     """
-    questions = [{"ask": "verify", "name": name, "params": params, "fresh": fresh} for name, params in uses]
+    found = []
     with Asker() as asker:
-        answers = [_ask(asker, question, data_root, progress) for question in questions]
-    return [(answer["problem"], answer.get("digest")) for answer in answers]
+        for name, params in uses:
 
+            def show(event: Event, name: str = name) -> None:
+                if progress is not None:
+                    progress(name, event["done"], event["total"])
 
-def _ask(
-    asker: Asker, question: dict[str, Any], data_root: Path | None, progress: Progress | None = None
-) -> dict[str, Any]:
-    def show(event: Event) -> None:
-        if progress is not None:
-            progress(question["name"], event["done"], event["total"])
-
-    return asker.ask({**question, "root": str(data_root) if data_root else None}, show, _SECONDS)
+            question = {"ask": "verify", "name": name, "params": params, "fresh": fresh}
+            answer = asker.ask(question, show, _SECONDS)
+            found.append((answer["problem"], answer.get("digest")))
+    return found
 
 
 def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> dict[str, Any]:
     """Answers a `probe` or `verify` request in the worker: `problem`, and for a good data set its `digest`."""
-    root = Path(request["root"]) if request["root"] else None
     try:
-        if ask == "probe":
-            _probe_cell(Cell.model_validate(request["cell"]), request["device"], root)
-            return {"problem": None}
-        return {"problem": None, "digest": _open_dataset(request, root, emit)}
+        if ask == "verify":
+            return {"problem": None, "digest": _open_dataset(request, emit)}
+        from fcilbench.execution.jobs import build_experiment
+        from fcilbench.federation.probe import probe
+
+        probe(build_experiment(Cell.model_validate(request["cell"]), request["device"]))
+        return {"problem": None}
     except FcilbenchError as error:
         problem = str(error) + (f" ({error.hint})" if error.hint else "")
         return {"problem": problem, "missing": isinstance(error, PrerequisiteError)}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        return {"problem": entrypoints.reason_of(error)}
 
 
-def _probe_cell(cell: Cell, device: str, root: Path | None) -> None:
-    from fcilbench.execution.jobs import build_experiment
-    from fcilbench.federation.probe import probe
-
-    probe(build_experiment(cell, root, device))
-
-
-def _open_dataset(request: dict[str, Any], root: Path | None, emit: Callable[[Event], None]) -> str:
+def _open_dataset(request: dict[str, Any], emit: Callable[[Event], None]) -> str:
     from fcilbench.api.dataset import Dataset
     from fcilbench.data.open import open_dataset
     from fcilbench.data.root import data_root
@@ -99,4 +94,4 @@ def _open_dataset(request: dict[str, Any], root: Path | None, emit: Callable[[Ev
 
     plugin = cast(type[Dataset], entrypoints.load(entrypoints.lookup("datasets", request["name"])))
     dataset = plugin(plugin.Params.model_validate(request["params"]))
-    return open_dataset(dataset, data_root(root), decoding_events(emit), fresh=request["fresh"])[1]
+    return open_dataset(dataset, data_root(), decoding_events(emit), fresh=request["fresh"])[1]

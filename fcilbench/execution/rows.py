@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,9 +71,9 @@ class Summary:
     """
 
     rows: Mapping[str, Row]
-    ran: frozenset[str]
-    elsewhere: Mapping[str, str]
-    interrupted: bool
+    ran: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def counts(self) -> Counter[str]:
@@ -149,21 +148,17 @@ class RowWriter:
 
     def finished_meanwhile(self, task: Task) -> Row | None:
         """Returns the row that another run has ended the cell with since this run was planned, if there is one."""
+        before = task.known.ended if task.known else None
         try:
-            copy = parse_row(json.loads((self.store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")))
+            text = (self.store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")
+            if parse_row(json.loads(text)).ended == before:
+                return None
         except (OSError, ValueError):
             return None
-        if copy == task.known:
-            return None
-        row = self.store.latest().get(task.cell_id)  # the copy may have outlived a rows.jsonl that the user deleted
-        return row if row is not None and row != task.known and row.status != "interrupted" else None
-
-    def summary(
-        self, known: Mapping[str, Row], selected: Sequence[str], elsewhere: Mapping[str, str], interrupted: bool
-    ) -> Summary:
-        """Returns the sum of the run; `known` are the rows before it, `selected` the ids that the user selected."""
-        rows = {cell_id: row for cell_id in selected if (row := self.written.get(cell_id) or known.get(cell_id))}
-        return Summary(rows, frozenset(self.ran), dict(elsewhere), interrupted)
+        row = None
+        for each in self.store.scan():  # the copy may have outlived a rows.jsonl that the user deleted
+            row = each if each.cell_id == task.cell_id else row
+        return row if row is not None and row.ended != before and row.status != "interrupted" else None
 
     def _capture(self, worker: Mapping[str, Any]) -> Provenance:
         key = json.dumps(worker, sort_keys=True, default=repr)
@@ -175,21 +170,26 @@ class RowWriter:
 
 def result_of(event: Event, cell_folder: str) -> Result:
     """Returns the result of a terminal event or of `died`; `cell_folder` is relative to the store's."""
+    message = _line(event.get("message") or event.get("reason")) or "no reason given"
     match event["event"]:
         case "finished":
-            return _finished(event)
+            try:
+                return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
+            except ValueError as error:
+                message = f"the worker's result is invalid: {_line(error)}"
+                return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
         case "skipped":
-            return Result("skipped", skipped=_line(event.get("reason")) or "no reason given")
-        case "oom":
-            return Result("oom", failure=_failure(event, "oom", cell_folder))
+            return Result("skipped", skipped=message)
         case "failed" if event.get("kind") == "environment":
-            return interrupted(
-                f"{_line(event.get('message'))}; make room there, then the same command resumes the cell"
-            )
-        case "failed":
-            return Result("failed", failure=_failure(event, str(event.get("kind", "internal")), cell_folder))
+            return interrupted(f"{message}; make room there, then the same command resumes the cell")
+        case "failed" | "oom" as status:
+            kind = str(event.get("kind", "internal")) if status == "failed" else "oom"
+            path = event.get("traceback_path")
+            trace = f"{cell_folder}/{path}" if path else None
+            type_ = str(event.get("type") or kind)
+            return Result(status, failure=Failure(kind=kind, type=type_, message=message, traceback_path=trace))
         case _:
-            return Result("killed", failure=_death(event))
+            return Result("killed", failure=Failure(kind="killed", type=str(event.get("type")), message=message))
 
 
 def timed_out(seconds: float) -> Result:
@@ -201,40 +201,6 @@ def timed_out(seconds: float) -> Result:
 def interrupted(message: str) -> Result:
     """Returns the result of a cell that was stopped, or not started, because the run ended early."""
     return Result("interrupted", failure=Failure(kind="interrupted", type="interrupt", message=message))
-
-
-def _finished(event: Event) -> Result:
-    try:
-        return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
-    except ValueError as error:
-        message = f"the worker's result is invalid: {_line(error)}"
-        return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
-
-
-def _failure(event: Mapping[str, Any], kind: str, cell_folder: str) -> Failure:
-    path = event.get("traceback_path")
-    return Failure(
-        kind=kind,
-        type=str(event.get("type") or kind),
-        message=_line(event.get("message")) or "no message",
-        traceback_path=f"{cell_folder}/{path}" if path else None,
-    )
-
-
-def _death(event: Event) -> Failure:
-    if "reason" in event:
-        return Failure(kind="killed", type=str(event.get("type")), message=_line(event["reason"]))
-    number = event.get("signal")
-    if isinstance(number, int):
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
-        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-        return Failure(kind="killed", type=name, message=f"the worker died of {name}{hint}")
-    last = str(event.get("output") or "").strip().rpartition("\n")[2]
-    message = f"the worker exited with code {event.get('code')}" + (f": {last}" if last else "")
-    return Failure(kind="killed", type="exit", message=message)
 
 
 def _line(text: object) -> str:

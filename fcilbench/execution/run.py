@@ -12,6 +12,7 @@ from fcilbench.execution.rows import RowWriter, Summary, Task
 from fcilbench.execution.supervisor import Supervisor
 from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
+from fcilbench.spec.metrics import METRICS
 from fcilbench.tracking.base import Tracker
 
 if TYPE_CHECKING:
@@ -30,23 +31,26 @@ def run_plan(
     A plan with nothing to run starts no process and tells no tracker.
 
     Returns:
-        What became of all cells of the plan; one that needs no run counts with the row that it has.
+        What became of all cells of the plan; one that needs no run counts with the row that it has (a light one, see
+        `Store.latest_light`).
 
     Raises:
         PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
     """
     options = options or RunOptions()
     progress = guarded(progress or Progress(), "progress display")
-    known = store.latest()
+    known = store.latest_light(METRICS)
     selected = [item.cell_id for item in plan.items]
     # Two equal points of the grid are one cell. What another run works on is waited for.
     todo = {item.cell_id: item.cell for item in plan.items if item.run or item.awaited}
+    if not todo:
+        return Summary({cell_id: known[cell_id] for cell_id in selected if cell_id in known})
     watching = [guarded(tracker, type(tracker).__name__) for tracker in trackers]
     writer = RowWriter(store, watching, progress, options.suite_digest)
-    if not todo:
-        return writer.summary(known, selected, {}, interrupted=False)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
-    executor = _executor(options)
+    executor = cast(
+        Callable[[RunOptions], Executor], entrypoints.load(entrypoints.lookup("executors", options.executor))
+    )(options)
     supervisor = Supervisor(tasks, writer, executor, progress, options)
     progress.run_started(len(tasks), executor.places)
     facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
@@ -63,12 +67,9 @@ def run_plan(
         progress.run_finished()
         for tracker in watching:
             tracker.suite_finished(supervisor.interrupts > 0)
-    return writer.summary(known, selected, supervisor.elsewhere, interrupted=supervisor.interrupts > 0)
-
-
-def _executor(options: RunOptions) -> Executor:
-    cls = entrypoints.load(entrypoints.lookup("executors", options.executor))
-    return cast(Callable[[RunOptions], Executor], cls)(options)
+    rows = {**known, **writer.written}
+    found = {cell_id: rows[cell_id] for cell_id in selected if cell_id in rows}
+    return Summary(found, frozenset(writer.ran), supervisor.elsewhere, supervisor.interrupts > 0)
 
 
 def running_cells(store: Store) -> dict[str, str]:

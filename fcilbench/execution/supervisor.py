@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from fcilbench.execution import lease, rows
-from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, Resources, RunOptions
+from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions
 from fcilbench.execution.lease import Lease, Owner, take
 from fcilbench.execution.rows import Result, RowWriter, Task
 from fcilbench.spec.row import Row
@@ -61,6 +61,7 @@ class Supervisor:
         self._rows = writer
         self._executor = executor
         self._options = options
+        self._device: Literal["cpu", "cuda"] = "cuda" if any(options.devices) else "cpu"
         self._progress = progress
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
@@ -88,12 +89,9 @@ class Supervisor:
         while not self._stop:
             # Tasks that need a device for themselves come last, so that devices run empty once and nobody starves.
             queue = self._waiting or self._alone
-            if not queue or not self._executor.accepts(self._needs(queue[0])):
+            if not queue or not self._executor.accepts(queue[0].alone):
                 return
             self._begin(queue.popleft())
-
-    def _needs(self, task: Task) -> Resources:
-        return Resources("cuda" if any(self._options.devices) else "cpu", alone=task.alone)
 
     def _begin(self, task: Task) -> None:
         """Starts an attempt, unless somebody else works on the cell or has finished it."""
@@ -108,16 +106,15 @@ class Supervisor:
         if isinstance(held, Row):
             self._rows.adopt(held, None)
             return
-        needs = self._needs(task)
         job = Job(
             cell=task.cell.model_dump(mode="json"),
             cell_id=task.cell_id,
             workdir=str(self._rows.store.cell_dir(task.cell_id).absolute()),
-            data_root=str(self._options.data_root) if self._options.data_root is not None else None,
-            device=needs.device,
+            device=self._device,
             offline=self._options.offline,
+            alone=task.alone,
         )
-        handle = self._executor.submit(job, needs)
+        handle = self._executor.submit(job)
         self._running[handle] = _Running(task, handle, held, time.monotonic())
         self._progress.cell_started(handle, task.cell, task.cell_id, task.attempts)
 
@@ -176,7 +173,7 @@ class Supervisor:
             (self._alone if task.alone else self._waiting).append(task)
             return
         try:
-            self._rows.record(task, end, running.handle, self._needs(task).device, running.environment)
+            self._rows.record(task, end, running.handle, self._device, running.environment)
             if end.status in ("ok", "failed"):  # nothing goes on from it
                 (self._rows.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:

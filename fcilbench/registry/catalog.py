@@ -48,7 +48,6 @@ class Description:
         schema: JSON Schema of its `Params`.
         facts: What its class declares: counts, default tasks, licence.
         origin: `file:line` of the class.
-        import_ms: Milliseconds its import took, that of torch not counted.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
         problem: Why it is broken, or `None`.
     """
@@ -60,7 +59,6 @@ class Description:
     schema: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
-    import_ms: float = 0.0
     code_digest: str = ""
     problem: str | None = None
 

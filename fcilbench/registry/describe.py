@@ -5,14 +5,10 @@ Plugins may print, exit or fail while they are imported: the answers go through 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import inspect
 import json
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -56,15 +52,11 @@ def _sources(module: str) -> tuple[str, ...]:
 
 
 def _describe(ref: PluginRef) -> dict[str, Any]:
-    _import_framework(ref.module)
-    start = time.perf_counter()
     cls = _load(ref)
-    elapsed = time.perf_counter() - start
-    reply = {
+    reply: dict[str, Any] = {
         "version": str(getattr(cls, "version", "")),
         "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
         "origin": _origin_of(cls),
-        "import_ms": round(elapsed * 1000, 1),
         "code_digest": _digest(ref.module),
         "files": _sources(ref.module),
     }
@@ -103,14 +95,6 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         "code_digest": _digest(ref.module),
         "files": files,
     }
-
-
-def _import_framework(module: str) -> None:
-    """Imports torch first if a plugin is about to, so that the plugin's import time is its own."""
-    texts = (Path(path).read_bytes() for path in _sources(module))
-    if any(b"torch" in text or b"from fcilbench.api import" in text for text in texts):
-        with contextlib.suppress(ImportError):
-            importlib.import_module("torch")
 
 
 def _load(ref: PluginRef) -> type:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Event = dict[str, Any]
@@ -58,27 +58,19 @@ class LineBuffer:
 
     def __init__(self, largest: int = LARGEST_LINE) -> None:
         self._largest = largest
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the lines that `chunk` completes, without their newline."""
         lines = []
-        *complete, rest = chunk.split(b"\n")
-        for end in complete:
-            self._keep(end)
-            if self._size <= self._largest:
-                lines.append(b"".join(self._parts))
-            self._parts, self._size = [], 0
-        self._keep(rest)
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            self._rest += end
+            if len(self._rest) <= self._largest:
+                lines.append(bytes(self._rest))
+            self._rest.clear()
+        self._rest += rest[: self._largest + 1 - len(self._rest)]  # no more than tells that it is too long
         return lines
-
-    def _keep(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > self._largest:
-            self._parts = []
-        elif part:
-            self._parts.append(part)
 
 
 def worker_environment() -> dict[str, str]:
@@ -156,7 +148,7 @@ class WorkerProcess:
             if self._deaf_since is not None and time.monotonic() - self._deaf_since > _DEAF_SECONDS:
                 self._signal(signal.SIGKILL)
             return None
-        return {"event": "died", "signal": -code if code < 0 else None, "code": code, "output": self._last_words()}
+        return {"event": "died", **_obituary(code, self._last_words())}
 
     def terminate(self) -> None:
         """Asks the worker and what it started to end."""
@@ -184,6 +176,26 @@ class WorkerProcess:
         return self._output.read().decode(errors="replace").strip()
 
 
+def _obituary(code: int, last_words: str) -> dict[str, str]:
+    """Returns `type` and `reason` of a death, from the exit code that Popen gives and what the process said last."""
+    if code >= 0:
+        last = last_words.rpartition("\n")[2]
+        return {"type": "exit", "reason": f"the worker exited with code {code}" + (f": {last}" if last else "")}
+    known = -code in {each.value for each in signal.Signals}
+    name = signal.Signals(-code).name if known else f"signal {-code}"
+    hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+    return {"type": name, "reason": f"the worker died of {name}{hint}"}
+
+
+def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> None:
+    """Waits until one of these workers has something to read, or for so many seconds."""
+    waiting = select.poll()
+    for worker in workers:
+        if not worker.deaf:
+            waiting.register(worker.events, select.POLLIN)
+    waiting.poll(1000 * seconds)
+
+
 class Asker:
     """Asks questions, one after the other, of a worker that starts with the first one and is replaced when it dies."""
 
@@ -204,32 +216,27 @@ class Asker:
     ) -> dict[str, Any]:
         """Returns the answer to a question; one that ends the worker is answered by `{"problem": reason}`.
 
-        `on_progress` takes the events that come before; `seconds` is how long the worker may be silent.
+        `on_progress` gets the events before the answer; `seconds` is how long the worker may be silent.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()
         token = uuid.uuid4().hex
         worker.send({**question, "token": token})
         deadline = time.monotonic() + patience
-        waiting = select.poll()
-        waiting.register(worker.events, select.POLLIN)
         while time.monotonic() < deadline:
-            if not worker.deaf:
-                waiting.poll(1000 * min(0.5, patience))
+            wait_for([worker], min(0.1, patience))
             died = worker.death()
             for event in worker.read():
-                if event.get("token") != token:
+                if event.pop("token", None) != token:
                     continue
-                if event["event"] == "answer":
-                    return {key: value for key, value in event.items() if key not in ("event", "token")}
+                if event.pop("event") == "answer":
+                    return event
                 deadline = time.monotonic() + patience
                 if on_progress is not None:
                     on_progress(event)
             if died is not None:
                 self._stop()
-                return {"problem": _obituary(died)}
-            if worker.deaf:
-                time.sleep(0.02)
+                return {"problem": died["reason"]}
         self._stop()
         return {"problem": f"no answer within {patience:g} s"}
 
@@ -237,10 +244,3 @@ class Asker:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
-
-
-def _obituary(died: Event) -> str:
-    last = str(died["output"]).rpartition("\n")[2].strip()
-    if died["signal"] is not None:
-        return f"the process died of signal {died['signal']}"
-    return f"the process ended with exit code {died['code']}" + (f": {last}" if last else "")

@@ -180,6 +180,11 @@ class Row(Closed):
             raise ValueError("a metric is not finite")
         return self
 
+    @property
+    def reason(self) -> str:
+        """Why there is no result: the plugin's reason for skipping, or the failure's message; empty if there is one."""
+        return self.skipped or (self.failure.message if self.failure else "")
+
     def to_json(self) -> str:
         """Returns the row as one line of JSON, without the newline."""
         return self.model_dump_json(by_alias=True)

@@ -72,7 +72,8 @@ def run_checks(path: Path | str, overrides: Sequence[str] = (), deep: Probe | No
     try:
         expansion = expand(load_suite(path, overrides))
         ran = checks
-        problems = [*expansion.unused, *(_probe(expansion, deep, str(path)) if deep else ())]
+        broken = probe_combinations(expansion.cells, deep) if deep else {}
+        problems = [*expansion.unused, *(_deep_problem(names, reason, path) for reason, names in broken.items())]
     except InvalidSuiteError as error:
         ran, problems = error.ran, [*error.problems]
     except SuiteError as error:
@@ -84,18 +85,23 @@ def run_checks(path: Path | str, overrides: Sequence[str] = (), deep: Probe | No
     return Report(results, expansion)
 
 
-def _probe(expansion: Expansion, deep: Probe, where: str) -> list[Problem]:
-    """Probes the first cell of each combination of plugins and parameters, whatever its partition and seed."""
+def probe_combinations(cells: Sequence[Cell], probe: Probe) -> dict[str, list[str]]:
+    """Probes the first cell of each combination of plugins and parameters, whatever its partition and seed.
+
+    Returns what went wrong, each thing with the combinations that it went wrong for.
+    """
     first: dict[str, Cell] = {}
-    for cell in expansion.cells:
+    for cell in cells:
         uses = (cell.dataset, cell.backbone, cell.aggregator, cell.stress)
         first.setdefault(repr([(use.name, use.params) for use in uses]), cell)
-    cells, found = list(first.values()), defaultdict[str, list[str]](list)
-    for cell, reason in zip(cells, deep(cells), strict=True):
+    found = defaultdict[str, list[str]](list)
+    for cell, reason in zip(first.values(), probe(list(first.values())), strict=True):
         if reason is not None:
             labels = (cell.dataset.label, cell.backbone.label, cell.aggregator.label, cell.stress.label)
             found[reason].append(" + ".join(labels))
-    return [
-        Problem(f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {reason}", where, check="deep")
-        for reason, names in found.items()
-    ]
+    return found
+
+
+def _deep_problem(names: Sequence[str], reason: str, path: Path | str) -> Problem:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Problem(f"{names[0]}{more}: {reason}", str(path), check="deep")

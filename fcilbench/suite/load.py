@@ -82,7 +82,7 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
     layers = _read(path, None, ())
     values: Any = functools.reduce(merge, (layer.value for layer in layers))
     for text in overrides:
-        layer, values = _override(values, text)
+        layer, values = override(values, text)
         layers.append(layer)
     try:
         suite = validate(Suite, values)
@@ -132,8 +132,12 @@ def _bytes(path: Path, where: str | None) -> bytes:
     raise SuiteError(one_line(f"suite {path} {reason}"), where=where)
 
 
-def _override(values: Any, text: str) -> tuple[Layer, Any]:
-    """Returns the layer of one `-s path=value`, and the values of a suite with it."""
+def override(values: Any, text: str) -> tuple[Layer, Any]:
+    """Returns the layer of one `-s path=value`, and the values of a suite with it.
+
+    Raises:
+        UsageError: If it is not of this form.
+    """
     origin = f"-s {text}"
     path, equals, raw = text.partition("=")
     steps = path.split(".")

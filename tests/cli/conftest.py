@@ -1,9 +1,7 @@
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +49,7 @@ class Cli:
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder = folder
+        self.done: subprocess.CompletedProcess[str] | None = None
         self.suite("tiny.yaml")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
         self.environment = {
@@ -94,8 +93,8 @@ class Cli:
         return json.loads(done.stdout)
 
     def files(self) -> set[str]:
-        own = {"data"}
-        return {path.name for path in self.folder.iterdir()} - own - {path.name for path in self.folder.glob("*.yaml")}
+        """What the commands have made here."""
+        return {path.name for path in self.folder.iterdir() if path.name != "data" and path.suffix != ".yaml"}
 
 
 @pytest.fixture(scope="session")
@@ -119,20 +118,9 @@ def cli(tmp_path: Path, shared: Path) -> Cli:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Callable[[], Cli]:
-    """A folder in which the tiny suite has run: fedavg ok, acme failed. Made once; tests only read it."""
-    made: list[Cli] = []
-
-    def make() -> Cli:
-        if not made:
-            cli = Cli(tmp_path_factory.mktemp("finished"), shared)
-            done = cli("run", "tiny.yaml", "--tracking", "none")
-            (cli.folder / "run.out").write_text(done.stdout)
-            (cli.folder / "run.err").write_text(done.stderr)
-            (cli.folder / "run.code").write_text(str(done.returncode))
-            made.append(cli)
-        return made[0]
-
-    yield make
-    for cli in made:
-        shutil.rmtree(cli.folder, ignore_errors=True)
+def finished(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Cli:
+    """A folder in which a suite has run: fedavg and sum ok, acme failed. Made once; tests only read it."""
+    cli = Cli(tmp_path_factory.mktemp("finished"), shared)
+    cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg, sum, acme]"), ("seeds: 1", "runtime: {keep_model: true}"))
+    cli.done = cli("run", "tiny.yaml", "--tracking", "none")
+    return cli

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import typer
 
+from fcilbench import __version__
 from fcilbench.cli.main import app
-
-HEAVY = ("torch", "timm", "transformers", "sklearn", "mlflow")
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -33,28 +32,21 @@ ALL = dict(commands())
 def test_all_verbs_are_there() -> None:
     assert {" ".join(path) for path in ALL} == {
         *("run", "plan", "check", "board", "show", "schema", "doctor", "reproduce"),
-        *("plugins test", "plugins new"),
-        *("plugins list", "plugins show", "data list", "data verify"),
-        *("results merge", "results export", "results sync"),
-        *("data fetch", "data path"),
-        *("module export", "module inspect"),
+        *("plugins test", "plugins new", "plugins list", "plugins show"),
+        *("data list", "data verify", "data fetch", "data path"),
+        *("results merge", "results export", "results sync", "module export", "module inspect"),
     }
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_each_verb_has_an_example_that_parses(path: tuple[str, ...]) -> None:
-    epilog = ALL[path].epilog
-    words = shlex.split(epilog.removeprefix("Example: [bold]").removesuffix("[/bold]"))
+def test_each_verb_has_an_example_that_parses_and_few_options(path: tuple[str, ...], monkeypatch: Any) -> None:
+    monkeypatch.setenv("FCILBENCH_DATA", "/data")  # an example with --data puts its own there
+    words = shlex.split(ALL[path].epilog.removeprefix("Example: [bold]").removesuffix("[/bold]"))
     assert words[: len(path) + 1] == ["fcilbench", *path]
-    context = ALL[path].make_context(path[-1], words[len(path) + 1 :])
-    assert context.params
-
-
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_no_verb_has_many_options_or_underscores(path: tuple[str, ...]) -> None:
-    flags = [flag for param in ALL[path].params for flag in param.opts if flag.startswith("-")]
-    assert not [flag for flag in flags if "_" in flag]
-    assert len([param for param in ALL[path].params if param.opts[0].startswith("-")]) <= 15
+    assert ALL[path].make_context(path[-1], words[len(path) + 1 :]).params
+    flags = [param.opts for param in ALL[path].params if param.opts[0].startswith("-")]
+    assert not [flag for names in flags for flag in names if "_" in flag]
+    assert len(flags) <= 15
 
 
 def test_each_option_is_declared_once_and_means_one_thing() -> None:
@@ -72,52 +64,30 @@ def test_each_option_is_declared_once_and_means_one_thing() -> None:
     assert [path.name for path in others if "typer.Option(" in path.read_text()] == ["main.py"]  # --version
 
 
+LIGHT = ["torch", "timm", "transformers", "sklearn", "mlflow"]
+HELP = [*LIGHT, *["pydantic", "optuna", "numpy", "scipy", "ruamel"]]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["plan", "tiny.yaml"], ["plugins", "list"], ["show"]], ids=" ".join
+    ("arguments", "absent"),
+    [("--help", HELP), ("plan tiny.yaml", LIGHT), ("plugins list", LIGHT), ("show", LIGHT)],
+    ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_torch_is_not_imported(cli: Any, arguments: list[str]) -> None:
+def test_nothing_heavy_is_imported(cli: Any, arguments: str, absent: list[str]) -> None:
+    """What makes the command line quick; benchmarks/startup.py measures it."""
     script = (
         "import sys, json\nfrom fcilbench.cli.main import main\nsys.argv = ['fcilbench', *sys.argv[1:]]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"sys.stderr.write('\\n' + json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+        f"sys.stderr.write('\\n' + json.dumps([name for name in {absent} if name in sys.modules]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        cwd=cli.folder,
-        env=cli.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", script, *arguments.split()]
+    done = subprocess.run(command, cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stderr.rpartition("\n")[2]) == []
 
 
-def test_help_imports_nothing_heavy() -> None:
-    """What makes `--help` quick; benchmarks/startup.py measures it."""
-    code = (
-        "import sys\n"
-        "sys.argv = ['fcilbench', '--help']\n"
-        "from fcilbench.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "heavy = 'torch timm transformers pydantic mlflow optuna numpy scipy sklearn ruamel'.split()\n"
-        "print(sorted(set(heavy) & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_version(cli: Any) -> None:
-    from fcilbench import __version__
-
+def test_version_and_no_color(cli: Any) -> None:
     assert cli("--version").stdout == f"fcilbench {__version__}\n"
-
-
-def test_check_help_is_made_from_the_checks(cli: Any) -> None:
-    from fcilbench.suite.check import CHECKS
-
-    text = " ".join(cli("check", "--help").stdout.split())
-    for name, promise in CHECKS.items():
-        assert f"- {name}: {promise}" in text
+    assert "\x1b[" not in cli("--help", NO_COLOR="1", FORCE_COLOR="").stdout
 
 
 def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> None:
@@ -126,20 +96,13 @@ def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> 
         "def broken(self): raise RuntimeError('two\\nlines')\n"
         "store.Store.scan = broken\nfrom fcilbench.cli.main import main; main()"
     )
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script, *arguments]
-        return subprocess.run(command, cwd=cli.folder, capture_output=True, text=True, check=False)
-
-    short, long = run("show"), run("show", "-v")
+    commands = [[sys.executable, "-c", script, "show", *more] for more in ([], ["-v"])]
+    short, long = (
+        subprocess.run(command, cwd=cli.folder, capture_output=True, text=True, check=False) for command in commands
+    )
     assert short.returncode == long.returncode == 1
     assert short.stderr.splitlines()[0] == "internal error: RuntimeError: two lines"
-    assert "Traceback" not in short.stderr
-    assert "Traceback" in long.stderr
-
-
-def test_no_color(cli: Any) -> None:
-    assert "\x1b[" not in cli("--help", NO_COLOR="1", FORCE_COLOR="").stdout
+    assert ("Traceback" in short.stderr, "Traceback" in long.stderr) == (False, True)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"?5 ?"), ("cp1252", b"\xb15 ?")])

@@ -25,20 +25,20 @@ class Queue:
         self._node, self._jobs, self._names = LocalExecutor(options), [], {}
         self.places = ["partition a"]
 
-    def accepts(self, resources):
+    def accepts(self, alone):
         return True
 
-    def submit(self, job, resources):
+    def submit(self, job):
         handle = Handle(f"queued-{job.cell_id}", "partition a")
-        self._jobs.append((time.monotonic() + 1.0, handle, job, resources))
+        self._jobs.append((time.monotonic() + 1.0, handle, job))
         return handle
 
     def poll(self, timeout):
         for entry in list(self._jobs):
-            begin, handle, job, resources = entry
-            if time.monotonic() >= begin and self._node.accepts(resources):
+            begin, handle, job = entry
+            if time.monotonic() >= begin and self._node.accepts(job.alone):
                 self._jobs.remove(entry)
-                self._names[self._node.submit(job, resources)] = handle
+                self._names[self._node.submit(job)] = handle
         return [(self._names[handle], event) for handle, event in self._node.poll(timeout)]
 
     def kill(self, handle):

@@ -190,7 +190,7 @@ BROKEN = {
     "exits": ("raise SystemExit(3)", "SystemExit: 3"),
     "dies": (
         "import os, sys; sys.stderr.write('farewell\\n'); sys.stderr.flush(); os._exit(7)",
-        "exit code 7: farewell",
+        "code 7: farewell",
     ),
     "no_plugin": ("class P: version = '1'", "P does not derive from fcilbench.api.Plugin"),
     "version": (

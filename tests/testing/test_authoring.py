@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fcilbench.cli import plugins
 from fcilbench.cli.main import app
 from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError
 from fcilbench.plugins.aggregators.joint import Joint
@@ -53,16 +52,10 @@ def test_a_plugin_that_is_missing_is_a_prerequisite_with_the_nearest_name():
     [
         (("accuracy",), "one of the boards, for which there are no checks"),
         (("sum", "--kind", "aggregator"), "did you mean 'aggregators'"),
-        (("sum", "--set", "lambda_s"), "is not NAME=VALUE"),
+        (("sum", "--set", "lambda_s"), "-s lambda_s: expected path=value"),
         (("sum", "--set", "lambda_s=-1"), "fcilbench/sum: lambda_s: "),
     ],
 )
 def test_usage_errors(data_root, words, text):
     with pytest.raises(UsageError, match=text):
         run(*words)
-
-
-def test_values_are_yaml():
-    given = ["a=1.5", "b=[1, 2]", "c=none", "d=null", "e={x: 1}"]
-    expected = {"a": 1.5, "b": [1, 2], "c": "none", "d": None, "e": {"x": 1}}
-    assert plugins._parameters(given) == expected

@@ -52,7 +52,8 @@ def examples():
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("fcilbench ")])
-def test_commands_parse(line):
+def test_commands_parse(line, monkeypatch):
+    monkeypatch.setenv("FCILBENCH_DATA", "/data")  # a line with --data puts its own there
     command, words = typer.main.get_command(app), shlex.split(line)[1:]
     while words and hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
