@@ -93,7 +93,8 @@ class LoraLinear(nn.Linear):
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns all factors as one pair A `[m, in]` and B `[out, m]`, unscaled; B has zeros outside of its parts."""
-        pairs = [(self.get_parameter(f"lora_A{end}"), self.get_parameter(f"lora_B{end}")) for end in self.rows]
+        # Not `get_parameter`: the engine may run the network with plain tensors in place of its parameters.
+        pairs = [(getattr(self, f"lora_A{end}"), getattr(self, f"lora_B{end}")) for end in self.rows]
         if "" in self.rows:
             return pairs[0]
         bounds = [(0, 0, rows.start, self.out_features - rows.stop) for rows in self.rows.values()]
