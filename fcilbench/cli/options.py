@@ -76,7 +76,11 @@ Rerun = Annotated[
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
 Executor = Annotated[
     str,
-    typer.Option("--executor", metavar="NAME", help="What runs the cells; see `plugins list --kind executors`."),
+    typer.Option(
+        "--executor",
+        metavar="NAME[,OPTION=VALUE...]",
+        help="What runs the cells: local, ray or slurm, e.g. slurm,partition=gpu,minutes=240 (docs/scaling.md).",
+    ),
 ]
 Jobs = Annotated[
     int | None,

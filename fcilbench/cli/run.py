@@ -48,7 +48,7 @@ def run(
     from fcilbench.execution.devices import choose_devices
     from fcilbench.registry.entrypoints import lookup
 
-    lookup("executors", executor)
+    lookup("executors", executor.partition(",")[0])
     devices = tuple(choose_devices(gpus))
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
     jobs = slots_per_device(prepared, devices, jobs)

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast
 
+from pydantic import ValidationError
+
+from fcilbench.errors import UsageError, nearest
 from fcilbench.registry.process import Event
 from fcilbench.spec.cell import Cell
+from fcilbench.spec.params import Params
 from fcilbench.spec.row import Row
 
 TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
@@ -16,6 +20,7 @@ TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+P = TypeVar("P", bound=Params)
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class RunOptions:
     Workers find the data sets where `FCILBENCH_DATA` of the environment says.
 
     Attributes:
-        executor: Name in the entry-point group `fcilbench.executors`.
+        executor: Name in the entry-point group `fcilbench.executors`, with the executor's own options after commas,
+            e.g. `slurm,partition=gpu,minutes=240`.
         devices: Devices to use, as `--gpus` names them (`choose_devices`); one empty value is the CPU.
         jobs: Jobs that share a device.
         wait: Wait at the end for cells that other runs on the store work on, and take over those they leave.
@@ -85,6 +91,10 @@ class Executor(Protocol):
     """
 
     @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Kind of device that jobs run on."""
+
+    @property
     def places(self) -> Sequence[str]:
         """Labels of the places for jobs that run at the same time, for the display."""
 
@@ -111,6 +121,34 @@ class Executor(Protocol):
     def close(self) -> None:
         """Ends what still runs and frees all resources."""
         ...
+
+
+def executor_settings(model: type[P], options: RunOptions) -> P:
+    """Returns the options of an executor that follow its name in `options.executor`.
+
+    Args:
+        model: The executor's options, a `Params` class.
+        options: The run's options.
+
+    Raises:
+        UsageError: If an option is unknown, has no value or an illegal one.
+
+    Example:
+        >>> class Settings(Params):
+        ...     minutes: int = 60
+        >>> executor_settings(Settings, RunOptions(executor="slurm,minutes=240"))
+        Settings(minutes=240)
+    """
+    name, *given = options.executor.split(",")
+    values = dict(item.partition("=")[::2] for item in given)
+    try:
+        for key in values.keys() - model.model_fields.keys():
+            raise UsageError(f"--executor {name}: no option {key!r}{nearest(key, model.model_fields)}")
+        return model.model_validate_strings(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        raise UsageError(f"--executor {name}: {key}={values[key]}: {first['msg']}") from None
 
 
 class Progress:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fcilbench.errors import UsageError
+from fcilbench.execution.attempt import job_environment
 from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for, worker_environment
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
 
 
@@ -61,6 +62,11 @@ class LocalExecutor:
         # Round the devices, so that the first cells go to different ones.
         self._slots = [_Slot(visible) for visible in list(options.devices) * options.jobs]
         self._waiting: list[tuple[Handle, Event]] = []
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """The GPU, if there are any to use."""
+        return "cuda" if any(self._options.devices) else "cpu"
 
     @property
     def places(self) -> Sequence[str]:
@@ -168,11 +174,9 @@ class LocalExecutor:
         slot.stop()
 
     def _environment(self, slot: _Slot) -> dict[str, str]:
-        environment = worker_environment()
-        environment["CUDA_VISIBLE_DEVICES"] = slot.visible
-        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
-        environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS
-        return environment | (_OFFLINE if self._options.offline else {})
+        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
+        visible = {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
+        return worker_environment() | job_environment(not slot.visible, self._options.offline) | visible
 
 
 def _third_party(job: Job) -> frozenset[str]:

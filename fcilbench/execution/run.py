@@ -49,7 +49,8 @@ def run_plan(
     writer = RowWriter(store, watching, progress, options.suite_digest)
     tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
     executor = cast(
-        Callable[[RunOptions], Executor], entrypoints.load(entrypoints.lookup("executors", options.executor))
+        Callable[[RunOptions], Executor],
+        entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0])),
     )(options)
     supervisor = Supervisor(tasks, writer, executor, progress, options)
     progress.run_started(len(tasks), executor.places)

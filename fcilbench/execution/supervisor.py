@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from fcilbench.execution import lease, rows
 from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions
@@ -61,7 +61,7 @@ class Supervisor:
         self._rows = writer
         self._executor = executor
         self._options = options
-        self._device: Literal["cpu", "cuda"] = "cuda" if any(options.devices) else "cpu"
+        self._device = executor.device
         self._progress = progress
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None

@@ -19,7 +19,7 @@ import time
 class Queue:
     \"\"\"Takes every job at once, and lets each wait for a second before the one machine begins with it.\"\"\"
 
-    version = "1"
+    version, device = "1", "cpu"
 
     def __init__(self, options):
         self._node, self._jobs, self._names = LocalExecutor(options), [], {}

@@ -88,6 +88,13 @@ def test_the_next_run_resumes_what_this_one_gave_up(kit: Any, straight: tuple[An
     assert science(kit.row("sum")) == straight
 
 
+@pytest.mark.parametrize("executor", ["ray,address=local", "slurm,cluster=local"])
+def test_the_executors_of_clusters_make_the_same_row(kit: Any, straight: tuple[Any, ...], executor: str) -> None:
+    pytest.importorskip("ray" if executor.startswith("ray") else "submitit")
+    assert run_plan(kit.plan(make_cell("sum")), kit.store, options=RunOptions(executor)).exit_code == OK
+    assert science(kit.row("sum")) == straight
+
+
 def test_one_or_two_jobs_make_equal_rows(kit: Any) -> None:
     cells = [make_cell(name) for name in ("fedavg", "sum", "joint")]
     stores = [Store(kit.store.root / str(jobs)) for jobs in (1, 2)]

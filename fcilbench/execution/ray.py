@@ -1,0 +1,143 @@
+"""The Ray executor: each cell is a task of a Ray cluster, with the share of GPUs and cores that it needs.
+
+The results folder and the data root must be folders that all nodes share. A node that is lost costs each of its cells
+one retry; the cell goes on from its checkpoint on another node.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Literal
+
+try:
+    import ray
+except ImportError as error:
+    from fcilbench.errors import PrerequisiteError
+
+    raise PrerequisiteError("Ray is not installed", hint="pip install 'fcilbench[ray]'") from error
+
+from fcilbench.errors import PrerequisiteError
+from fcilbench.execution.attempt import attempt, job_environment
+from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions, executor_settings
+from fcilbench.registry.process import Event
+from fcilbench.spec.params import Field, Params
+
+
+class RaySettings(Params):
+    """Options of `--executor ray,NAME=VALUE,...`."""
+
+    address: str = Field("auto", description="address of the cluster; `local` starts one on this machine")
+    gpus: float = Field(0.0, ge=0, description="GPUs of a cell, e.g. 0.5 to let two share one; 0 is the CPU")
+    cpus: int | None = Field(None, ge=1, description="cores of a cell; by default its runtime.threads")
+    queue: int = Field(1000, ge=1, description="cells that are handed to Ray at a time")
+
+
+class RayExecutor:
+    """Runs jobs as tasks of a Ray cluster; which node takes one, and when, Ray decides."""
+
+    version: ClassVar[str] = "1"
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._settings = executor_settings(RaySettings, options)
+        self._events: dict[Handle, ray.ObjectRefGenerator] = {}
+        address = self._settings.address
+        host, _, port = address.rpartition(":")
+        try:
+            if host and port.isdecimal():  # Ray itself waits for minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            hint = "start one with `ray start --head`, or say --executor ray,address=local"
+            reason = str(error).splitlines()[0]
+            raise PrerequisiteError(f"no Ray cluster at {address!r}: {reason}", hint=hint) from error
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """The GPU, if cells ask for a share of one."""
+        return "cuda" if self._settings.gpus else "cpu"
+
+    @property
+    def places(self) -> Sequence[str]:
+        """One label for each core or share of a GPU of the cluster as it is now; a cluster may grow."""
+        settings = self._settings
+        whole = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        slots = whole.get("GPU", 0) / settings.gpus if settings.gpus else whole.get("CPU", 1) / (settings.cpus or 1)
+        return ["ray"] * max(1, int(slots))
+
+    def accepts(self, alone: bool) -> bool:
+        """Says whether fewer cells than `queue` are with Ray; those that wait for a node are among them."""
+        return len(self._events) < self._settings.queue
+
+    def submit(self, job: Job) -> Handle:
+        """Hands a job to Ray."""
+        handle = Handle(uuid.uuid4().hex, "ray")
+        request = {"ask": "run", "token": handle.token, **asdict(job)}
+        needs = _whole_node() if job.alone else {}
+        cpus, gpus = self._settings.cpus or int(job.cell["runtime"]["threads"]), self._settings.gpus
+        needs = {"num_cpus": needs.get("num_cpus", cpus), "num_gpus": needs.get("num_gpus", gpus) if gpus else 0}
+        task = _task.options(**needs, num_returns="streaming", max_retries=0)
+        environment = job_environment(job.device == "cpu", job.offline)
+        self._events[handle] = task.remote(request, environment, self._options.worker)
+        return handle
+
+    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+        """Waits up to `timeout` seconds for events and returns what has come."""
+        if not self._events:
+            time.sleep(timeout)
+            return []
+        running = list(self._events.values())
+        ready, _ = ray.wait(running, num_returns=1, timeout=timeout, fetch_local=False)
+        if ready:
+            ready, _ = ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
+        found = []
+        for handle in [handle for handle, events in self._events.items() if events in ready]:
+            event = self._next(self._events[handle])
+            found.append((handle, event))
+            if event["event"] in TERMINAL or event["event"] == "died":
+                del self._events[handle]
+        return found
+
+    def _next(self, events: ray.ObjectRefGenerator) -> Event:
+        """Returns the next event of a task that has one, or how the task came to its end without a last event."""
+        try:
+            event: Event = ray.get(next(events))
+        except ray.exceptions.OutOfMemoryError as error:
+            return {"event": "oom", "kind": "oom", "type": "OutOfMemoryError", "message": str(error).splitlines()[0]}
+        except (ray.exceptions.RayError, StopIteration) as error:
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            return {"event": "died", "type": type(error).__name__, "reason": reason}
+        return event
+
+    def kill(self, handle: Handle) -> None:
+        """Cancels a job; its worker process dies with the task."""
+        if (events := self._events.pop(handle, None)) is not None:
+            ray.cancel(events, force=True)
+
+    def ask_to_end(self) -> None:
+        """Cancels all jobs; each then reports that it died."""
+        for events in self._events.values():
+            ray.cancel(events, force=True)
+
+    def close(self) -> None:
+        """Cancels what still runs and leaves the cluster."""
+        for handle in list(self._events):
+            self.kill(handle)
+        ray.shutdown()
+
+
+@ray.remote
+def _task(request: Mapping[str, Any], environment: Mapping[str, str], command: Sequence[str] | None) -> Iterator[Event]:
+    yield from attempt(request, environment, command)
+
+
+def _whole_node() -> dict[str, float]:
+    """Returns what a task must ask for so that nothing else runs beside it: all cores of the largest node, one GPU."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    cores = [node["Resources"].get("CPU", 1.0) for node in nodes if node["Alive"]]
+    return {"num_cpus": max(cores, default=1.0), "num_gpus": 1.0}
