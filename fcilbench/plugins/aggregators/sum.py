@@ -188,7 +188,8 @@ class Sum(Aggregator):
         message = {"frozen_sum": sums.float(), "frozen_count": counts.to(torch.int64)}
         if self.params.selector == "ridge":
             message["frozen_sum"] = sums
-            message["frozen_gram"] = pack_symmetric(torch.stack([rows.T @ rows for rows, _ in labelled]).sum(dim=0))
+            gram = sum((rows.T @ rows for rows, _ in labelled), sums.new_zeros(()))
+            message["frozen_gram"] = pack_symmetric(gram)
         return message
 
     # ---------------------------------------------------------------- server, each round
