@@ -1,4 +1,4 @@
-"""What a cell costs beside its training: a suite of many tiny cells, with and without MLflow, and again when all is done.
+"""What a cell costs beside its training: a suite of many tiny cells, with and without MLflow and checkpoints.
 
 python benchmarks/overhead.py --cells 1000
 """
