@@ -45,6 +45,7 @@ def _cell(
     data: str = "sha256:data",
     base: int = 0,
     code: str = "k1",
+    stress: str = "none",
 ) -> Cell:
     options = {} if lambda_s is None else {"lambda_s": lambda_s}
 
@@ -63,7 +64,7 @@ def _cell(
             "backbone": use("timm", "vit", {"model": "vit_tiny"}),
             "partition": {"dirichlet": 0.5},
             "aggregator": use(aggregator, aggregator, options, code),
-            "stress": use("none", "none", {}),
+            "stress": use(stress, stress, {}),
             "seeds": {"index": seed, "base": base},
             "evaluate": {"task_identity": evaluate},
         }
@@ -88,7 +89,9 @@ def _outcome(
         accuracy=accuracy or {},
         test_sizes=[10, 10],
         classes=[["0", "1"], ["2", "3"]],
-        cost=Cost(wall_s=2.5, training_s=2.0, bytes_up=80, bytes_down=160),
+        cost=Cost(
+            wall_s=2.5, training_s=2.0, task_end_s=0.5, bytes_up=80, bytes_down=160, module=40, rounds=4, tasks=2
+        ),
         seeds={"order": 11, "partition": 12, "train": 13},
         model_digest="d" * 64,
         data_fingerprint=fingerprint,

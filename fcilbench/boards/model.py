@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -18,17 +19,24 @@ class Estimate(Closed):
         half_width: Half width of the interval; `None` with fewer than two different values.
         n: Number of defined values.
         values: The defined value of each seed index.
+        paper: The figure that the paper prints, on boards that are compared with one.
     """
 
     mean: float | None
     half_width: float | None
     n: int
     values: dict[int, float]
+    paper: float | None = None
 
     @property
     def constant(self) -> bool:
         """Whether several seeds gave one value: they do not influence it, so they are no evidence."""
         return self.n > 1 and len(set(self.values.values())) == 1
+
+    @property
+    def difference(self) -> float | None:
+        """Mean minus the paper's figure."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
 
 
 class Column(Closed):
@@ -46,22 +54,51 @@ class Group(Closed):
     Attributes:
         key: What the columns share: a task identity on the accuracy board.
         columns: The columns; the first one ranks.
+        ranked: Whether methods are ranked in it; a group of details is not.
     """
 
     key: str
     columns: tuple[Column, ...]
+    ranked: bool = True
 
 
 class Rank(Closed):
-    """Place of a method within one block and one group; tied methods share a rank.
+    """Place of a method within one block and one group.
 
     Attributes:
-        rank: 1 plus the number of methods that are significantly better.
+        rank: 1 plus the number of methods that are significantly better, so that tied methods share a rank; `None`
+            with too few seeds for the tests.
         of: Number of methods ranked.
+        low: Best place of the 95 % bootstrap interval over seeds.
+        high: Worst place of that interval.
+        best: Whether it has the best mean.
+        tied: Whether it cannot be told from the best one: by the tests, or with few seeds because its interval
+            reaches place 1.
     """
 
-    rank: int
+    rank: int | None
     of: int
+    low: int
+    high: int
+    best: bool
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A paired test of two methods over their common seeds.
+
+    Attributes:
+        first: The method whose mean is better.
+        second: The other one.
+        difference: Mean of `first` minus mean of `second`.
+        p: Two-sided p value of the paired t test, adjusted by Holm's rule over all pairs of the group.
+    """
+
+    first: str
+    second: str
+    difference: float
+    p: float
 
 
 class Entry(Closed):
@@ -69,23 +106,35 @@ class Entry(Closed):
 
     Attributes:
         aggregator: Label, with what tells it apart where two methods share a label.
-        ok: Seeds with a result.
-        planned: Seeds planned.
-        failures: Number of seeds per status other than `ok`; `missing` is a planned cell without a row.
+        plugin: Full name of the method's plugin.
+        control: Groups in which it is a control: a claim must beat it.
+        ok: Cells with a result.
+        planned: Cells planned.
+        seeds: Seeds with a result.
+        stale: Results of older code than this checkout.
+        failures: Number of cells per status other than `ok`; `missing` is a planned cell without a row.
         reasons: One line for each distinct failure or reason for skipping.
         estimates: By group and metric.
+        formulas: Complexity that the paper prints, by metric.
         ranks: By group; no entry where the block says why there is no rank.
         warnings: Distinct warnings of its rows.
+        cells: Ids of its rows.
     """
 
     aggregator: str
+    plugin: str
+    control: tuple[str, ...] = ()
     ok: int
     planned: int
+    seeds: int
+    stale: int = 0
     failures: dict[str, int] = Field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     estimates: dict[str, dict[str, Estimate]] = Field(default_factory=dict)
+    formulas: dict[str, str] = Field(default_factory=dict)
     ranks: dict[str, Rank] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
 
 
 class Block(Closed):
@@ -97,6 +146,7 @@ class Block(Closed):
         facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
         groups: Column groups, never ranked together.
         entries: Methods, in alphabetical order: the order is no rank.
+        tests: Paired tests by group.
         notes: What a reader must know of this block.
     """
 
@@ -105,6 +155,7 @@ class Block(Closed):
     facts: dict[str, str]
     groups: tuple[Group, ...]
     entries: tuple[Entry, ...]
+    tests: dict[str, tuple[Pair, ...]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,11 +165,41 @@ class Block(Closed):
         return " / ".join([*labels, f"stress {self.scenario.get('stress') or 'none'}"])
 
 
+class MeanRank(Closed):
+    """Mean place of a method over the blocks of a board, with its 95 % bootstrap interval."""
+
+    aggregator: str
+    mean: float
+    low: float
+    high: float
+
+
+class Overall(Closed):
+    """A board of the blocks of a board, for one column group.
+
+    Attributes:
+        key: The group.
+        metric: The metric that ranks it.
+        blocks: Number of blocks.
+        methods: Methods that have results in every block, best first.
+        left_out: Methods that lack a block.
+        critical_difference: Nemenyi's: mean ranks that differ by less cannot be told apart (5 %).
+    """
+
+    key: str
+    metric: str
+    blocks: int
+    methods: tuple[MeanRank, ...]
+    left_out: tuple[str, ...]
+    critical_difference: float
+
+
 class Board(Closed):
     """A board, with notes on the whole of it. Its JSON form `model_dump_json(by_alias=True)` is versioned."""
 
-    schema_version: Literal[2] = Field(2, alias="schema")
+    schema_version: Literal[3] = Field(3, alias="schema")
     board: str
     title: str
     blocks: tuple[Block, ...]
+    overall: tuple[Overall, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,29 +6,37 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fcilbench.boards.model import Block, Entry, Group
+from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample
-from fcilbench.boards.stats import LEAST_SEEDS
+from fcilbench.boards.stats import LEAST_SEEDS, LEAST_TESTED
 from fcilbench.spec.row import Row
+
+CONTROL = "‡"
+"""Mark of a control."""
 
 
 def block_notes(
     groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]
 ) -> tuple[str, ...]:
     """Returns the notes of one block: of its column groups, its entries and the samples of each method."""
+    ranked = [group for group in groups if group.ranked]
     return (
-        *_rank_notes(groups, entries),
+        *_rank_notes(ranked, entries),
+        *_control_notes(ranked, entries),
         *_seed_notes(entries, methods),
-        *_undefined_notes(groups, entries),
+        *_undefined_notes(ranked, entries),
         *_method_notes(methods),
     )
 
 
-def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], apart: str) -> tuple[str, ...]:
+def board_notes(
+    blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequence[Overall], apart: str
+) -> tuple[str, ...]:
     """Returns the notes of a whole board.
 
     Args:
         blocks: Each block with its flattened scenario.
+        overall: The board of its blocks.
         apart: What its column groups are, said where a block has several.
     """
     if not blocks:
@@ -36,8 +44,8 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], apart: str) -
     notes = []
     if len(blocks) > 1:
         notes.append(
-            f"{len(blocks)} scenarios in blocks of their own: data or protocol differ, so nothing is compared or "
-            "averaged between blocks"
+            f"{len(blocks)} scenarios in blocks of their own: data, protocol or hardware differ, so no figure is "
+            "compared or averaged between blocks"
         )
     same_labels: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for block, facts in blocks:
@@ -45,8 +53,18 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], apart: str) -
     for label, found in same_labels.items():
         if len(found) > 1:
             notes.append(f"{label} stands in {len(found)} blocks, which differ in {_differences(found)}")
-    if any(len(block.groups) > 1 for block, _ in blocks):
-        notes.append(apart)
+    if any(sum(group.ranked for group in block.groups) > 1 for block, _ in blocks):
+        notes.append(f"column groups are {apart}; never ranked together")
+    if any(e.control for block, _ in blocks for e in block.entries):
+        notes.append(
+            f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and where "
+            "the task is told (oracle) the head of FedAvg's one model, the fair control of task modules"
+        )
+    if overall:
+        notes.append(
+            "mean rank over scenarios: of methods with a rank in every one of them; its interval is a bootstrap over "
+            "scenarios and seeds, the critical difference is Nemenyi's (Demšar 2006)"
+        )
     notes.append("± is the half width of the 95 % confidence interval of the mean over seeds (Student t)")
     return tuple(notes)
 
@@ -72,21 +90,45 @@ def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
         metric = group.columns[0].metric
         counts = {entry.aggregator: entry.estimates[group.key][metric].n for entry in entries}
         few = [f"{name} n={n}" for name, n in counts.items() if n < LEAST_SEEDS]
-        ranked = any(group.key in entry.ranks for entry in entries)
+        found = [entry.ranks[group.key] for entry in entries if group.key in entry.ranks]
         if few:
             notes.append((group.key, f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})"))
         alike = [name for name in counts if entry_of[name].estimates[group.key][metric].constant]
         if alike:
             text = f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})"
             notes.append((group.key, text))
-        elif not few and not ranked and len(entries) > 1:
+        elif not few and not found and len(entries) > 1:
             notes.append((group.key, f"no rank: the methods share fewer than {LEAST_SEEDS} seeds"))
-        if ranked:
+        if found and found[0].rank is None:
             text = (
-                f"rank = 1 + methods significantly better in {group.columns[0].title} "
-                "(paired t over common seeds, Holm-corrected, p < 0.05); ties share a rank"
+                f"rank is the interval of the place by mean {group.columns[0].title}, in 95 % of the resamples of the "
+                f"seeds; with fewer than {LEAST_TESTED} common seeds nothing is tested"
             )
             notes.append((group.key, text))
+        elif found:
+            text = (
+                f"rank = 1 + methods significantly better in {group.columns[0].title} (paired t over common seeds, "
+                "Holm-corrected, p < 0.05), so that ties share a rank; in brackets the place by mean in 95 % of the "
+                "resamples of the seeds"
+            )
+            notes.append((group.key, text))
+    return _merged(notes, groups)
+
+
+def _control_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
+    """Names the best control of each group, and the methods whose mean does not exceed it."""
+    notes = []
+    for group in groups:
+        column = group.columns[0]
+        means = {e.aggregator: m for e in entries if (m := e.estimates[group.key][column.metric].mean) is not None}
+        controls = [e.aggregator for e in entries if group.key in e.control and e.aggregator in means]
+        if not controls or len(means) == len(controls):
+            continue
+        sign = 1 if column.better == "higher" else -1
+        best = max(controls, key=lambda name: sign * means[name])
+        below = [name for name in means if name not in controls and sign * means[name] <= sign * means[best]]
+        verdict = f"not beaten by {', '.join(sorted(below))}" if below else "beaten by all others"
+        notes.append((group.key, f"best control {best}: {verdict} in the mean"))
     return _merged(notes, groups)
 
 
@@ -100,7 +142,7 @@ def _merged(notes: Sequence[tuple[str, str]], groups: Sequence[Group]) -> list[s
 
 def _seed_notes(entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]) -> list[str]:
     notes = [
-        f"{entry.aggregator}: figures cover {entry.ok} of {entry.planned} planned seeds"
+        f"{entry.aggregator}: figures cover {entry.ok} of {entry.planned} planned cells"
         for entry in entries
         if 0 < entry.ok < entry.planned
     ]
@@ -114,8 +156,8 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
     notes = []
     for group in groups:
         for column in group.columns:
-            counts = [(entry, entry.ok - entry.estimates[group.key][column.metric].n) for entry in entries]
-            gaps = [f"{entry.aggregator} in {count} of {entry.ok} cells" for entry, count in counts if count]
+            counts = [(entry, entry.seeds - entry.estimates[group.key][column.metric].n) for entry in entries]
+            gaps = [f"{entry.aggregator} in {count} of {entry.seeds} seeds" for entry, count in counts if count]
             if gaps:
                 notes.append((group.key, f"{column.title} is undefined (–), not 0: {', '.join(gaps)}"))
     return _merged(notes, groups)
@@ -149,17 +191,21 @@ class Here:
     digests: Mapping[str, str]
     environments: Mapping[str, str]
 
+    def is_stale(self, row: Row) -> bool:
+        """Returns whether a row is of another engine version, or of other code of its plugins."""
+        return row.code.engine_version != self.engine or bool(self.changed(row))
+
+    def changed(self, row: Row) -> list[str]:
+        """Returns the row's plugins whose installed code is another one."""
+        records = row.plugins.values()
+        return [each.name for each in records if each.code_digest != self.digests.get(each.name, each.code_digest)]
+
 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
     """Returns notes on results that this checkout, on this machine, might not reproduce."""
     results = [row for row in rows if row.status == "ok"]
     engines = Counter(row.code.engine_version for row in results if row.code.engine_version != here.engine)
-    plugins = Counter(
-        record.name
-        for row in results
-        for record in row.plugins.values()
-        if record.code_digest != here.digests.get(record.name, record.code_digest)
-    )
+    plugins = Counter(name for row in results for name in here.changed(row))
     notes = []
     old = [f"engine version {was or 'not recorded'}, here {here.engine} ({n} rows)" for was, n in engines.items()]
     if plugins:

@@ -1,17 +1,19 @@
-"""Shows a board: as text, as Markdown, as versioned JSON, as CSV with one line a figure."""
+"""Shows boards in one table of formats: text, Markdown, CSV with a line a figure, versioned JSON, LaTeX and HTML."""
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
+from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
+from fcilbench.boards.notes import CONTROL
 from fcilbench.boards.scenario import as_facts
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.protocol import Protocol
 from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table
 
-FORMS = ("table", "md", "json", "csv")
 DASH = "–"
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
 _ALWAYS = ("clients", "rounds", "local_epochs", "batch_size", "precision")
@@ -20,124 +22,180 @@ _WORDS = (0, 2)
 """Columns of text: method and failures; the others are figures."""
 
 
+class Head(NamedTuple):
+    """A column of a table; `column` where it holds figures, which rank the group if `ranks`."""
+
+    group: str
+    title: str
+    text: Callable[[Entry], str]
+    column: Column | None = None
+    ranks: bool = False
+
+
 def render(board: Board, form: str = "table", *, width: int = 100) -> str:
-    """Returns a board as text in one of `FORMS`; a `table` has `width` columns where that is possible.
+    """Returns a board as text in one of `FORMATS`; a `table` has `width` columns where that is possible.
 
     Raises:
         UsageError: If a board has no such form.
     """
-    if form == "json":
-        return clean(board.model_dump_json(by_alias=True, indent=2)) + "\n"
-    if form == "md":
-        return _markdown(board)
-    if form == "csv":
-        return comma_separated(_CSV, _figures(board))
-    if form == "table":
-        return _text(board, width)
-    raise UsageError(f"a board has no form {form!r}{nearest(form, FORMS)}")
+    if form not in FORMATS:
+        raise UsageError(f"a board has no form {form!r}{nearest(form, FORMATS)}")
+    return FORMATS[form](board, width)
 
 
-def format_estimate(estimate: Estimate, column: Column, ok: int) -> str:
+def format_estimate(estimate: Estimate, column: Column, seeds: int) -> str:
     """Returns mean and interval as boards print them, ratios in per cent: `60.00 ± 24.84`, or a dash if undefined.
 
-    A figure that is defined in fewer than the `ok` seeds says so, and so does a single one, which has no interval.
+    A figure that is defined in fewer than `seeds` seeds says so, and so does a single one, which has no interval.
     """
     if estimate.mean is None:
         return DASH
-    mean = _number(estimate.mean, column)
+    mean = number(estimate.mean, column)
     count = f" (n={estimate.n})"
     if estimate.half_width is None:
         return mean + count
-    return f"{mean} ± {_number(estimate.half_width, column)}{count if estimate.n != ok else ''}"
+    return f"{mean} ± {number(estimate.half_width, column)}{count if estimate.n != seeds else ''}"
 
 
-def _number(value: float, column: Column) -> str:
+def number(value: float, column: Column) -> str:
+    """Returns a figure of a column: a ratio in per cent, bytes with their unit (1 MB is 1,000,000), or four digits."""
+    if column.unit == "bytes":
+        power = next((p for p in (9, 6, 3) if abs(value) >= 10**p), 0)
+        return f"{value / 10**power:.4g} {({9: 'GB', 6: 'MB', 3: 'kB', 0: 'B'})[power]}"
     if column.unit != "ratio":
         return f"{value:.4g}"
     text = f"{100 * value:.2f}"
     return "0.00" if text == "-0.00" else text
 
 
-def _title(column: Column) -> str:
-    unit = " %" if column.unit == "ratio" else f" [{column.unit}]" if column.unit else ""
+def format_rank(rank: Rank | None) -> str:
+    """Returns a rank with the interval of its place: `2 of 5 [1–3]`, or `[1–3] of 5` where nothing was tested."""
+    if rank is None:
+        return DASH
+    interval = f"[{rank.low}–{rank.high}]" if rank.low != rank.high else f"[{rank.low}]"
+    return f"{interval} of {rank.of}" if rank.rank is None else f"{rank.rank} of {rank.of} {interval}"
+
+
+def table_of(block: Block, groups: Sequence[Group]) -> list[Head]:
+    """Returns the columns of a block's table: method, results, failures, and of each group its figures and ranks."""
+    ranked = {group.key for group in groups if group.ranked}
+
+    def name(entry: Entry) -> str:
+        where = [key for key in entry.control if key in ranked]
+        mark = f" {CONTROL}{'' if {*where} >= ranked else ', '.join(where)}"
+        return entry.aggregator + (mark if where else "")
+
+    heads = [
+        Head("", "aggregator", name),
+        Head("", "ok", lambda e: f"{e.ok}/{e.planned}{f', {e.stale} stale' if e.stale else ''}"),
+        Head("", "not ok", lambda e: ", ".join(f"{status} {count}" for status, count in e.failures.items()) or DASH),
+    ]
+    for group in groups:
+        for column in group.columns:
+            heads += _figure_heads(block, group, column)
+        if any(group.key in entry.ranks for entry in block.entries):
+            heads.append(Head(group.key, "rank", lambda e, key=group.key: format_rank(e.ranks.get(key))))  # type: ignore[misc]
+    return heads
+
+
+def _figure_heads(block: Block, group: Group, column: Column) -> list[Head]:
+    def of(entry: Entry) -> Estimate:
+        return entry.estimates[group.key][column.metric]
+
+    def text(entry: Entry) -> str:
+        shown, formula = format_estimate(of(entry), column, entry.seeds), entry.formulas.get(column.metric)
+        return f"{shown} {formula}" if formula else shown
+
+    def printed(value: float | None, sign: bool = False) -> str:
+        return DASH if value is None else f"{'+' if sign and value > 0 else ''}{number(value, column)}"
+
+    heads = [Head(group.key, title_of(column), text, column, column is group.columns[0])]
+    if any(of(entry).paper is not None for entry in block.entries):
+        heads.append(Head(group.key, "paper", lambda entry: printed(of(entry).paper)))
+        heads.append(Head(group.key, "difference", lambda entry: printed(of(entry).difference, sign=True)))
+    return heads
+
+
+def title_of(column: Column) -> str:
+    """Returns a column's title with unit and direction."""
+    unit = {"ratio": " %", "": "", "bytes": ""}.get(column.unit, f" [{column.unit}]")
     return f"{column.title}{unit}{_ARROWS[column.better]}"
 
 
-def _facts(block: Block) -> str:
+def facts_of(block: Block) -> str:
+    """Returns what a block's scenario fixes, in one line: what is not at its default, tasks and data."""
     defaults = as_facts(Protocol().model_dump(mode="json"))
     facts = {key.removeprefix("protocol."): value for key, value in block.facts.items() if key.startswith("protocol.")}
     keep = {key: value for key, value in facts.items() if key in _ALWAYS or value != defaults.get(key)}
     keep["tasks"] = block.facts.get("tasks", "null")
     data = block.facts.get("data.loaded", "null")
     keep["data"] = "not loaded" if data == "null" else data.removeprefix("sha256:")[:12]
+    if "hardware" in block.facts:
+        keep["hardware"] = block.facts["hardware"]
     return ", ".join(f"{key} {value}" for key, value in keep.items())
 
 
-def _failures(entry: Entry) -> str:
-    return ", ".join(f"{status} {count}" for status, count in entry.failures.items()) or DASH
-
-
-def _block_notes(block: Block) -> list[str]:
+def notes_of(block: Block) -> list[str]:
+    """Returns a block's notes with the reasons and warnings of its entries."""
     reasons = [f"{entry.aggregator} {reason}" for entry in block.entries for reason in entry.reasons]
     warnings = [f"{entry.aggregator} warns: {warning}" for entry in block.entries for warning in entry.warnings]
     return [*block.notes, *reasons, *warnings]
 
 
-def _ranked(block: Block, group: Group) -> bool:
-    return any(group.key in entry.ranks for entry in block.entries)
+def overall_tables(board: Board) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Returns for each column group the heading and the lines of the board of its blocks."""
+    return [
+        (
+            f"Mean rank over {each.blocks} scenarios, {each.key}: {each.metric} "
+            f"(critical difference {each.critical_difference:.2f})",
+            [(m.aggregator, f"{m.mean:.2f}", f"[{m.low:.2f}, {m.high:.2f}]") for m in each.methods]
+            + [(name, DASH, "lacks a scenario") for name in each.left_out],
+        )
+        for each in board.overall
+    ]
 
 
-def _headers(block: Block, groups: tuple[Group, ...]) -> list[tuple[str, str]]:
-    """Returns `(group, title)` of each column."""
-    heads = [("", "aggregator"), ("", "ok"), ("", "not ok")]
-    for group in groups:
-        heads += [(group.key, _title(column)) for column in group.columns]
-        heads += [(group.key, "rank")] if _ranked(block, group) else []
-    return heads
-
-
-def _cells(block: Block, entry: Entry, groups: tuple[Group, ...]) -> list[str]:
-    cells = [entry.aggregator, f"{entry.ok}/{entry.planned}", _failures(entry)]
-    for group in groups:
-        found = entry.estimates[group.key]
-        cells += [format_estimate(found[column.metric], column, entry.ok) for column in group.columns]
-        if _ranked(block, group):
-            rank = entry.ranks.get(group.key)
-            cells.append(DASH if rank is None else f"{rank.rank} of {rank.of}")
-    return cells
+_OVERALL = ("aggregator", "mean rank", "95 % interval")
 
 
 def _text(board: Board, width: int) -> str:
     lines = [board.title]
     for block in board.blocks:
-        lines += ["", block.heading, *textwrap.wrap(_facts(block), width)]
+        lines += ["", block.heading, *textwrap.wrap(facts_of(block), width)]
         whole = _table(block, block.groups, None)
         fits = max(map(len, whole)) <= width
         for table in [whole] if fits else [_table(block, (group,), width) for group in block.groups]:
             lines += ["", *table]
-        lines += ["", *(f"- {note}" for note in _block_notes(block))]
+        lines += ["", *(f"- {note}" for note in notes_of(block))]
+    for heading, rows in overall_tables(board):
+        lines += ["", heading, "", *text_table([_OVERALL], rows, width=width, right=(1, 2))]
     return clean("\n".join([*lines, "", *(f"* {note}" for note in board.notes)])) + "\n"
 
 
 def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[str]:
-    heads = _headers(block, groups)
+    heads = table_of(block, groups)
     named = [
-        f"task: {group}" if group and group != (heads[index - 1][0] if index else "") else ""
-        for index, (group, _) in enumerate(heads)
+        f"task: {head.group}" if head.group and head.group != (heads[index - 1].group if index else "") else ""
+        for index, head in enumerate(heads)
     ]
     right = [index for index in range(len(heads)) if index not in _WORDS]
-    rows = [_cells(block, entry, groups) for entry in block.entries]
-    return text_table([named, [title for _, title in heads]], rows, width=width, right=right)
+    rows = [[head.text(entry) for head in heads] for entry in block.entries]
+    titles = [head.title for head in heads]
+    several = len(groups) > 1 or groups[0].key != "cost"
+    return text_table([named, titles] if several else [titles], rows, width=width, right=right)
 
 
 def _markdown(board: Board) -> str:
     lines = [f"# {board.title}", ""]
     for block in board.blocks:
-        heads = [f"{group}: {title}" if group else title for group, title in _headers(block, block.groups)]
+        heads = table_of(block, block.groups)
+        titles = [f"{head.group}: {head.title}" if head.group else head.title for head in heads]
         right = [index for index in range(len(heads)) if index not in _WORDS]
-        rows = [_cells(block, entry, block.groups) for entry in block.entries]
-        lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(_facts(block)), ""]
-        lines += [*markdown(heads, rows, right), "", *_items(_block_notes(block)), ""]
+        rows = [[head.text(entry) for head in heads] for entry in block.entries]
+        lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(facts_of(block)), ""]
+        lines += [*markdown(titles, rows, right), "", *_items(notes_of(block)), ""]
+    for heading, overall in overall_tables(board):
+        lines += [f"## {escape_markdown(heading)}", "", *markdown(_OVERALL, overall, (1, 2)), ""]
     return "\n".join([*lines, "## Notes", "", *_items(board.notes)]) + "\n"
 
 
@@ -145,23 +203,95 @@ def _items(notes: Iterable[str]) -> list[str]:
     return [f"- {escape_markdown(note)}" for note in notes]
 
 
+def _json(board: Board) -> str:
+    return clean(board.model_dump_json(by_alias=True, indent=2)) + "\n"
+
+
 _CSV = (
-    *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "ok", "planned"),
-    *("group", "metric", "unit", "better", "mean", "half_width", "n", "rank"),
+    *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "control", "ok", "planned", "stale"),
+    *("group", "metric", "unit", "better", "mean", "half_width", "n", "rank", "low", "high", "paper", "formula"),
 )
 
 
-def _figures(board: Board) -> list[tuple[object, ...]]:
-    return [
-        (
-            *(block.scenario.get(axis, "") for axis in _CSV[:4]),
-            *(block.digest, entry.aggregator, entry.ok, entry.planned),
-            *(group.key, column.metric, column.unit, column.better, found.mean, found.half_width, found.n),
-            entry.ranks[group.key].rank if group.key in entry.ranks and column is group.columns[0] else None,
-        )
-        for block in board.blocks
-        for entry in block.entries
-        for group in block.groups
-        for column in group.columns
-        for found in (entry.estimates[group.key][column.metric],)
-    ]
+def _csv(board: Board) -> str:
+    rows = []
+    for block in board.blocks:
+        for entry in block.entries:
+            for group in block.groups:
+                for column in group.columns:
+                    found = entry.estimates[group.key][column.metric]
+                    rank = entry.ranks.get(group.key) if column is group.columns[0] else None
+                    rows.append(
+                        (
+                            *(block.scenario.get(axis, "") for axis in _CSV[:4]),
+                            *(block.digest, entry.aggregator, group.key in entry.control),
+                            *(entry.ok, entry.planned, entry.stale),
+                            *(group.key, column.metric, column.unit, column.better),
+                            *(found.mean, found.half_width, found.n),
+                            *((rank.rank, rank.low, rank.high) if rank else (None, None, None)),
+                            *(found.paper, entry.formulas.get(column.metric)),
+                        )
+                    )
+    return comma_separated(_CSV, rows)
+
+
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", CONTROL: r"$^\ddagger$"}
+_TEX |= {
+    "±": r"$\pm$",
+    "–": "--",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    **{each: f"\\{each}" for each in "&%$#_{}"},
+}
+
+
+def _tex(board: Board) -> str:
+    """Returns a booktabs table for each block: the best mean of a column is bold, what ties with it is underlined."""
+    lines = [f"% {board.title}; needs \\usepackage{{booktabs}}. Bold: best mean. Underlined: not told apart from it."]
+    for block in board.blocks:
+        heads = [head for head in table_of(block, block.groups) if head.title not in ("ok", "not ok")]
+        best = {id(head): _best(block, head) for head in heads}
+        lines += ["", r"\begin{table}[t]", r"\centering\footnotesize", rf"\caption{{{_escape_tex(block.heading)}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
+        lines += [_tex_row(head.group for head in heads), _tex_row(head.title for head in heads), r"\midrule"]
+        for entry in block.entries:
+            lines.append(" & ".join(_tex_cell(head, entry, best[id(head)]) for head in heads) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {clean(note)}" for note in notes_of(block)), r"\end{table}"]
+    return "\n".join([*lines, "", *(f"% {clean(note)}" for note in board.notes)]) + "\n"
+
+
+def _best(block: Block, head: Head) -> float | None:
+    """Returns the best mean of a column, of methods with all of its seeds; `None` if there is nothing to compare."""
+    if head.column is None or head.column.better == "neither":
+        return None
+    found = [entry.estimates[head.group][head.column.metric] for entry in block.entries]
+    most = max((each.n for each in found), default=0)
+    known = [each.mean for each in found if each.mean is not None and each.n == most]
+    return (max if head.column.better == "higher" else min)(known) if len(known) > 1 else None
+
+
+def _tex_cell(head: Head, entry: Entry, best: float | None) -> str:
+    text = _escape_tex(head.text(entry))
+    if head.column is None or best is None:
+        return text
+    if entry.estimates[head.group][head.column.metric].mean == best:
+        return rf"\textbf{{{text}}}"
+    rank = entry.ranks.get(head.group)
+    return rf"\underline{{{text}}}" if head.ranks and rank is not None and rank.tied else text
+
+
+def _tex_row(texts: Iterable[str]) -> str:
+    return " & ".join(_escape_tex(text) for text in texts) + r" \\"
+
+
+def _escape_tex(text: str) -> str:
+    return re.sub("|".join(map(re.escape, _TEX)), lambda found: _TEX[found.group()], " ".join(clean(text).split()))
+
+
+FORMATS: Mapping[str, Callable[[Board, int], str]] = {
+    "table": _text,
+    "md": lambda board, _: _markdown(board),
+    "csv": lambda board, _: _csv(board),
+    "json": lambda board, _: _json(board),
+    "tex": lambda board, _: _tex(board),
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,13 @@ class Sample:
         return self.row.data.fingerprint if self.row else None
 
     @property
+    def hardware(self) -> str | None:
+        """The computing device and the digest of its hardware; `None` if nothing was computed."""
+        if self.row is None or self.row.device is None:
+            return None
+        return f"{self.row.device} {self.row.hardware_digest.removeprefix('sha256:')[:12]}"
+
+    @property
     def reason(self) -> str | None:
         """Why there is no result, in one line."""
         if self.row is None or self.row.failure is None:
@@ -85,8 +92,12 @@ def _of_cell(cell: Cell) -> Sample:
     return Sample(cell.coords, plugin_records(cell), row_params(cell), index, cell.data_fingerprint, None)
 
 
-def scenario_of(sample: Sample) -> dict[str, Any]:
-    """Returns all that a sample's scenario is made of, except the digest of the data that was loaded."""
+def scenario_of(sample: Sample, *, stress: bool = True) -> dict[str, Any]:
+    """Returns all that a sample's scenario is made of, except the digest of the data that was loaded.
+
+    Without `stress` it is the scenario that a clean cell shares with its stressed ones.
+    """
+    kinds: tuple[PluginKind, ...] = ("dataset", "backbone", "stress") if stress else ("dataset", "backbone")
     protocol = {**_defaults(), **sample.params.protocol}  # a row of before a field was added has its neutral default
     return {
         "protocol": {key: value for key, value in protocol.items() if key not in METHOD_FIELDS},
@@ -95,7 +106,7 @@ def scenario_of(sample: Sample) -> dict[str, Any]:
         "seeds": sample.params.seeds,
         "evaluate": list(sample.params.evaluate),
         "data": {"declared": sample.declared},
-        **{kind: _identity(sample, kind) for kind in ("dataset", "backbone", "stress")},
+        **{kind: _identity(sample, kind) for kind in kinds},
     }
 
 
@@ -105,32 +116,46 @@ def method_of(sample: Sample) -> dict[str, Any]:
     return {**_identity(sample, "aggregator"), **tuned}
 
 
-def split(found: Iterable[Sample]) -> list[tuple[dict[str, Any], list[Sample]]]:
+def split(
+    found: Iterable[Sample], *, stress: bool = True, hardware: bool = False
+) -> list[tuple[dict[str, Any], list[Sample]]]:
     """Splits samples into scenarios that must not be mixed.
 
     A cell that ended before it loaded its data belongs to its scenario's data if there is only one; if equal
-    declarations loaded different data, it stands apart, with `data.loaded` unknown.
+    declarations loaded different data, it stands apart, with `data.loaded` unknown. So it is with the hardware.
+
+    Args:
+        found: The samples.
+        stress: Whether clean and stressed cells are scenarios of their own.
+        hardware: Whether other hardware is another scenario.
 
     Returns:
         `(scenario, samples)` per block, ordered by labels, then by content.
     """
     by_key: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
     for sample in found:
-        scenario = scenario_of(sample)
+        scenario = scenario_of(sample, stress=stress)
         by_key.setdefault(digest(scenario), (scenario, []))[1].append(sample)
     blocks = []
     for scenario, members in by_key.values():
-        loaded = {sample.fingerprint for sample in members if sample.fingerprint is not None}
-        sole = next(iter(loaded)) if len(loaded) == 1 else None
-        parts: dict[str | None, list[Sample]] = defaultdict(list)
-        for sample in members:
-            parts[sample.fingerprint or sole].append(sample)
-        for fingerprint, part in parts.items():
-            data = {**scenario["data"], "loaded": fingerprint}
-            blocks.append(({**scenario, "data": data}, part))
+        parts: dict[tuple[str | None, str | None], list[Sample]] = defaultdict(list)
+        data = _known([sample.fingerprint for sample in members])
+        device = _known([sample.hardware for sample in members])
+        for sample, loaded, machine in zip(members, data, device, strict=True):
+            parts[loaded, machine if hardware else None].append(sample)
+        for (loaded, machine), part in parts.items():
+            whole = {**scenario, "data": {**scenario["data"], "loaded": loaded}}
+            blocks.append(({**whole, "hardware": machine} if hardware else whole, part))
     return sorted(
-        blocks, key=lambda block: (" / ".join(labels(block[1][0]).values()), json.dumps(block[0], sort_keys=True))
+        blocks, key=lambda block: (" / ".join(labels(block[1]).values()), json.dumps(block[0], sort_keys=True))
     )
+
+
+def _known(values: Sequence[str | None]) -> list[str | None]:
+    """Returns the values with the only one that is known in place of those that are not."""
+    known = {value for value in values if value is not None}
+    sole = next(iter(known)) if len(known) == 1 else None
+    return [value or sole for value in values]
 
 
 def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
@@ -153,9 +178,14 @@ def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
     return methods
 
 
-def labels(sample: Sample) -> dict[str, str]:
-    """Returns the labels of a sample's scenario."""
-    return {axis: str(sample.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition", "stress")}
+def labels(members: Sequence[Sample]) -> dict[str, str]:
+    """Returns the labels of a scenario's samples; where their stress differs, how many there are."""
+    found = {}
+    for axis in ("dataset", "backbone", "partition", "stress"):
+        values = sorted({str(sample.coords.get(axis, "")) for sample in members})
+        several = axis == "stress" and len(values) > 1
+        found[axis] = f"of {len(values)} kinds" if several else values[0]
+    return found
 
 
 def as_facts(record: Mapping[str, Any]) -> dict[str, str]:

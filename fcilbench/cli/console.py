@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError
+from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError, UsageError
 from fcilbench.tables import clean, comma_separated, line, markdown, text_table
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def show_list(
 
     Args:
         form: `table`, `md` and `csv` print `rows`; `jsonl` prints a line for each of `records`; `json` one document.
+            `tex` and `html` are for boards alone.
         headers: Titles of the columns; none prints a `table` without a header.
         rows: Texts of each row.
         key: Name of the list in the JSON document.
@@ -87,6 +88,8 @@ def show_list(
         right: Numbers of the columns that are aligned to the right.
         **about: What else the JSON document says.
     """
+    if form in ("tex", "html"):
+        raise UsageError(f"a list has no form {form!r}", hint="only boards are printed as tex and html")
     lines = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str) for each in records)
     if form == "json":
         head = json.dumps({"schema": 1, **about}, indent=2, ensure_ascii=False, default=str).removesuffix("\n}")

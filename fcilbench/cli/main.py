@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import check, console, data, doctor, module, plan, plugins, reproduce, results, run, show
+from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, reproduce, results, run, show
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
@@ -45,7 +45,8 @@ _VERBS = (
     (run.run, "run suites/quickstart.yaml --jobs 2"),
     (plan.plan, "plan suites/quickstart.yaml --only aggregator:sum"),
     (check.check, "check suites/quickstart.yaml --deep"),
-    (show.board, "board accuracy --out results -o board.md"),
+    (board.board, "board accuracy --out results -o board.md"),
+    (board.figure, "figure curves --out results -o curves.pdf"),
     (show.show, "show 9f2c --out results"),
     (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-baselines"),
     (check.schema, "schema suite"),

@@ -20,6 +20,8 @@ class Form(enum.StrEnum):
     JSONL = "jsonl"
     MD = "md"
     CSV = "csv"
+    TEX = "tex"
+    HTML = "html"
 
 
 def _quiet(value: bool) -> bool:
@@ -113,7 +115,20 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of mor
 Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write to a file; .txt, .md, .csv or .json sets the form."),
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Write to a file; its ending sets the form: .txt, .md, .csv, .json, ..."
+    ),
+]
+Identity = Annotated[
+    str, typer.Option("--identity", metavar="none|inferred|oracle", help="What methods are told of a sample's task.")
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        metavar="DIR",
+        help="Show printed figures and the differences from them, e.g. leaderboards/paper.",
+    ),
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny step of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]

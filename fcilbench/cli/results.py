@@ -57,15 +57,19 @@ def merge(
 
 @app.command(epilog="Example: [bold]fcilbench results export leaderboards/mine --out results[/bold]")
 def export(
-    folder: Annotated[Path, typer.Argument(help="New folder to write.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(help="New folder, or a .csv or .parquet file.", metavar="TARGET", show_default=False)
+    ],
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Write the last row of each cell to a new folder, with its environment, resolved suite and curve.
 
-    Such a folder is what leaderboards/ holds: `fcilbench reproduce` can train any of its cells again.
+    Such a folder is what leaderboards/ holds: `fcilbench reproduce` can train any of its cells again. A file that ends
+    in .csv or .parquet gets a table with a line for each cell instead.
     """
+    from fcilbench.results.frames import SUFFIXES, write_rows
     from fcilbench.results.merge import export as export_rows
     from fcilbench.results.store import Store
     from fcilbench.suite.select import parse_selectors
@@ -74,7 +78,11 @@ def export(
     rows = [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
     if not rows:
         raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
-    console.show(f"{folder}: {export_rows(store, Store(folder), rows)} rows")
+    if target.suffix in SUFFIXES:
+        write_rows(rows, target)
+        console.show(f"{target}: {len(rows)} rows")
+    else:
+        console.show(f"{target}: {export_rows(store, Store(target), rows)} rows")
 
 
 @app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking mlflow=http://tracking:5000[/bold]")

@@ -106,7 +106,7 @@ def _trackers(prepared: Prepared, option: str | None) -> list[Tracker]:
 
 def _show_boards(prepared: Prepared, summary: Summary) -> None:
     from fcilbench.boards.render import render
-    from fcilbench.cli.show import build_board
+    from fcilbench.cli.board import build_board
 
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
     rows = list(summary.rows.values())

@@ -109,6 +109,9 @@ def _cost(federation: Federation, progress: Progress) -> Cost:
         bytes_up=channel.bytes_up,
         bytes_down=channel.bytes_down,
         server_state=progress.server_state,
+        module=nbytes(federation.experiment.aggregator.export(federation.server)),
+        rounds=sum(phase.rounds for phase in federation.schedule.phases),
+        tasks=len(federation.schedule.phases),
     )
 
 

@@ -1,17 +1,21 @@
-"""The metrics of a class-incremental run: one table, and the functions of the accuracy matrix behind it.
+"""The metrics of a class-incremental run: one table for all boards, and the functions behind it.
 
 R[t][s] is the accuracy on task s after task t. All functions take this lower-triangular matrix as nested lists (row t
 has t + 1 entries, in [0, 1]) and leave it unchanged. An entry that was not measured is `None`; a metric that needs it,
 or that is undefined, is `None` and never 0.
 
-A new metric is one entry of `METRICS`: rows keep their matrix, so boards and `fcilbench show` fill it in for old rows.
+A new metric is one entry of `METRICS`: rows keep their matrix and their cost, so boards and `fcilbench show` fill it in
+for old rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fcilbench.spec.row import Row
 
 Matrix = Sequence[Sequence[float | None]]
 Better = Literal["higher", "lower", "neither"]
@@ -28,7 +32,8 @@ class Metric:
         better: Which direction is better.
         function: Value from the accuracy matrix and the number of test samples of each task; `None` for a number that
             the run itself records in its row.
-        shown: Whether the accuracy board has a column for it; a recorded metric is shown where it was recorded.
+        board: The board that has a column for it; a recorded metric is shown where it was recorded.
+        cost: Value from a row's recorded cost; `None` for a metric of the accuracy.
     """
 
     name: str
@@ -36,7 +41,8 @@ class Metric:
     unit: str
     better: Better
     function: Callable[[Matrix, Sequence[int]], float | None] | None
-    shown: bool = False
+    board: Literal["", "accuracy", "overhead"] = ""
+    cost: Callable[[Row], float | None] | None = None
 
 
 def faa(matrix: Matrix) -> float | None:
@@ -82,6 +88,17 @@ def backward_transfer(matrix: Matrix) -> float | None:
     return None if value is None else 0.0 - value
 
 
+def per_round(row: Row, total: float) -> float | None:
+    """Returns a total divided by the number of rounds; undefined in rows that did not record it."""
+    return total / row.cost.rounds if row.cost.rounds else None
+
+
+def per_visit(row: Row, total: int) -> float | None:
+    """Returns bytes divided by rounds and by the clients that are sampled in each."""
+    clients, share = row.params.protocol.get("clients", 1), row.params.protocol.get("participation", 1.0)
+    return per_round(row, total / max(1, round(share * clients)))
+
+
 def _losses(matrix: Matrix) -> list[float | None]:
     last = len(matrix) - 1
     losses: list[float | None] = []
@@ -106,10 +123,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 _TABLE = (
-    Metric("faa", "FAA", "ratio", "higher", lambda matrix, _: faa(matrix), shown=True),
+    Metric("faa", "FAA", "ratio", "higher", lambda matrix, _: faa(matrix), "accuracy"),
     Metric("accuracy_micro", "Accuracy (micro)", "ratio", "higher", accuracy_micro),
-    Metric("aia", "AIA", "ratio", "higher", lambda matrix, _: average_incremental_accuracy(matrix), shown=True),
-    Metric("forgetting", "Forgetting", "ratio", "lower", lambda matrix, _: forgetting(matrix), shown=True),
+    Metric("aia", "AIA", "ratio", "higher", lambda matrix, _: average_incremental_accuracy(matrix), "accuracy"),
+    Metric("forgetting", "Forgetting", "ratio", "lower", lambda matrix, _: forgetting(matrix), "accuracy"),
     Metric(
         "forgetting_floored", "Forgetting (floored)", "ratio", "lower", lambda matrix, _: forgetting_floored(matrix)
     ),
@@ -117,10 +134,31 @@ _TABLE = (
         "forgetting_diagonal", "Forgetting (diagonal)", "ratio", "lower", lambda matrix, _: forgetting_diagonal(matrix)
     ),
     Metric("bwt", "BWT", "ratio", "higher", lambda matrix, _: backward_transfer(matrix)),
-    Metric("oos_auroc", "OOS AUROC", "ratio", "higher", None, shown=True),
+    Metric("oos_auroc", "OOS AUROC", "ratio", "higher", None, "accuracy"),
+    Metric(
+        *("round_s", "Round", "s", "lower", None, "overhead"),
+        cost=lambda row: per_round(row, row.cost.training_s + row.cost.aggregation_s),
+    ),
+    Metric(
+        *("task_end_s", "Task end", "s", "lower", None, "overhead"),
+        cost=lambda row: row.cost.task_end_s / row.cost.tasks if row.cost.tasks else None,
+    ),
+    Metric("bytes_up", "Up", "bytes", "lower", None, "overhead", lambda row: row.cost.bytes_up),
+    Metric("bytes_down", "Down", "bytes", "lower", None, "overhead", lambda row: row.cost.bytes_down),
+    Metric(
+        *("client_up", "Up/visit", "bytes", "lower", None, "overhead"),
+        cost=lambda row: per_visit(row, row.cost.bytes_up),
+    ),
+    Metric(
+        *("client_down", "Down/visit", "bytes", "lower", None, "overhead"),
+        cost=lambda row: per_visit(row, row.cost.bytes_down),
+    ),
+    Metric("module", "Module", "bytes", "lower", None, "overhead", lambda row: row.cost.module or None),
+    Metric("server_state", "Server state", "bytes", "lower", None, "overhead", lambda row: row.cost.server_state),
+    Metric("peak_mem", "Peak memory", "bytes", "lower", None, "overhead", lambda row: row.cost.peak_mem),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
-"""Every metric by name. The first one that is shown ranks the methods of a board."""
+"""Every metric by name. The first one of a board ranks its methods."""
 
 
 def evaluate(matrix: Matrix, test_sizes: Sequence[int]) -> dict[str, float | None]:

@@ -32,6 +32,9 @@ class Cost(BaseModel):
         bytes_up: All clients' uploads, counted from the messages.
         bytes_down: All broadcasts to participating clients, counted from the messages.
         server_state: Largest size of the method's server state between rounds.
+        module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older.
+        rounds: Rounds of all tasks; 0 in rows of schema 2 or older.
+        tasks: Task ends; 0 in rows of schema 2 or older.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -46,6 +49,9 @@ class Cost(BaseModel):
     bytes_up: int = 0
     bytes_down: int = 0
     server_state: int = 0
+    module: int = 0
+    rounds: int = 0
+    tasks: int = 0
 
 
 class Outcome(BaseModel):

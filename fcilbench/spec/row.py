@@ -1,6 +1,7 @@
 """The schema of a row: one row for each planned cell, whatever its result. Torch-free; exported as JSON Schema.
 
-Version 2 added `suite_digest` and `code.engine_version`. Rows of version 1 are read as they are, and stay version 1.
+Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost. Rows of
+older versions are read as they are, and stay of their version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fcilbench.errors import UsageError
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -136,7 +137,7 @@ class Row(Closed):
         ended: End of the last attempt, UTC.
     """
 
-    schema_version: Literal[1, 2] = Field(2, alias="schema")
+    schema_version: Literal[1, 2, 3] = Field(3, alias="schema")
     identity_version: int
     cell_id: str = Field(pattern="^[0-9a-f]{64}$")
     suite: str

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fcilbench.boards.accuracy import AccuracyBoard
+from fcilbench.boards.build import AccuracyBoard
 from fcilbench.boards.model import Rank
 from fcilbench.boards.notes import Here, origin_notes
 from fcilbench.spec import metrics
@@ -40,13 +40,14 @@ def test_means_intervals_and_failures_in_view(golden_rows):
 def test_the_board_says_what_a_reader_must_know(golden_rows):
     board = AccuracyBoard(SHOWN).build(golden_rows)
     assert board.blocks[0].notes == (
-        "n < 5: no rank (fedavg n=3, sum n=1)",
-        "sum: figures cover 1 of 3 planned seeds",
+        "n < 3: no rank (sum n=1)",
+        "oracle: best control fedavg: beaten by all others in the mean",
+        "sum: figures cover 1 of 3 planned cells",
         "methods have results on different seeds: compare their means with care",
-        "oracle: Forgetting is undefined (–), not 0: fedavg in 3 of 3 cells",
+        "oracle: Forgetting is undefined (–), not 0: fedavg in 3 of 3 seeds",
         "lr is set per method: fedavg 1e-05, sum 0.0001",
     )
-    assert board.notes[0].startswith("2 scenarios in blocks of their own: data or protocol differ")
+    assert board.notes[0].startswith("2 scenarios in blocks of their own: data, protocol or hardware differ")
     assert (
         board.notes[1]
         == "digits / vit / dirichlet-0.5 / stress none stands in 2 blocks, which differ in protocol.rounds (2 | 5)"
@@ -161,7 +162,7 @@ def test_rows_of_other_commits_and_environments_are_named(make_cell, make_row):
 
 def test_a_new_metric_is_one_entry_and_fills_old_rows(make_cell, make_row, monkeypatch):
     """The last accuracy on the first task, which no row has recorded."""
-    first = metrics.Metric("first", "First task", "ratio", "higher", lambda matrix, _: matrix[-1][0], shown=True)
+    first = metrics.Metric("first", "First task", "ratio", "higher", lambda matrix, _: matrix[-1][0], "accuracy")
     monkeypatch.setitem(metrics.METRICS, "first", first)
     row = make_row(make_cell(), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.6, 0.8]]})
     (block,) = AccuracyBoard().build([row]).blocks
@@ -174,7 +175,7 @@ def test_an_undefined_value_in_one_seed_is_not_a_zero(make_cell, make_row):
     (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
     found = block.entries[0].estimates["none"]["faa"]
     assert (found.mean, found.n, block.entries[0].ok) == (pytest.approx(0.6), 2, 3)
-    assert "none: FAA is undefined (–), not 0: a in 1 of 3 cells" in block.notes
+    assert "none: FAA is undefined (–), not 0: a in 1 of 3 seeds" in block.notes
 
 
 def test_out_of_scope_detection_is_a_column_where_it_was_measured(make_cell, make_row):
@@ -203,16 +204,20 @@ def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are
         better = 0.55 + step + 0.01 * (seed % 2)
         rows.append(make_row(make_cell("b", seed), {"faa/none": better, "faa/oracle": 0.9 + step}))
         rows.append(make_row(make_cell("c", seed), {"faa/none": 0.9, "faa/oracle": 0.9}))
+
+    def ranked(rank, low=None, high=None, best=True):
+        return Rank(rank=rank, of=2, low=low or rank, high=high or rank, best=best, tied=best)
+
     rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
     (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
     assert {name: entry.ranks for name, entry in _entries(block).items()} == {
-        "a": {"none": Rank(rank=2, of=2), "oracle": Rank(rank=1, of=2)},
-        "b": {"none": Rank(rank=1, of=2), "oracle": Rank(rank=1, of=2)},
+        "a": {"none": ranked(2, best=False), "oracle": ranked(1, low=1, high=2)},
+        "b": {"none": ranked(1), "oracle": ranked(1, low=1, high=2)},
         "c": {},
         "few": {},
     }
     assert "equal in all seeds, which do not influence it: no interval and no rank (c)" in block.notes
-    assert "n < 5: no rank (few n=1)" in block.notes
+    assert "n < 3: no rank (few n=1)" in block.notes
 
 
 def test_no_rows_make_an_empty_board_that_says_so():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.boards.accuracy import AccuracyBoard
+from fcilbench.boards.build import AccuracyBoard
 from fcilbench.boards.model import Board, Column, Estimate
-from fcilbench.boards.render import FORMS, format_estimate, render
+from fcilbench.boards.render import FORMATS, format_estimate, number, render
 from fcilbench.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,7 +21,7 @@ def board(golden_rows) -> Board:
     return AccuracyBoard(("faa", "aia", "forgetting")).build(golden_rows)
 
 
-@pytest.mark.parametrize(("form", "name"), [("table", "wide.txt"), ("md", "board.md")])
+@pytest.mark.parametrize(("form", "name"), [("table", "wide.txt"), ("md", "board.md"), ("tex", "board.tex")])
 def test_text_is_the_golden_one(board, form, name):
     """The figures in the files are those of conftest.py, worked out by hand."""
     assert render(board, form, width=150) == (GOLDEN / name).read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_where_a_table_is_too_wide_each_group_has_its_own(board):
 
 def test_json_is_versioned_and_reads_back(board):
     text = render(board, "json")
-    assert (json.loads(text)["schema"], json.loads(text)["board"]) == (2, "accuracy")
+    assert (json.loads(text)["schema"], json.loads(text)["board"]) == (3, "accuracy")
     assert Board.model_validate_json(text) == board
 
 
@@ -73,6 +73,8 @@ def test_figures_say_how_sure_they_are(values, ok, text):
 def test_other_units_are_not_per_cent():
     column = Column(metric="x", title="X", unit="s", better="lower")
     assert format_estimate(Estimate(mean=12.3456, half_width=0.5, n=2, values={}), column, 2) == "12.35 ± 0.5"
+    size = Column(metric="x", title="X", unit="bytes", better="lower")
+    assert [number(value, size) for value in (999, 343_790_000, 2.5e9)] == ["999 B", "343.8 MB", "2.5 GB"]
 
 
 def test_labels_cannot_break_the_table(make_cell, make_row):
@@ -82,7 +84,7 @@ def test_labels_cannot_break_the_table(make_cell, make_row):
     board = AccuracyBoard(("faa",)).build([make_row(hostile, {"faa/none": 0.5})])
     text = r"| a\|b\[red\] \_x\_&lt;i&gt;\`c\`\!\[d\](//e)\\u001b\]0;f\\u0007\\u202e | 1/1 |"
     assert text in render(board, "md")
-    for form in FORMS:
+    for form in FORMATS:
         assert not {"\x1b", "\x07", "\u202e"} & set(render(board, form, width=150))
 
 
@@ -94,8 +96,21 @@ def test_ranks_are_shown_where_there_are_any(make_cell, make_row):
     ]
     text = render(AccuracyBoard(metrics=("faa",)).build(rows), "md")
     # 0.55 0.56 0.55 0.56 0.55: mean 0.554, s 0.0054772, 2.776445 * s / sqrt(5) = 0.0068009
-    assert "| a | 5/5 | – | 50.40 ± 0.68 | 2 of 2 |" in text
-    assert "| b | 5/5 | – | 55.40 ± 0.68 | 1 of 2 |" in text
+    assert r"| a | 5/5 | – | 50.40 ± 0.68 | 2 of 2 \[2\] |" in text
+    assert r"| b | 5/5 | – | 55.40 ± 0.68 | 1 of 2 \[1\] |" in text
+
+
+def test_in_latex_the_best_mean_is_bold_and_ties_are_underlined(make_cell, make_row):
+    """c - b is 0.009 and -0.011 by turns, mean 0.001: tied. a is 0.05 below."""
+    rows = [
+        make_row(make_cell(name, seed, evaluate=("none",)), {"faa/none": value + 0.01 * ((seed + shift) % 2)})
+        for name, value, shift in (("a", 0.5, 0), ("b_1", 0.55, 0), ("c", 0.549, 1))
+        for seed in range(5)
+    ]
+    text = render(AccuracyBoard(metrics=("faa",)).build(rows), "tex")
+    assert r"a & 50.40 $\pm$ 0.68 & 3 of 3 [3] \\" in text
+    assert r"b\_1 & \underline{55.40 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
+    assert r"c & \textbf{55.50 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
 
 
 def test_an_unknown_format_names_the_nearest():

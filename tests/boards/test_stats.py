@@ -4,8 +4,17 @@ import math
 
 import pytest
 
-from fcilbench.boards.model import Rank
-from fcilbench.boards.stats import align, estimate, holm, paired_p, ranks, t_quantile
+from fcilbench.boards.stats import (
+    align,
+    critical_difference,
+    estimate,
+    holm,
+    mean_ranks,
+    paired_p,
+    ranks,
+    t_quantile,
+    tie_groups,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,22 +43,16 @@ def test_quantiles_are_those_of_the_table(degrees, quantile):
     assert t_quantile(degrees) == pytest.approx(quantile, abs=5e-7)
 
 
-def test_paired_test_with_two_degrees_of_freedom():
+def test_paired_tests_with_two_degrees_of_freedom():
     # differences 1, 2, 3: mean 2, s 1, t = 2 sqrt(3); for 2 degrees p = 1 - t / sqrt(2 + t^2) = 1 - sqrt(12/14)
-    assert paired_p([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(1 - math.sqrt(12 / 14), abs=1e-12)
-    assert paired_p([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(1 - math.sqrt(12 / 14), abs=1e-12)
+    assert paired_p([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]]) == pytest.approx([1 - math.sqrt(12 / 14)] * 2, abs=1e-12)
 
 
-def test_paired_test_without_spread():
-    assert paired_p([1.0, 2.0], [1.0, 2.0]) == 1.0
-    assert paired_p([2.0, 3.0], [1.0, 2.0]) == 0.0
-
-
-def test_rounding_is_no_difference():
-    """0.1 + 0.2 is 5.6e-17 more than 0.3; so alike in five seeds it must not make one method better."""
-    assert paired_p([0.1 + 0.2] * 5, [0.3] * 5) == 1.0
-    assert paired_p([0.1 + 0.2, 0.3], [0.3, 0.1 + 0.2]) == 1.0
-    assert paired_p([0.3 + 1e-9] * 5, [0.3] * 5) == 0.0
+def test_paired_tests_without_spread():
+    """0.1 + 0.2 is 5.6e-17 more than 0.3; so alike in all seeds it must not make one method better."""
+    assert paired_p([[0.0, 0.0], [1.0, 1.0], [0.1 + 0.2 - 0.3] * 2, [5.6e-17, -5.6e-17], [1e-9] * 2]).tolist() == [
+        *(1, 0, 1, 1, 0)
+    ]
 
 
 def test_holm_steps_down_and_never_decreases():
@@ -66,16 +69,70 @@ def test_a_clearly_better_method_ranks_first_and_ties_share_a_rank():
     # b - a is +-0.01 with mean 0.002 (t = 0.41): tied. c - a is 0.05 and 0.06 by turns (t > 20): better than both.
     b = {seed: value + d for (seed, value), d in zip(A.items(), (0.01, -0.01, 0.01, -0.01, 0.01), strict=True)}
     c = {seed: value + d for (seed, value), d in zip(A.items(), (0.05, 0.06, 0.05, 0.06, 0.05), strict=True)}
-    found = ranks({"a": A, "b": b, "c": c})
-    assert found == {"a": Rank(rank=2, of=3), "b": Rank(rank=2, of=3), "c": Rank(rank=1, of=3)}
-    found = ranks({"a": A, "b": b, "c": c}, higher=False)
-    assert {name: rank.rank for name, rank in found.items()} == {"a": 1, "b": 1, "c": 3}
+    found, tests = ranks({"a": A, "b": b, "c": c})
+    assert {name: (r.rank, r.low, r.high, r.best, r.tied) for name, r in found.items()} == {
+        "a": (2, 2, 3, False, False),
+        "b": (2, 2, 3, False, False),
+        "c": (1, 1, 1, True, True),
+    }
+    assert [(pair.first, pair.second) for pair in tests] == [("b", "a"), ("c", "a"), ("c", "b")]
+    assert tests[1].difference == pytest.approx(0.054)
+    found, _ = ranks({"a": A, "b": b, "c": c}, higher=False)
+    assert {name: (rank.rank, rank.tied) for name, rank in found.items()} == {
+        "a": (1, True),
+        "b": (1, True),
+        "c": (3, False),
+    }
 
 
-def test_fewer_than_five_common_seeds_or_one_method_have_no_rank():
-    four = {seed: A[seed] + 0.2 for seed in range(4)}
-    assert ranks({"a": A, "b": four}) == {}
-    assert ranks({"a": A}) == {}
-    assert ranks({}) == {}
-    assert align({"a": A, "b": four})[0] == [0, 1, 2, 3]
+def test_three_seeds_have_the_exact_interval_of_27_resamples():
+    """b - a is 2, 2, -3: b leads where seed 2 is drawn at most once (2 + 2 - 3 > 0), else a; so each is 1 to 2.
+
+    c is below a and b in every seed, so it is third in every resample.
+    """
+    samples = {"a": {0: 5.0, 1: 5.0, 2: 8.0}, "b": {0: 7.0, 1: 7.0, 2: 5.0}, "c": {0: 1.0, 1: 1.0, 2: 1.5}, "d": {}}
+    found, tests = ranks({name: samples[name] for name in "abc"})
+    assert tests == ()
+    assert {name: (r.rank, r.low, r.high, r.tied) for name, r in found.items()} == {
+        "a": (None, 1, 2, True),
+        "b": (None, 1, 2, True),
+        "c": (None, 3, 3, False),
+    }
+    assert [name for name, r in found.items() if r.best] == ["b"]  # means 6 and 19/3
+
+
+def test_fewer_than_three_common_seeds_or_one_method_have_no_rank():
+    two = {seed: A[seed] + 0.2 for seed in range(2)}
+    assert ranks({"a": A, "b": two}) == ({}, ())
+    assert ranks({"a": A}) == ({}, ())
+    assert ranks({}) == ({}, ())
+    assert align({"a": A, "b": two})[0] == [0, 1]
     assert align({}) == ([], {})
+
+
+def test_mean_ranks_over_blocks():
+    """Places 1 2 3, 1 3 2 and 2 1 3: means 4/3, 2 and 8/3. With one seed a block only the blocks are resampled."""
+    blocks = [
+        {"a": [3.0], "b": [2.0], "c": [1.0]},
+        {"a": [3.0], "b": [1.0], "c": [2.0]},
+        {"a": [2.0], "b": [3.0], "c": [1.0]},
+    ]
+    found = mean_ranks(blocks, higher=True)
+    assert [(each.aggregator, each.mean) for each in found] == [
+        ("a", pytest.approx(4 / 3)),
+        ("b", pytest.approx(2)),
+        ("c", pytest.approx(8 / 3)),
+    ]
+    assert [(each.low, each.high) for each in found] == [(1, 2), (1, 3), (2, 3)]  # a block may be drawn three times
+    tied = mean_ranks([{"a": [1.0, 2.0], "b": [2.0, 1.0]}], higher=False)
+    assert [each.mean for each in tied] == [1.5, 1.5]
+
+
+def test_critical_difference_and_tie_groups():
+    # Demšar 2006, table 5: q = 2.343 for 3 methods and 2.728 for 5, so CD = q sqrt(k (k + 1) / (6 N))
+    assert critical_difference(3, 10) == pytest.approx(2.343 * math.sqrt(12 / 60), abs=5e-4)
+    assert critical_difference(5, 30) == pytest.approx(2.728 * math.sqrt(30 / 180), abs=5e-4)
+    ranked = [("a", 1.2), ("b", 1.9), ("c", 2.4), ("d", 4.5)]
+    assert tie_groups(ranked, 1.0) == [["a", "b"], ["b", "c"]]
+    assert tie_groups(ranked, 1.2) == [["a", "b", "c"]]
+    assert tie_groups(ranked, 0.1) == []

@@ -178,7 +178,7 @@ class TestAfterARun:
         cli = finished
         assert cli("board", "accuracy", "-o", "board.json").returncode == 0
         body = json.loads((cli.folder / "board.json").read_text())
-        assert body["schema"] == 2
+        assert body["schema"] == 3
         ended = {entry["aggregator"]: entry["ok"] for entry in body["blocks"][0]["entries"]}
         assert ended == {"fedavg": 1, "sum": 1, "acme": 0}
         assert cli("board", "accuracy", "--format", "md").stdout.startswith("# Accuracy board")
@@ -186,9 +186,15 @@ class TestAfterARun:
         assert cli("board", "accuracy", "-o", "board.md", "--format", "json").returncode == 2
         planned = cli.json("board", "accuracy", "--suite", "tiny.yaml", "-s", "seeds=2")
         assert {entry["planned"] for entry in planned["blocks"][0]["entries"]} == {2}
+        for arguments in (["board", "overhead"], ["board", "accuracy", "-o", "report.html"]):
+            assert cli(*arguments).returncode == 0
+        assert (cli.folder / "report.html").read_text().count("<h2>") == 2  # accuracy and overhead; nothing is stressed
+        assert cli("figure", "curves", "--only", "aggregator:fedavg", "-o", "curves.svg").returncode == 0
+        assert cli("figure", "curvs", "-o", "curves.svg").returncode == 2
+        assert cli("results", "export", "rows.csv").stdout == "rows.csv: 3 rows\n"
         done = cli("board", "accuracy", "--format", "jsonl")
         assert (done.returncode, "a board has no form 'jsonl'" in done.stderr) == (2, True)
-        shown = sum(metric.shown and metric.function is not None for metric in METRICS.values())
+        shown = sum(metric.board == "accuracy" and metric.function is not None for metric in METRICS.values())
         figures = list(csv.DictReader(cli("board", "accuracy", "--format", "csv").stdout.splitlines()))
         assert len(figures) == 3 * 3 * shown  # methods, task identities, metrics
 

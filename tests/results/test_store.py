@@ -12,10 +12,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import pandas
 import pytest
 from ruamel.yaml import YAML
 
+import fcilbench
 from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.results.frames import write_rows
 from fcilbench.results.store import Store
 
 
@@ -104,8 +107,8 @@ def test_a_newer_schema_is_an_error_not_a_gap(tmp_path, make_cell, make_row):
     store, row = Store(tmp_path), make_row(make_cell(), {})
     store.append(row)
     with store.rows_path.open("a") as file:
-        file.write(json.dumps({"schema": 3, "cell_id": "x"}) + "\n")
-    with pytest.raises(UsageError, match="row x has schema 3, this fcilbench reads up to 2"):
+        file.write(json.dumps({"schema": 4, "cell_id": "x"}) + "\n")
+    with pytest.raises(UsageError, match="row x has schema 4, this fcilbench reads up to 3"):
         store.rows()
 
 
@@ -242,3 +245,24 @@ def test_public_5_a_share_without_locks_is_told_before_training(tmp_path, monkey
         Store(tmp_path / "results").prepare()
     assert caught.value.exit_code == 5
     assert "--out" in caught.value.hint
+
+
+def test_tables_for_notebooks_and_their_files(tmp_path, make_cell, make_row):
+    """One row with a matrix of two tasks and one round; parquet keeps the columns of the CSV file."""
+    store = Store(tmp_path / "results")
+    row = store.append(
+        make_row(make_cell("sum", lambda_s=0.4), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.6, 0.8]]})
+    )
+    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(
+        '{"event": "round", "loss": 1.5, "seconds": {"a": 2}}\n'
+    )
+    rows, curves, matrices = fcilbench.load(store.root)
+    assert rows.loc[0, ["aggregator", "faa/none", "params.aggregator.lambda_s"]].tolist() == ["sum", 0.7, 0.4]
+    assert curves.loc[0, ["cell_id", "loss", "seconds.a"]].tolist() == [row.cell_id, 1.5, 2]
+    assert matrices[["after", "task", "accuracy"]].values.tolist() == [[0, 0, 0.9], [1, 0, 0.6], [1, 1, 0.8]]
+    for name, read in (("rows.csv", pandas.read_csv), ("rows.parquet", pandas.read_parquet)):
+        write_rows(store.rows(), tmp_path / name)
+        again = read(tmp_path / name)
+        assert (list(again.columns), again.loc[0, "faa/none"]) == (list(rows.columns), 0.7)
+    with pytest.raises(UsageError, match=r"no table of rows is written to \.xls files"):
+        write_rows(store.rows(), tmp_path / "rows.xls")

@@ -1,0 +1,324 @@
+"""The three boards: which figures each one takes from the rows, and how blocks, entries and ranks are made of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, get_args
+
+from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
+from fcilbench.boards.notes import Here, block_notes, board_notes
+from fcilbench.boards.reference import Reference
+from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, samples, split
+from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
+from fcilbench.results.light import metric_values
+from fcilbench.results.provenance import digest
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.metrics import METRICS, Better, Metric
+from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.row import Row
+
+Figures = dict[str, dict[str, dict[int, float | None]]]
+"""Figures of one method: by group key, metric name and seed; what was not measured is absent."""
+
+CONTROLS: Mapping[str, tuple[TaskIdentity, ...]] = {
+    "fcilbench/ncm": ("none", "inferred", "oracle"),
+    "fcilbench/ridge": ("none", "inferred", "oracle"),
+    "fcilbench/fedavg": ("oracle",),
+}
+"""What a claim must beat: training-free methods everywhere, and where the task is told FedAvg's one model."""
+
+CLEAN = "fcilbench/none"
+
+
+class BaseBoard:
+    """What the boards share; each one says how it splits cells into blocks, and which figures it takes from them."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    apart: ClassVar[str] = "task identities (what a method is told of a test sample's task)"
+    version: ClassVar[str] = "3"
+    split: ClassVar[Mapping[str, bool]] = {}
+
+    def __init__(self, metrics: Sequence[str] = ()) -> None:
+        self.metrics = tuple(metrics) or tuple(each.name for each in METRICS.values() if each.board == self.name)
+
+    def build(
+        self,
+        rows: Iterable[Row],
+        planned: Mapping[str, Cell] | None = None,
+        here: Here | None = None,
+        reference: Reference | None = None,
+    ) -> Board:
+        """Returns the board of some rows.
+
+        Args:
+            rows: Rows; the last one of a cell counts. Their order changes nothing else.
+            planned: The cells that were planned, by id. If given, only they are shown, and those without a row
+                count as `missing`; otherwise the rows themselves are the plan.
+            here: This checkout, against which stale rows are marked.
+            reference: Printed figures to stand beside the measured ones.
+        """
+        scenarios = [each for each in split(samples(rows, planned), **self.split) if self.shows(each[1])]
+        blocks = tuple(self._block(*each, here, reference) for each in scenarios)
+        facts = [(block, as_facts(scenario)) for block, (scenario, _) in zip(blocks, scenarios, strict=True)]
+        overall = _overall(blocks)
+        notes = (*board_notes(facts, overall, self.apart), *(reference.notes(blocks) if reference else ()))
+        return Board(board=self.name, title=self.title, blocks=blocks, overall=overall, notes=notes)
+
+    def shows(self, members: Sequence[Sample]) -> bool:
+        """Returns whether a scenario has a block on this board."""
+        return True
+
+    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+        """Returns the column groups of a block."""
+        raise NotImplementedError
+
+    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+        """Returns the figures of one method's finished cells in the groups of its block."""
+        raise NotImplementedError
+
+    def formulas(self, plugin: str, reference: Reference | None) -> dict[str, str]:
+        """Returns the complexity of a method by metric."""
+        return {}
+
+    def _block(
+        self, scenario: Mapping[str, Any], members: Sequence[Sample], here: Here | None, reference: Reference | None
+    ) -> Block:
+        methods, groups = by_method(members), self.groups(members)
+        entries = [self._entry(label, methods[label], groups, here, reference) for label in sorted(methods)]
+        ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
+        ranked = tuple(
+            entry.model_copy(
+                update={"ranks": {key: r[entry.aggregator] for key, (r, _) in ranking.items() if entry.aggregator in r}}
+            )
+            for entry in entries
+        )
+        return Block(
+            scenario=labels(members),
+            digest=digest(scenario),
+            facts=as_facts(
+                {key: scenario[key] for key in ("protocol", "tasks", "seeds", "data", "hardware") if key in scenario}
+            ),
+            groups=groups,
+            entries=ranked,
+            tests={key: tests for key, (_, tests) in ranking.items() if tests},
+            notes=block_notes(groups, ranked, methods),
+        )
+
+    def _entry(
+        self,
+        label: str,
+        members: Sequence[Sample],
+        groups: Sequence[Group],
+        here: Here | None,
+        reference: Reference | None,
+    ) -> Entry:
+        found = self.figures([sample for sample in members if sample.status == "ok"], groups)
+        failures = Counter(sample.status for sample in members if sample.status != "ok")
+        reasons = {f"{sample.status}: {sample.reason}" for sample in members if sample.reason and sample.status != "ok"}
+        rows = [sample.row for sample in members if sample.row]
+        plugin = members[0].plugins["aggregator"].name
+        printed = reference.printed(members[0]) if reference else {}
+        return Entry(
+            aggregator=label,
+            plugin=plugin,
+            control=CONTROLS.get(plugin, ()),
+            ok=sum(sample.status == "ok" for sample in members),
+            planned=len(members),
+            seeds=len({sample.seed for sample in members if sample.status == "ok"}),
+            stale=sum(here.is_stale(row) for row in rows if row.status == "ok") if here else 0,
+            failures=dict(sorted(failures.items())),
+            reasons=tuple(sorted(reasons)),
+            estimates={
+                group.key: {
+                    column.metric: estimate(found.get(group.key, {}).get(column.metric, {}), printed.get(column.metric))
+                    for column in group.columns
+                }
+                for group in groups
+            },
+            formulas=self.formulas(plugin, reference),
+            warnings=tuple(sorted({warning for row in rows for warning in row.warnings})),
+            cells=tuple(sorted(row.cell_id for row in rows)),
+        )
+
+
+class AccuracyBoard(BaseBoard):
+    """Final average accuracy, average incremental accuracy and forgetting per method, one block a scenario.
+
+    Args:
+        metrics: Names of the metrics to show, the first of which ranks; by default those that `METRICS` shows.
+    """
+
+    name = "accuracy"
+    title = "Accuracy board"
+
+    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+        """Returns a group for each task identity that was evaluated."""
+        measured = {name for sample in members if sample.row for name in sample.row.metrics}
+        return tuple(
+            Group(
+                key=identity,
+                columns=tuple(
+                    _column(metric)
+                    for name, metric in ((name, METRICS[name]) for name in self.metrics)
+                    if metric.function is not None or f"{name}/{identity}" in measured
+                ),
+            )
+            for identity in _identities(members)
+        )
+
+    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+        """Returns the metrics of each seed, by task identity."""
+        found: Figures = defaultdict(lambda: defaultdict(dict))
+        for sample in members:
+            for key, value in metric_values(_row(sample), self.metrics).items():
+                name, _, identity = key.partition("/")
+                found[identity][name][sample.seed] = value.value
+        return found
+
+
+class OverheadBoard(BaseBoard):
+    """Seconds, bytes and memory per method; rows of other hardware stand in blocks of their own."""
+
+    name = "overhead"
+    title = "Overhead board"
+    split: ClassVar = {"hardware": True}
+
+    def shows(self, members: Sequence[Sample]) -> bool:
+        """Leaves out scenarios of which nothing was computed."""
+        return any(sample.status == "ok" for sample in members)
+
+    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+        """Returns the one group of all costs."""
+        return (Group(key="cost", columns=tuple(_column(METRICS[name]) for name in self.metrics)),)
+
+    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+        """Returns the costs of each seed."""
+        costs = {name: cost for name in self.metrics if (cost := METRICS[name].cost)}
+        return {"cost": {name: {each.seed: cost(_row(each)) for each in members} for name, cost in costs.items()}}
+
+    def formulas(self, plugin: str, reference: Reference | None) -> dict[str, str]:
+        """Returns the complexities that the paper prints."""
+        return reference.formulas(plugin) if reference else {}
+
+
+class RobustnessBoard(BaseBoard):
+    """Accuracy under stress against the paired clean cell: mean, worst and loss over stressors and severities.
+
+    A seed counts where the clean cell and every stressed one have a result: methods are compared over the same stress.
+    """
+
+    name = "robustness"
+    title = "Robustness board"
+    split: ClassVar = {"stress": False}
+    _COLUMNS: ClassVar[tuple[tuple[str, str, Better], ...]] = (
+        ("stressed", "Mean under stress", "higher"),
+        ("worst", "Worst", "higher"),
+        ("loss", "Loss", "lower"),
+        ("clean", "Clean", "higher"),
+    )
+
+    def __init__(self, metrics: Sequence[str] = ()) -> None:
+        super().__init__(tuple(metrics) or ("faa",))
+
+    def shows(self, members: Sequence[Sample]) -> bool:
+        """Leaves out scenarios without a stressed cell."""
+        return any(_stress(sample) for sample in members)
+
+    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+        """Returns for each task identity the summary, and a group of details with a column for each stressor."""
+        title = METRICS[self.metrics[0]].title
+        summary = tuple(
+            Column(metric=key, title=f"{title} {text.lower()}", unit="ratio", better=better)
+            for key, text, better in self._COLUMNS
+        )
+        stresses = sorted({_stress(sample) for sample in members} - {""})
+        details = tuple(Column(metric=name, title=name, unit="ratio", better="higher") for name in stresses)
+        return tuple(
+            group
+            for identity in _identities(members)
+            for group in (
+                Group(key=identity, columns=summary),
+                Group(key=f"{identity}, by stressor", columns=details, ranked=False),
+            )
+        )
+
+    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+        """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
+        found: Figures = {}
+        stresses = [column.metric for group in groups if not group.ranked for column in group.columns]
+        for identity in _identities(members):
+            values: dict[int, dict[str, float | None]] = defaultdict(dict)
+            for sample in members:
+                value = metric_values(_row(sample), self.metrics[:1]).get(f"{self.metrics[0]}/{identity}")
+                values[sample.seed][_stress(sample)] = value.value if value else None
+            summary: dict[str, dict[int, float | None]] = defaultdict(dict)
+            for seed, own in values.items():
+                clean, under = own.get(""), [own.get(name) for name in stresses]
+                known = [value for value in under if value is not None]
+                if clean is None or len(known) < len(under) or not known:
+                    continue
+                mean = sum(known) / len(known)
+                figures = {"stressed": mean, "worst": min(known), "loss": clean - mean, "clean": clean}
+                for key, figure in figures.items():
+                    summary[key][seed] = figure
+            found[identity] = summary
+            found[f"{identity}, by stressor"] = {
+                name: {seed: own.get(name) for seed, own in values.items()} for name in stresses
+            }
+        return found
+
+
+def _row(sample: Sample) -> Row:
+    assert sample.row is not None  # it has a result
+    return sample.row
+
+
+def _stress(sample: Sample) -> str:
+    """Returns a stressor with its severity, e.g. `label-shift[clients=2]`, and nothing for a clean cell."""
+    record = sample.plugins["stress"]
+    options = ", ".join(f"{name}={value}" for name, value in record.identity.items())
+    short = record.name.rpartition("/")[2]
+    return "" if record.name == CLEAN else f"{short}[{options}]" if options else short
+
+
+def _column(metric: Metric) -> Column:
+    return Column(metric=metric.name, title=metric.title, unit=metric.unit, better=metric.better)
+
+
+def _identities(members: Sequence[Sample]) -> list[TaskIdentity]:
+    wanted = {identity for sample in members[:1] for identity in sample.params.evaluate}
+    return [identity for identity in get_args(TaskIdentity) if identity in wanted]
+
+
+def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
+    column = group.columns[0]
+    found = {entry.aggregator: entry.estimates[group.key][column.metric] for entry in entries}
+    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS and not each.constant}
+    return ranks(enough, higher=column.better == "higher")
+
+
+def _overall(blocks: Sequence[Block]) -> tuple[Overall, ...]:
+    """Returns the board of the blocks for each group: over methods that have a rank in every block."""
+    first: dict[str, Group] = {group.key: group for block in blocks for group in block.groups if group.ranked}
+    found = []
+    for key, group in first.items():
+        ranked = [{e.aggregator: e for e in block.entries if key in e.ranks} for block in blocks]
+        ranked = [entries for entries in ranked if entries]
+        common = sorted(set.intersection(*map(set, ranked))) if ranked else []
+        if len(ranked) < 2 or len(common) < 2:
+            continue
+        metric = group.columns[0].metric
+        values = [align({name: each[name].estimates[key][metric].values for name in common})[1] for each in ranked]
+        found.append(
+            Overall(
+                key=key,
+                metric=group.columns[0].title,
+                blocks=len(ranked),
+                methods=mean_ranks(values, higher=group.columns[0].better == "higher"),
+                left_out=tuple(sorted({name for each in ranked for name in each} - {*common})),
+                critical_difference=critical_difference(len(common), len(ranked)),
+            )
+        )
+    return tuple(found)

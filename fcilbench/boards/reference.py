@@ -1,0 +1,139 @@
+"""Figures that a paper prints, to stand beside measured ones. They are data of their own and are never ranked."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field, ValidationError
+
+from fcilbench.boards.model import Block
+from fcilbench.boards.scenario import Sample
+from fcilbench.errors import UsageError
+from fcilbench.spec.protocol import Closed
+
+
+class Printed(Closed):
+    """One figure of a paper, with its place there.
+
+    Attributes:
+        table: Table or figure.
+        row: Row of it, as it is printed.
+        metric: Column of a board, e.g. `faa`, `round_s` or `stressed`; other names stand on no board.
+        value: The figure; ratios between 0 and 1, bytes, seconds. `None` for a formula.
+        formula: Complexity, where the paper prints one.
+        spread: What the paper prints after ±.
+        aggregator: Short name of the method's plugin.
+        options: Hyperparameters of the method that are not at their default.
+        dataset: Short name of the data set's plugin; `None` where the figure holds for any.
+        beta: Dirichlet concentration; `None` where the figure holds for any.
+        backbone: What was trained.
+    """
+
+    table: str
+    row: str
+    metric: str
+    value: float | None = None
+    formula: str = ""
+    spread: float | None = None
+    aggregator: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    dataset: str | None = None
+    beta: float | None = None
+    backbone: str = "vit-b16"
+
+
+class _File(Closed):
+    source: str
+    protocol: dict[str, Any]
+    note: str = ""
+    records: tuple[Printed, ...]
+
+
+class Reference:
+    """The printed figures of one paper.
+
+    Attributes:
+        source: The paper.
+        protocol: The protocol that it names.
+        records: Its figures.
+    """
+
+    def __init__(self, source: str, protocol: Mapping[str, Any], records: Iterable[Printed]) -> None:
+        self.source, self.protocol, self.records = source, protocol, tuple(records)
+        self._switches = {name for record in self.records for name in record.options}
+        self._by_method: dict[str, list[Printed]] = defaultdict(list)
+        for record in self.records:
+            self._by_method[record.aggregator].append(record)
+
+    @classmethod
+    def load(cls, folder: Path) -> Reference:
+        """Reads every `*.json` of a folder.
+
+        Raises:
+            UsageError: If there is none, or one is not a file of printed figures.
+        """
+        found = []
+        for path in sorted(folder.glob("*.json")):
+            try:
+                found.append(_File.model_validate(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, ValidationError) as error:
+                raise UsageError(
+                    f"{path} is no file of printed figures: {' '.join(str(error).split())[:200]}"
+                ) from error
+        if not found:
+            raise UsageError(f"{folder} holds no *.json of printed figures", hint="e.g. --reference leaderboards/paper")
+        return cls(found[0].source, found[0].protocol, (record for file in found for record in file.records))
+
+    def printed(self, sample: Sample) -> dict[str, float]:
+        """Returns the figures that the paper prints for a sample's data set, beta and method, by metric."""
+        plugins = sample.plugins
+        method = plugins["aggregator"]
+        options = {name: value for name, value in method.identity.items() if name in self._switches}
+        beta = sample.params.partition.get("value") if sample.params.partition.get("kind") == "dirichlet" else None
+        label = str(sample.coords.get("backbone", ""))
+        found: dict[str, float] = {}
+        for record in self._by_method.get(_short(method.name), ()):
+            fits = record.dataset in (None, _short(plugins["dataset"].name)) and record.beta in (None, beta)
+            fits = fits and record.options == options and record.value is not None
+            if fits and (record.backbone == label or (record.metric not in found and record.backbone in _MAIN)):
+                found[record.metric] = cast(float, record.value)
+        return found
+
+    def formulas(self, plugin: str) -> dict[str, str]:
+        """Returns the complexities of a method, by metric."""
+        return {each.metric: each.formula for each in self._by_method.get(_short(plugin), ()) if each.formula}
+
+    def notes(self, blocks: Sequence[Block]) -> tuple[str, ...]:
+        """Returns what differs between the paper's protocol and that of blocks that show its figures."""
+        differing: dict[str, set[str]] = defaultdict(set)
+        for block in blocks:
+            if any(
+                each.paper is not None
+                for e in block.entries
+                for group in e.estimates.values()
+                for each in group.values()
+            ):
+                for name, value in self.protocol.items():
+                    own = block.facts.get(f"protocol.{name}")
+                    if own is not None and own != json.dumps(value):
+                        differing[name].add(f"{own} instead of {value}")
+        notes = [
+            f"paper: as printed in {self.source}, whose text does not say which task identity the baselines get; "
+            "difference is the mean here minus that figure"
+        ]
+        if differing:
+            text = ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in sorted(differing.items()))
+            notes.append(f"this is not the paper's protocol: {text}")
+        return tuple(notes)
+
+
+_MAIN = ("vit-b16", "t5-small")
+"""Backbones of the paper's main tables: their figures are shown beside any backbone, others beside their own only."""
+
+
+def _short(plugin: str) -> str:
+    return plugin.rpartition("/")[2]

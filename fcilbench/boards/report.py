@@ -1,0 +1,168 @@
+"""The HTML report: all boards, their charts and every cell in one static file that needs no network.
+
+The page is a template of jinja2, which torch brings along. It draws its charts as SVG from its own data when one is
+opened: figures of a plotting library for each of a hundred scenarios would make the file ten times as large, and could
+not open the cells behind a point.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from fcilbench.boards.model import Block, Board, Entry, Group
+from fcilbench.boards.notes import CONTROL
+from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
+from fcilbench.results.store import Store
+from fcilbench.spec.metrics import average_incremental_accuracy
+from fcilbench.spec.row import Row
+from fcilbench.tables import clean, flatten
+
+
+def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store) -> str:
+    """Returns the report.
+
+    Args:
+        boards: Boards of the rows, in the order of the page; those without a block are left out.
+        rows: The rows behind them; light ones are read again from the store.
+        store: Their results folder, for matrices, curves and environments.
+    """
+    from jinja2 import Environment
+
+    wanted = {row.cell_id for row in rows}
+    whole = {cell_id: row for cell_id, row in store.latest().items() if cell_id in wanted}
+    place = {cell_id: number for number, cell_id in enumerate(whole)}
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        files("fcilbench.boards").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    )
+    data = {**_data(whole.values(), store), "charts": []}
+    shown = [_board(board, place, whole, data["charts"]) for board in boards if board.blocks]
+    return clean(page.render(boards=shown, control=CONTROL, count=len(whole), data=_packed(data)))
+
+
+def _packed(value: Any) -> str:
+    """Returns JSON, packed by gzip and written in base 64; the browser unpacks it."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _board(board: Board, place: Mapping[str, int], rows: Mapping[str, Row], charts: list[Any]) -> dict[str, Any]:
+    blocks = []
+    for block in board.blocks:
+        if board.board == "accuracy":
+            charts.append(_charts(block, place, rows))
+        blocks.append(
+            {
+                "heading": block.heading,
+                "facts": facts_of(block),
+                "notes": notes_of(block),
+                "tables": [_table(block, group, table_of(block, (group,)), place) for group in block.groups],
+                "charts": len(charts) - 1 if board.board == "accuracy" else None,
+            }
+        )
+    return {"name": board.board, "title": board.title, "notes": board.notes, "blocks": blocks} | {
+        "overall": overall_tables(board)
+    }
+
+
+def _table(block: Block, group: Group, heads: Sequence[Head], place: Mapping[str, int]) -> dict[str, Any]:
+    rows = []
+    for entry in block.entries:
+        cells = [(head.text(entry), _sort_key(entry, group, head), head.column is not None) for head in heads]
+        rows.append({"cells": cells, "own": " ".join(str(place[each]) for each in entry.cells if each in place)})
+    return {"key": group.key, "heads": [head.title for head in heads], "rows": rows}
+
+
+def _sort_key(entry: Entry, group: Group, head: Head) -> float | int | str:
+    """Returns what a table is sorted by; what is undefined has no key and comes last."""
+    if head.column is not None:
+        mean = entry.estimates[group.key][head.column.metric].mean
+        return "" if mean is None else float(f"{mean:.6g}")
+    rank = entry.ranks.get(group.key)
+    if head.title == "rank":
+        return "" if rank is None else 1000 * (rank.rank or rank.low) + rank.high
+    return head.text(entry)
+
+
+def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> list[dict[str, Any]]:
+    """Returns for each task identity the points of accuracy against bytes, and the learning curves."""
+    charts = []
+    for group in block.groups:
+        methods = []
+        for entry in block.entries:
+            found = entry.estimates[group.key][group.columns[0].metric]
+            own = [rows[each] for each in entry.cells if each in rows and rows[each].status == "ok"]
+            if found.mean is None or not own:
+                continue
+            curves = [_learning(row.accuracy.get(group.key, [])) for row in own]  # type: ignore[call-overload]
+            methods.append(
+                {
+                    "name": entry.aggregator,
+                    "x": statistics.fmean(row.cost.bytes_up + row.cost.bytes_down for row in own),
+                    "y": found.mean,
+                    "half": found.half_width,
+                    "curve": _mean_curve(curves),
+                    "own": [place[each] for each in entry.cells if each in place],
+                }
+            )
+        charts.append({"key": group.key, "methods": methods})
+    return charts
+
+
+def _learning(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
+    return [average_incremental_accuracy([line]) for line in matrix]
+
+
+def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
+    points = list(zip(*curves, strict=False))
+    return [None if None in own else round(statistics.fmean(v for v in own if v is not None), 4) for own in points]
+
+
+def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
+    """Returns every cell; parameters and environments that cells share are there once."""
+    shared: dict[str, int] = {}
+    environments: dict[str, str] = {}
+    cells = []
+    for row in rows:
+        if row.env not in environments:
+            environments[row.env] = _environment(store.environment(row.env))
+        params = {
+            name: value for name, value in flatten(row.params.model_dump(mode="json")).items() if value not in ({}, [])
+        }
+        metrics = {name: None if each.value is None else round(each.value, 4) for name, each in row.metrics.items()}
+        losses = [each.get("loss") for each in store.rounds(row.cell_id) if each.get("event") == "round"]
+        cells.append(
+            {
+                "id": row.cell_id[:12],
+                "at": " / ".join(str(value) for value in row.coords.values()),
+                "suite": row.suite,
+                "status": row.status,
+                "why": row.skipped or (row.failure.message if row.failure else ""),
+                "seeds": {role: str(seed) for role, seed in row.seeds.items()},  # too large for numbers of JavaScript
+                "device": row.device or "",
+                "env": list(environments).index(row.env),
+                "params": shared.setdefault(json.dumps(params, default=str), len(shared)),
+                "metrics": metrics,
+                "matrix": {
+                    key: [[None if value is None else round(value, 3) for value in line] for line in matrix]
+                    for key, matrix in row.accuracy.items()
+                },
+                "loss": [loss if loss is None else round(loss, 3) for loss in losses],
+                "cost": {name: round(value, 2) for name, value in row.cost.model_dump().items() if value},
+                "log": f"cells/{row.cell_id}/log.txt",
+            }
+        )
+    return {"cells": cells, "params": [json.loads(each) for each in shared], "envs": list(environments.values())}
+
+
+def _environment(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return "its record did not travel with the row"
+    worker, packages = record.get("worker") or {}, record.get("packages") or {}
+    parts = {"python": record.get("python"), "cpu": record.get("cpu"), "torch": packages.get("torch"), **worker}
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value)

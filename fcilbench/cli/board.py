@@ -1,0 +1,177 @@
+"""`fcilbench board` and `fcilbench figure`: the rows of a results folder as leaderboard, HTML report or figure."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcilbench.cli import console, options
+from fcilbench.cli.show import nothing, select_rows
+from fcilbench.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from fcilbench.boards.notes import Here
+    from fcilbench.boards.reference import Reference
+    from fcilbench.results.store import Store
+    from fcilbench.spec.cell import Cell
+    from fcilbench.spec.row import Row
+
+_SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
+_REPORT = ("accuracy", "overhead", "robustness")
+"""Boards of the HTML report."""
+
+
+def board(
+    name: Annotated[str, typer.Argument(help="accuracy, overhead, robustness, or a plugin's board.")],
+    *,
+    out: options.Out = options.RESULTS,
+    suite: options.OfSuite = None,
+    set_: options.Set = None,
+    only: options.Only = None,
+    data: options.Data = None,
+    reference: options.Reference = None,
+    form: options.Format = options.Form.TABLE,
+    output: options.OutputFile = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Print a board of the rows in a results folder, or write it to a file.
+
+    With --suite the board holds the cells that the suite plans, and counts those without a row as missing; without
+    it, all rows of the folder. Notes name rows of other code, commits and environments than those of this checkout.
+    As html it is one file with all three boards, charts and every cell.
+    """
+    from fcilbench.boards.reference import Reference
+    from fcilbench.boards.render import render
+    from fcilbench.boards.report import render_report
+    from fcilbench.cli.plan import prepare
+    from fcilbench.files import write_atomic
+    from fcilbench.registry.entrypoints import lookup
+    from fcilbench.results.store import Store
+
+    lookup("boards", name)  # before anything else: a typo is not "no rows"
+    chosen = _form(form, output)
+    names = (name, *(each for each in _REPORT if each != name)) if chosen == "html" else (name,)
+    metrics = [metric for each in names for metric in board_metrics(each)]
+    if suite is None:
+        store, planned = Store(out), None
+        rows = select_rows(store, only, metrics=metrics)
+    else:
+        prepared = prepare(suite, set_, out, only=only, metrics=metrics)
+        store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
+        rows = [row for cell_id, row in prepared.rows.items() if cell_id in planned]
+    if not rows:
+        raise nothing(store)
+    gc.freeze()  # thousands of rows stay until the end: searching them for cycles takes a quarter of the time
+    printed = Reference.load(reference) if reference else None
+    built = [build_board(each, rows, store, planned, printed) for each in names]
+    if chosen == "html":
+        text = render_report(built, rows, store)
+    else:
+        text = render(built[0], chosen, width=console.WIDTH if output else console.width())
+    if output is None:
+        console.show(text)
+    else:
+        write_atomic(output, text)
+        console.say(f"wrote {output}")
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="curves, forgetting or critical-difference.")],
+    *,
+    output: options.OutputFile,
+    out: options.Out = options.RESULTS,
+    only: options.Only = None,
+    identity: options.Identity = "none",
+    verbose: options.Verbose = False,
+) -> None:
+    """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.
+
+    curves: mean accuracy on the tasks seen. forgetting: what one method lost on each task after each later one.
+    critical-difference: mean ranks over scenarios, or over the seeds of one scenario, with Nemenyi's test.
+    """
+    from fcilbench.boards.figures import FIGURES, draw
+    from fcilbench.results.store import Store
+
+    if name not in FIGURES:
+        raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
+    store = Store(out)
+    chosen = {row.cell_id for row in select_rows(store, only, metrics=board_metrics("accuracy"))}
+    rows = [row for cell_id, row in store.latest().items() if cell_id in chosen]
+    if not rows:
+        raise nothing(store)
+    assert output is not None  # it has no default
+    draw(name, _board("accuracy").build(rows), rows, identity, output)
+    console.say(f"wrote {output}")
+
+
+def build_board(
+    name: str,
+    rows: Sequence[Row],
+    store: Store,
+    planned: Mapping[str, Cell] | None = None,
+    reference: Reference | None = None,
+) -> Any:
+    """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan."""
+    from fcilbench.boards.notes import origin_notes
+
+    here = _here(rows, store)
+    built = _board(name).build(rows, planned, here, reference)
+    return built.model_copy(update={"notes": (*built.notes, *origin_notes(rows, here))})
+
+
+def board_metrics(name: str) -> tuple[str, ...]:
+    """Returns the metrics that a board asks for; one that does not say may look at all of them."""
+    from fcilbench.spec.metrics import METRICS
+
+    return tuple(getattr(_board(name), "metrics", METRICS))
+
+
+def _board(name: str) -> Any:
+    from fcilbench.registry import entrypoints
+
+    cls: Any = entrypoints.load(entrypoints.lookup("boards", name))
+    return cls()
+
+
+def _form(form: options.Form, output: Path | None) -> str:
+    """Returns the form to write: a file's name says it, and must not contradict --format."""
+    suffix = output.suffix.lower() if output else ""
+    if suffix not in _SUFFIXES:
+        named = ", ".join(each for each in _SUFFIXES if each)
+        raise UsageError(f"-o {output}: no form for {suffix!r} files", hint=f"end the name in {named}")
+    told = _SUFFIXES[suffix]
+    if told is not None and form not in (options.Form.TABLE, told):
+        raise UsageError(f"-o {output} contradicts --format {form}", hint="leave one of them out")
+    return told or str(form)
+
+
+def _here(rows: Sequence[Row], store: Store) -> Here:
+    from fcilbench.boards.notes import Here
+    from fcilbench.registry import catalog
+    from fcilbench.registry.entrypoints import find
+    from fcilbench.results.compare import environment_difference
+    from fcilbench.results.provenance import environment, source_state
+    from fcilbench.spec.identity import ENGINE_VERSION
+
+    kinds = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
+    used = {(kinds[kind], record.name) for row in rows for kind, record in row.plugins.items()}
+    refs = [ref for kind in kinds.values() for ref in find(kind) if (kind, ref.name) in used]
+    digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}
+    own, environments = environment(), {}
+    for env in {row.env for row in rows}:
+        record = store.environment(env)
+        if record is not None:
+            found = environment_difference({**record, "worker": {}}, {**own, "worker": {}})
+            environments[env] = _some(
+                [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
+            )
+    return Here(source_state()[0], ENGINE_VERSION, digests, environments)
+
+
+def _some(parts: Sequence[str], shown: int = 4) -> str:
+    rest = f" and {len(parts) - shown} more" if len(parts) > shown else ""
+    return ", ".join(parts[:shown]) + rest

@@ -1,0 +1,144 @@
+"""Robustness, overhead, the board of the blocks, controls, stale rows and printed figures, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
+from fcilbench.boards.notes import Here
+from fcilbench.boards.reference import Printed, Reference
+from fcilbench.boards.render import render
+from fcilbench.errors import UsageError
+from fcilbench.spec.identity import ENGINE_VERSION
+
+PAPER = Path(__file__).parents[2] / "leaderboards" / "paper"
+
+
+@pytest.fixture
+def row_of(make_cell, make_row):
+    """Returns `row_of(method, seed, faa or status, ...)`: a row with that accuracy under `none`."""
+
+    def make(method, seed, result, of_row=None, **cell):
+        metrics = result if isinstance(result, str) else {"faa/none": result}
+        return make_row(make_cell(method, seed, evaluate=("none",), **cell), metrics, **(of_row or {}))
+
+    return make
+
+
+def test_robustness_pairs_each_stressed_cell_with_its_clean_one(row_of):
+    """a: seed 0 clean 0.9, under stress 0.8 and 0.6; seed 1 clean 0.8, under stress 0.7 and 0.7; seed 2 lost a cell.
+
+    So mean 0.7 and 0.7, worst 0.6 and 0.7, loss 0.2 and 0.1, clean 0.9 and 0.8. b lacks one stressor: no mean.
+    """
+    values = {"none": (0.9, 0.8, 0.5), "flip": (0.8, 0.7, 0.5), "shift": (0.6, 0.7, "failed")}
+    rows = [row_of("a", seed, v, stress=name) for name, own in values.items() for seed, v in enumerate(own)]
+    rows += [row_of("b", 0, 0.9), row_of("b", 0, 0.8, stress="flip")]
+    (block,) = RobustnessBoard().build(rows).blocks
+    assert block.heading == "digits / vit / dirichlet-0.5 / stress of 3 kinds"
+    a, b = block.entries
+    assert {name: (found.mean, found.n) for name, found in a.estimates["none"].items()} == {
+        "stressed": (pytest.approx(0.7), 2),
+        "worst": (pytest.approx(0.65), 2),
+        "loss": (pytest.approx(0.15), 2),
+        "clean": (pytest.approx(0.85), 2),
+    }
+    assert [a.estimates["none, by stressor"][name].n for name in ("flip", "shift")] == [3, 2]
+    assert (a.ok, a.planned, a.seeds) == (8, 9, 3)
+    assert (b.estimates["none"]["stressed"].n, b.estimates["none, by stressor"]["flip"].mean) == (0, 0.8)
+    assert RobustnessBoard().build(rows[:3]).blocks == ()  # clean cells alone are no block
+
+
+def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
+    rows = [row_of("a", 0, 0.5), row_of("b", 0, 0.5), row_of("c", 0, "failed")]
+    moved = row_of("a", 1, 0.5)
+    rows.append(moved.model_copy(update={"hardware_digest": "sha256:" + "f" * 64}))
+    board = OverheadBoard().build(rows)
+    assert [[entry.aggregator for entry in block.entries] for block in board.blocks] == [
+        ["a", "b"],
+        ["a"],
+    ]  # c computed nothing
+    assert any("differ in hardware (cpu aaaaaaaaaaaa | cpu ffffffffffff" in note for note in board.notes)
+    found = board.blocks[0].entries[0].estimates["cost"]
+    # 2.0 s of training in 4 rounds, 0.5 s in 2 task ends; the rest as recorded
+    expected = {"round_s": 0.5, "task_end_s": 0.25, "bytes_up": 80, "bytes_down": 160, "module": 40}
+    assert {name: found[name].mean for name in expected} == expected
+    old = rows[0].model_copy(update={"cost": rows[0].cost.model_copy(update={"rounds": 0, "tasks": 0, "module": 0})})
+    (block,) = OverheadBoard().build([old]).blocks
+    assert [block.entries[0].estimates["cost"][name].mean for name in ("round_s", "task_end_s", "module")] == [None] * 3
+
+
+def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
+    """a is first at 2 rounds and second at 3; c lacks the second scenario."""
+    rows = [
+        row_of(method, seed, value + 0.01 * seed, protocol={"rounds": rounds})
+        for rounds, found in ((2, {"a": 0.7, "b": 0.5, "c": 0.1}), (3, {"a": 0.5, "b": 0.6}))
+        for method, value in found.items()
+        for seed in range(3)
+    ]
+    board = AccuracyBoard(("faa",)).build(rows)
+    (overall,) = board.overall
+    assert [(each.aggregator, each.mean, each.low, each.high) for each in overall.methods] == [
+        ("a", 1.5, 1, 2),
+        ("b", 1.5, 1, 2),
+    ]
+    assert (overall.key, overall.blocks, overall.left_out) == ("none", 2, ("c",))
+    assert "Mean rank over 2 scenarios, none: FAA" in render(board)
+
+
+def test_controls_and_stale_rows_are_marked(row_of):
+    rows = [row_of("ncm", 0, 0.6), row_of("sum", 0, 0.5), row_of("ewc", 0, 0.7), row_of("fedavg", 0, 0.4, code="old")]
+    here = Here("c" * 40, ENGINE_VERSION, {"fcilbench/fedavg": "k1"}, {})
+    board = AccuracyBoard(("faa",)).build(rows, here=here)
+    lines = [line.split()[:3] for line in render(board).splitlines()]
+    assert ["ncm", "‡", "1/1"] in lines
+    assert ["fedavg", "1/1,", "1"] in lines  # no control without `oracle`
+    assert "best control ncm: not beaten by fedavg, sum in the mean" in board.blocks[0].notes
+
+
+def test_printed_figures_stand_beside_measured_ones(row_of):
+    reference = Reference(
+        "a paper",
+        {"clients": 10, "rounds": 5},
+        [
+            Printed(table="T", row="A", metric="faa", value=0.55, aggregator="fedavg", dataset="digits", beta=0.5),
+            Printed(table="T", row="B", metric="faa", value=0.7, aggregator="fedavg", dataset="digits", beta=0.1),
+            Printed(table="T", row="C", metric="faa", value=0.9, aggregator="sum", options={"lambda_s": 0.2}),
+            Printed(table="T", row="D", metric="bytes_up", formula="O(D)", aggregator="fedavg"),
+        ],
+    )
+    rows = [row_of("fedavg", seed, value) for seed, value in enumerate((0.5, 0.7))]
+    rows += [row_of("sum", 0, 0.6), row_of("sum", 0, 0.6, lambda_s=0.2)]
+    board = AccuracyBoard(("faa",)).build(rows, reference=reference)
+    found = {entry.aggregator: entry.estimates["none"]["faa"] for entry in board.blocks[0].entries}
+    assert (found["fedavg"].paper, found["fedavg"].difference) == (0.55, pytest.approx(0.05))
+    assert [found[name].paper for name in found if name.startswith("sum")] == [0.9, None]
+    text = render(board)
+    assert "+5.00" in text
+    assert any("not the paper's protocol: rounds 2 instead of 5" in note for note in board.notes)
+    assert "80 B (n=2) O(D)" in render(OverheadBoard().build(rows, reference=reference), width=250)
+
+
+def test_every_figure_of_the_paper_is_there(tmp_path):
+    reference = Reference.load(PAPER)
+    found = {}
+    for each in reference.records:
+        found.setdefault(each.table, []).append(each)
+    assert {table: len(own) for table, own in found.items()} == {
+        "Table 2": 6 + 13 * 18,
+        "Table 3": 2 + 5 * 6,
+        "Table 4": 2 * 4,
+        "Table 5": 6 * 2,
+        "Table 6": 6 * 5,
+        "Table 7": 2 * 3,
+        "Table 9": 12 * 2 + 2,
+        "Table 10": 4,
+        "Table 11": 4,
+    }
+    (one,) = [e for e in found["Table 2"] if (e.row, e.dataset, e.beta) == ("SUM", "cifar100", 0.05)]
+    assert one.value == 0.9632
+    (tmp_path / "bad.json").write_text(json.dumps({"records": 1}))
+    with pytest.raises(UsageError, match=r"bad.json is no file of printed figures"):
+        Reference.load(tmp_path)
