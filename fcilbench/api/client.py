@@ -165,7 +165,8 @@ class Client(Protocol):
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples.
 
-        They are named as in the network: the weight of a layer is the piece `<name>.weight` of the state vector.
+        They are named as in the network: the weight of a layer is the piece `<name>.weight` of the state vector, the
+        factors of a LoRA layer (see `lora_layers`) are `<name>.lora_A...` and `<name>.lora_B...`.
         `diagonal(name)` says whether only a Gram's diagonal is wanted. Padding tokens of texts are left out.
         """
 

@@ -101,6 +101,9 @@ class Server(Protocol):
         them, and into the inputs.
         """
 
+    def frozen(self, name: str) -> torch.Tensor:
+        """Returns a frozen parameter of the network, by its name there; it is no part of `vector`. Do not change it."""
+
     @property
     def last_task(self) -> bool:
         """Whether no task of the stream follows the current one; statistics for a later task are not needed then."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.client import Batch, LayerGram, Net
+from fcilbench.api.lora import LoraLinear
 from fcilbench.api.message import matches
 from fcilbench.engine.model import FlatModel
 
@@ -81,7 +82,7 @@ def _rows(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
 
 
 def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iterable[Masked]) -> dict[str, LayerGram]:
-    """Sums X^T X over batches, for each linear layer whose weight is exchanged.
+    """Sums X^T X over batches, for each linear layer whose weight, or whose adapter, is exchanged.
 
     Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets the sum of all
     its inputs. Layers that compute something else than `nn.Linear` and layers that never run are left out.
@@ -92,7 +93,8 @@ def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iter
     layers = [
         (owners[id(module.weight)].removesuffix(".weight"), module)
         for module in model.network.modules()
-        if type(module).forward is nn.Linear.forward and owners[id(module.weight)] in exchanged
+        if (type(module).forward is nn.Linear.forward and owners[id(module.weight)] in exchanged)
+        or (isinstance(module, LoraLinear) and any(owners[id(own)] in exchanged for own in module.parameters()))
     ]
     sums: dict[str, LayerGram] = {}
 

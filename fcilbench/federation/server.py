@@ -70,10 +70,18 @@ class FederationServer:
     @property
     def net(self) -> Net:
         """The resident network with the global vector, in eval mode."""
+        model = self._resident()
+        model.load(self.vector, self.counters)
+        model.network.eval()
+        return model
+
+    def frozen(self, name: str) -> torch.Tensor:
+        """Returns a frozen parameter of the network."""
+        return self._resident().network.get_parameter(name).detach()
+
+    def _resident(self) -> FlatModel:
         if self._model is None:
             raise ValueError("a server that was loaded from a file has no network")
-        self._model.load(self.vector, self.counters)
-        self._model.network.eval()
         return self._model
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:

@@ -58,6 +58,9 @@ def test_vision_has_six_data_sets_at_three_betas(vision):
         ("cub200", 1.0, "fedproto", 1e-5, {}),
         ("cifar100", 0.1, "regmean", 1e-5, {"gamma_backbone": 0.5, "gamma_head": 0.5}),
         ("eurosat", 0.5, "regmean", 1e-5, {"gamma_backbone": 0.1, "gamma_head": 0.1}),
+        ("cifar100", 0.5, "lorm", 3e-4, {"rank": 1, "gamma_head": 0.5}),
+        ("imagenet-r", 0.1, "lorm", 1e-3, {"rank": 32, "gamma_head": 0.5}),
+        ("cub200", 0.2, "lorm", 3e-2, {"rank": 1, "gamma_head": 0.3}),
     ],
 )
 def test_values_of_the_papers_tables(vision, dataset, beta, method, lr, params):  # noqa: PLR0917

@@ -8,6 +8,7 @@ from fcilbench.plugins.aggregators.ewc import Ewc
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fedproto import FedProto
 from fcilbench.plugins.aggregators.fisheravg import FisherAvg
+from fcilbench.plugins.aggregators.lorm import LoRM
 from fcilbench.plugins.aggregators.lwf import Lwf
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.regmean import RegMean
@@ -25,6 +26,7 @@ CASES = {
     "fedproto": (FedProto, {}, 1),
     "fedproto-original": (FedProto, {"preset": "original"}, 3),
     "fisheravg": (FisherAvg, {}, 3),
+    "lorm": (LoRM, {"rank": 4}, 3),
     "lwf": (Lwf, {}, 4),
     "lwf-original": (Lwf, {"preset": "original"}, 4),
     "ncm": (Ncm, {}, 2),
