@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Workload:
         images: Training images of each client.
         epochs: Local epochs E.
         batch_size: Samples per step.
+        targets: Layers with LoRA adapters of rank 4; without any the whole model is trained.
     """
 
     model: str
@@ -46,6 +47,12 @@ class Workload:
     images: int
     epochs: int
     batch_size: int = 16
+    targets: tuple[str, ...] = ()
+
+    def backbone(self) -> Timm:
+        """Returns the backbone, with random weights."""
+        adapter = {"use": "lora", "rank": 4, "alpha": 4, "targets": self.targets} if self.targets else None
+        return Timm(Timm.Params(model=self.model, weights="none", args=self.args, adapter=adapter))
 
 
 SMALL = {"img_size": 64, "patch_size": 8}
@@ -60,6 +67,8 @@ WORKLOADS = {
     "vit-small-cpu": Workload("vit_tiny_patch16_224", SMALL, clients=2, images=64, epochs=1),
     "dry": Workload("vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 1}, 2, images=20, epochs=1),
 }
+for _name in ("vit-b", "vit-small-cpu"):
+    WORKLOADS[f"{_name}-lora"] = replace(WORKLOADS[_name], targets=("qkv", "proj"))
 
 
 class Noise(Dataset):
@@ -86,7 +95,7 @@ def experiment(work: Workload, aggregator: Aggregator, device: str, precision: s
     """Returns the experiment whose first round is timed; `runtime` overrides how it is run."""
     return Experiment(
         dataset=Noise(work.clients * work.images),
-        backbone=Timm(Timm.Params(model=work.model, weights="none", args=work.args)),
+        backbone=work.backbone(),
         aggregator=aggregator,
         stressor=NoStress(),
         data_root=Path(),
@@ -108,7 +117,9 @@ def experiment(work: Workload, aggregator: Aggregator, device: str, precision: s
 
 def flops_per_image(work: Workload) -> float:
     """Returns forward and backward FLOP of one image, counted from the operations (a multiply-add is two)."""
-    model = Timm(Timm.Params(model=work.model, weights="none", args=work.args)).build()
+    backbone = work.backbone()
+    model = backbone.build()
+    backbone.adapt(model)
     size = work.args.get("img_size", 224)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, size, size)).sum().backward()

@@ -1,7 +1,7 @@
 """One communication round of every registered method: images/s, FLOP utilisation, share of each phase, memory.
 
 python benchmarks/round.py --workload vit-b            # on a GPU: the paper's CIFAR-100 round
-python benchmarks/round.py --workload vit-small-cpu    # on a CPU
+python benchmarks/round.py --workload vit-small-cpu    # on a CPU; -lora: adapters of rank 4 instead of the whole model
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
         "training": f"{watch.seconds.get('training', 0.0) / seconds:.1%}",
         "aggregation": f"{watch.seconds.get('aggregation', 0.0) / seconds:.1%}",
         "peak_GB": peak_memory(target) / 1e9,
+        "sent_MB": 4e-6 * len(federation.server.vector),  # by a client, as its update
         "captured": "no" if device == "cpu" or runtime["capture"] == "off" or _plain(federation) else "yes",
     }
 

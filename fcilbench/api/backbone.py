@@ -115,8 +115,8 @@ class Backbone(Plugin):
 
         adapter: Lora | None = _params.Field(
             None,
-            description="train low-rank adapters and the head alone, the rest is frozen: "
-            "{use: lora or ffa-lora, rank, alpha, targets}",
+            description="train low-rank adapters and the head, freeze the rest: {use: lora, rank: 4, alpha: 4, "
+            "targets: [q, v]}; ffa-lora freezes A too; without targets all linear layers",
         )
         batch_norm: Literal["average", "freeze"] = _params.Field(
             "average",
@@ -133,8 +133,8 @@ class Backbone(Plugin):
             PrerequisiteError: If weights are missing on this machine.
         """
 
-    def adapt(self, extractor: FeatureExtractor) -> None:
-        """Freezes and adapts a built network as the options of `Backbone.Params` say, in place.
+    def adapt(self, network: nn.Module) -> nn.Module:
+        """Freezes and adapts a network as the options of `Backbone.Params` say, in place, and returns it.
 
         The factors A come from torch's global generator, which the caller has seeded.
 
@@ -142,9 +142,10 @@ class Backbone(Plugin):
             UsageError: If the adapter has a target that the network does not have.
         """
         if getattr(self.params, "batch_norm", "average") == "freeze":
-            freeze_batch_norm(extractor)
+            freeze_batch_norm(network)
         if (lora := getattr(self.params, "adapter", None)) is not None:
-            insert_lora(extractor, lora.rank, lora.alpha, lora.targets, train_a=lora.use == "lora")
+            insert_lora(network, lora.rank, lora.alpha, lora.targets, train_a=lora.use == "lora")
+        return network
 
     def image_input(self) -> ImageInput:
         """Returns size and normalisation of the inputs of a vision backbone.

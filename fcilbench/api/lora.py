@@ -8,7 +8,8 @@ sent, and no part of the state vector. The classifier head stays outside and tra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -16,12 +17,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fcilbench.api.message import matches
+from fcilbench.api.message import Layout, matches
 from fcilbench.errors import UsageError
 from fcilbench.spec.params import Field, Params
+from fcilbench.vectors.lora import merge_products
 
 _FUSED = "qkv"
 """A linear layer of this name computes query, key and value, in this order; each third can be adapted by itself."""
+
+Merge = Callable[[str, torch.Tensor], torch.Tensor]
+"""Maps a layer's name and the clients' matrices `[N, m, in]` to the merged one `[m, in]`, each row by itself."""
 
 
 class FrozenBatchNorm(_BatchNorm):
@@ -149,6 +154,39 @@ def insert_lora(
         for name, child in list(parent._modules.items()):
             if id(child) in made:
                 setattr(parent, name, made[id(child)])
+
+
+def merge_adapters(
+    direction: torch.Tensor, start: torch.Tensor, delta: torch.Tensor, layout: Layout, merge: Merge
+) -> float | None:
+    """Replaces factors in a merged update by those of the merged products B A, in place (`fcilbench.vectors.lora`).
+
+    Adapters whose A is not part of the state vector stay as they are: with one A for all, merging B merges B A.
+
+    Args:
+        direction: The merged update `[D]`; its parts for A and B hold the clients' mean update.
+        start: The state vector `[D]` that the clients received.
+        delta: Their updates `[N, D]`.
+        layout: Slices of these vectors.
+        merge: Merges the clients' products of a layer.
+
+    Returns:
+        The share of a merged product's squared norm that is lost at this rank, the largest of all adapters; `None`
+        without adapters.
+    """
+    pieces, lost = {piece.name: piece for piece in layout.pieces}, list[float]()
+    for name, own in pieces.items():
+        pair = [pieces.get(name.replace(".lora_B", ".lora_A")), own]
+        if ".lora_B" not in name or pair[0] is None:
+            continue
+        spans = [(piece.span, piece.shape) for piece in pair if piece is not None]
+        a, b = ((start[span] + delta[:, span]).view(-1, *shape) for span, shape in spans)
+        means = [(start[span] + direction[span]).view(shape) for span, shape in spans]
+        *factors, share = merge_products(a, b, means, partial(merge, name.rpartition(".")[0]))
+        for (span, _), factor in zip(spans, factors, strict=True):
+            direction[span] = factor.flatten().to(direction) - start[span]
+        lost.append(share)
+    return max(lost, default=None)
 
 
 def _choose(layers: Mapping[str, nn.Module], targets: Sequence[str]) -> list[tuple[nn.Linear, list[str]]]:

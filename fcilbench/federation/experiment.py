@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,15 +13,16 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No, Request
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
+from fcilbench.api.lora import lora_layers
 from fcilbench.api.message import Message
 from fcilbench.api.schedule import Indices, Phase, Schedule, Task
 from fcilbench.api.stressor import Stressor
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
 from fcilbench.engine.memo import memo_table
-from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.model import FlatModel, Network, keeping_modes
 from fcilbench.engine.trainer import Trainer
-from fcilbench.errors import DataError, PrerequisiteError
+from fcilbench.errors import DataError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
@@ -293,7 +295,29 @@ def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device:
     answer = experiment.aggregator.prepare(network, request)
     if isinstance(answer, No):
         raise Unsupported(answer.reason)
+    _check_adapters(network, backbone)
     return FlatModel(network, device)
+
+
+def _check_adapters(network: Network, backbone: Backbone) -> None:
+    """Raises UsageError for LoRA layers without effect: some networks use a weight without calling its layer."""
+    layers, called = lora_layers(network), set[str]()
+    if not layers:
+        return
+    if isinstance(backbone, TextBackbone):
+        inputs = torch.from_numpy(backbone.encode(["one text"]).ids)
+    else:
+        image = backbone.image_input()
+        inputs = torch.zeros(1, image.channels, image.size, image.size)
+    with ExitStack() as hooks, torch.no_grad(), keeping_modes(network):
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(lambda *_, name=name: called.add(name)))
+        network.eval()(inputs)
+    if idle := [name for name in layers if name not in called]:
+        raise UsageError(
+            f"adapter: {idle[0]} cannot be adapted: the network uses its weight without calling the layer",
+            hint="leave it out of the adapter's targets",
+        )
 
 
 def _ood(experiment: Experiment, model: FlatModel, corpus: Corpus) -> DeviceData | None:

@@ -4,11 +4,13 @@ import pytest
 import timm
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel, T5Config, T5Model
 
 from fcilbench.api import FeatureExtractor, insert_lora, lora_layers
 from fcilbench.api.lora import Lora, LoraLinear, freeze_batch_norm
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.errors import UsageError
+from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.testing.bench import ConvNet, SmallViT
 
 
@@ -96,10 +98,36 @@ def test_bytes_of_a_vit_b16_by_hand():
     assert 4 * (221_184 + 769 * 100) == 1_192_336
 
 
+def test_text_models_have_the_floats_of_the_specification():
+    """T5-small 135,168 and BERT-base 165,888 floats a rank, over all linear layers (specs/methods-b, 7.7)."""
+    layers = {"num_layers": 6, "num_heads": 8, "d_model": 512, "d_kv": 64, "d_ff": 2048}
+    for rank in (1, 3):
+        with torch.device("meta"):
+            t5, bert = T5Model(T5Config(**layers)), BertModel(BertConfig(), add_pooling_layer=False)
+            insert_lora(t5, rank, 1.0, ["q", "k", "v", "o", "wi", "wo"])
+            insert_lora(bert, rank, 1.0)
+        assert [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (t5, bert)] == [
+            135_168 * rank,
+            165_888 * rank,
+        ]
+
+
 @pytest.mark.parametrize("target", ["qkw", "attn", "blocks.2.attn.q"])
 def test_an_illegal_target_names_the_legal_ones(target):
     with pytest.raises(UsageError, match="fc1, fc2, k, proj, q, qkv, v"):
         insert_lora(SmallViT().build(), 1, 1.0, ["qkv", target])
+
+
+def test_timm_refuses_an_illegal_target_before_anything_is_trained():
+    convnext = {"model": "convnext_tiny", "weights": "none", "args": {"depths": [1, 1], "dims": [8, 8]}}
+    for params, legal in (
+        (convnext, "fc1, fc2"),
+        ({"model": "vit-tiny", "weights": "none", "args": {"depth": 1}}, "fc1, fc2, k, proj, q, qkv, v"),
+    ):
+        backbone = Timm(Timm.Params(**params, adapter={"use": "lora", "targets": ["out"]}))
+        with pytest.raises(UsageError, match=f"'out'; there are {legal}$"):
+            backbone.instance_facts()
+    assert Timm(Timm.Params(model="convnext-base")).identity()["model"] == "convnext_base.fb_in22k"
 
 
 def test_a_network_is_adapted_once_and_needs_linear_layers():

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.lora import merge_adapters
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
@@ -17,7 +18,8 @@ class FedAvg(Aggregator):
     """Federated Averaging: clients train the global model, and the server averages what they send.
 
     theta <- theta + sum_k p_k (theta_k - theta), with p_k = n_k / sum n over the clients that took part (McMahan et
-    al. 2017, algorithm 1).
+    al. 2017, algorithm 1). On adapters that averages A and B apart, as FedIT does (Zhang et al. 2024);
+    `lora_merge: products` averages the products B A (`fcilbench.vectors.lora`), with the same bytes both ways.
     """
 
     version = "1"
@@ -28,10 +30,23 @@ class FedAvg(Aggregator):
         weighting: Literal["samples", "uniform"] = Field(
             "samples", description="weights p_k by sample count, or equal for all clients with data"
         )
+        lora_merge: Literal["factors", "products"] = Field(
+            "factors",
+            description="low-rank adapters: average A and B, or the products B A, factorised again at the same rank",
+        )
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update to the global vector."""
         count = len(updates.clients)
         uniform = self.params.weighting == "uniform"
         weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
-        server.step(weighted_sum(weights, updates.delta))
+        direction = weighted_sum(weights, updates.delta)
+        if self.params.lora_merge == "products":
+
+            def mean(_: str, products: torch.Tensor) -> torch.Tensor:
+                return weighted_sum(weights, products.flatten(1)).view(products.shape[1:])
+
+            lost = merge_adapters(direction, server.vector, updates.delta, updates.layout, mean)
+            if lost is not None:
+                server.log("fedavg/lora_lost", lost)  # share of squared norm, largest of any adapter
+        server.step(direction)

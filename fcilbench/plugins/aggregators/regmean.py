@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
+from fcilbench.api.lora import lora_layers, merge_adapters
 from fcilbench.api.message import Message, Piece, pack_symmetric, unpack_symmetric
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.regmean import regmean, regmean_plain
+from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
 from fcilbench.vectors.sums import weighted_sum
 
 _GRAM = "gram/"
@@ -25,6 +27,10 @@ class RegMean(Aggregator):
     `[in, in]` of the layer's inputs X_k `[tokens, in]`, its off-diagonal entries times gamma. Solved around FedAvg by
     default (`solver`), which differs only in null directions. Clients train with the masked cross-entropy and send the
     Grams beside the model; layers that share one input still send one each.
+
+    On low-rank adapters the products B_k A_k are merged by the Grams of the frozen layer's inputs and factorised again
+    (`fcilbench.vectors.lora`). Where A is frozen and equal for all, B is merged exactly by A G_k A^T `[rank, rank]`,
+    and only that is sent.
     """
 
     version = "2"
@@ -72,6 +78,12 @@ class RegMean(Aggregator):
             del grams["head"]
         mean = self.params.gram_norm == "mean"
         totals = {name: gram.total / gram.rows if mean else gram.total for name, gram in grams.items()}
+        for name, layer in lora_layers(client.network).items():
+            if not client.net.layout.select([f"{name}.lora_A*"]):
+                gram = _whole(totals.pop(name), self._gamma(name))
+                for end in layer.rows:
+                    a = layer.get_parameter(f"lora_A{end}").detach().to(gram)
+                    totals[f"{name}.lora_B{end}"] = a @ gram @ a.T
         return {_GRAM + name: _pack(total.float()) for name, total in totals.items()}
 
     def _gamma(self, layer: str) -> float:
@@ -88,10 +100,14 @@ class RegMean(Aggregator):
         layers = [key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)]
         amplified = direction.new_zeros(())
         for layer in layers:
-            piece = updates.layout.piece(f"{layer}.weight")
-            direction[piece.span] = self._merge(layer, piece, updates, weights, server).flatten()
-            largest = updates.delta[:, piece.span].abs().max()
-            amplified = torch.maximum(amplified, direction[piece.span].abs().max() / largest.clamp(min=1e-30))
+            for piece in updates.layout.select([f"{layer}.weight", layer]):
+                direction[piece.span] = self._merge(layer, piece, updates, weights, server).flatten()
+                largest = updates.delta[:, piece.span].abs().max()
+                amplified = torch.maximum(amplified, direction[piece.span].abs().max() / largest.clamp(min=1e-30))
+        solve = partial(self._solve, updates.statistics, weights)
+        lost = merge_adapters(direction, server.vector, updates.delta, updates.layout, solve)
+        if lost is not None:
+            server.log("regmean/lora_lost", lost)  # share of squared norm, largest of any adapter
         server.step(direction)
         server.log("regmean/layers", len(layers))
         server.log("regmean/amplification", float(amplified))  # largest merged entry / largest client's, of any layer
@@ -99,16 +115,28 @@ class RegMean(Aggregator):
     def _merge(self, layer: str, piece: Piece, updates: Updates, weights: torch.Tensor, server: Server) -> torch.Tensor:
         """Returns the merged update `[out, in]` of one layer."""
         deltas = updates.delta[:, piece.span].reshape(-1, *piece.shape)
-        gamma, size = self._gamma(layer), piece.shape[1]
-        grams = (_unpack(message[_GRAM + layer], size) for message in updates.statistics)
         if self.params.solver == "residual":
-            return regmean(deltas, grams, weights.to(deltas), gamma)
+            return self._solve(updates.statistics, weights, layer, deltas)
         start = server.vector[piece.span].view(piece.shape)
-        return regmean_plain(start + deltas, grams, gamma) - start
+        return self._solve(updates.statistics, weights, layer, start + deltas) - start
+
+    def _solve(
+        self, statistics: Sequence[Message], weights: torch.Tensor, layer: str, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Merges the clients' matrices `[N, out, in]` by the Grams of a layer."""
+        gamma = 1.0 if ".lora_B" in layer else self._gamma(layer)  # clients send that one with gamma in it
+        grams = (_unpack(message[_GRAM + layer], rows.shape[2]) for message in statistics)
+        if self.params.solver == "residual":
+            return regmean(rows, grams, weights.to(rows), gamma)
+        return regmean_plain(rows, grams, gamma)
 
 
 def _pack(total: torch.Tensor) -> torch.Tensor:
     return total if total.dim() == 1 else pack_symmetric(total)
+
+
+def _whole(total: torch.Tensor, gamma: float) -> torch.Tensor:
+    return torch.diag(total) if total.dim() == 1 else decay_off_diagonal(total, gamma)
 
 
 def _unpack(sent: torch.Tensor, size: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ class EfficientNetLite0(Backbone):
 
     def forward_flops(self) -> float | None:
         """Returns the operations of one image's forward pass."""
-        return image_flops(lambda: timm.create_model(MODEL, num_classes=0), self.image_input())
+        return image_flops(lambda: self.adapt(timm.create_model(MODEL, num_classes=0)), self.image_input())
 
     def files(self) -> list[Path]:
         """Returns the package's weights file."""

@@ -91,12 +91,14 @@ class HfEncoder(_ModelBackbone):
         return FeatureExtractor(features, encoder.config.hidden_size)
 
     def instance_facts(self) -> dict[str, Any]:
-        """Returns the facts; refuses a `max_length` that a model on this machine does not take."""
+        """Returns the facts; refuses a `max_length` or an adapter that a model on this machine does not take."""
         if text.folder_of(self.params.model):
             from transformers import AutoModel
 
             with torch.device("meta"):
-                text.check_length(self._random(AutoModel), self.params.max_length, self.params.model)
+                model = self._random(AutoModel)
+                text.check_length(model, self.params.max_length, self.params.model)
+                self.adapt(model)
         return super().instance_facts()
 
 

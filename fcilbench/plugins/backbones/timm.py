@@ -21,75 +21,14 @@ from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
 from fcilbench.spec.params import Field
 
+SHORT = {
+    **{f"vit-{size}": f"vit_{size}_patch16_224.augreg_in21k" for size in ("tiny", "small", "base", "large")},
+    **{f"convnext-{size}": f"convnext_{size}.fb_in22k" for size in ("tiny", "small", "base")},
+}
+"""Short names of `model`: pretrained on ImageNet-21k (ViT, patches of 16 pixels) or 22k (ConvNeXt), at 224 pixels."""
 RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""
 _WORDS = ("yes", "no", "on", "off", "true", "false")
-
-
-class TimmParams(Backbone.Params):
-    """Hyperparameters of the `timm` backbone."""
-
-    model: str = Field(
-        description="timm model name, with a pretrained tag if wanted: vit_base_patch16_224.augreg_in21k"
-    )
-    weights: str = Field(
-        "hub", description="`hub`, `none` (random), or a .safetensors file: a path, or its name under DATA_ROOT/weights"
-    )
-    args: dict[str, JsonValue] = Field(
-        default_factory=dict, description="model arguments for timm.create_model: img_size, patch_size, in_chans, ..."
-    )
-    input_size: int | None = Field(
-        None, ge=1, description="height and width of inputs in pixels; default args.img_size, else the model's own"
-    )
-    mean: tuple[float, ...] | None = Field(None, description="input mean per channel; default the model's own")
-    std: tuple[float, ...] | None = Field(None, description="input deviation per channel; default the model's own")
-
-    @field_validator("model")
-    @classmethod
-    def _known(cls, model: str) -> str:
-        architecture, _, tag = model.partition(".")
-        if not timm.is_model(architecture):
-            close = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.6)
-            near = f"; nearest: {', '.join(close)}" if close else ""
-            raise ValueError(f"timm {timm.__version__} has no model {architecture!r}{near}")
-        if tag and not timm.models.is_model_pretrained(model):
-            tags = [name.partition(".")[2] for name in timm.list_pretrained(architecture)]
-            raise ValueError(f"{architecture} has no pretrained tag {tag!r}; it has: {', '.join(tags) or 'none'}")
-        return model
-
-    @field_validator("weights")
-    @classmethod
-    def _kind(cls, weights: str) -> str:
-        if weights not in ("hub", "none") and not weights.endswith(".safetensors"):
-            raise ValueError(f"weights are 'hub', 'none' or a .safetensors file, not {weights!r}")
-        return weights
-
-    @field_validator("args")
-    @classmethod
-    def _free(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(set(args) & set(RESERVED)):
-            raise ValueError(f"{', '.join(taken)} cannot be set in args; use the keys model and weights")
-        positive(args, "img_size", 1)
-        positive(args, "in_chans", 3)
-        for name, value in args.items():
-            if isinstance(value, str) and value.lower() in _WORDS:
-                raise ValueError(f"args.{name} is the text {value!r}, which Python takes for true: write true or false")
-        return args
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        channels = positive(self.args, "in_chans", 3)
-        size = self.input_size
-        if size is not None and size != (own := positive(self.args, "img_size", size)):
-            raise ValueError(f"input_size {size} differs from args.img_size {own}; give one of them")
-        if self.weights == "hub" and not pretrained(self.model).has_weights:
-            raise ValueError(f"{self.model} has no weights on the hub; set weights to none or to a .safetensors file")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) != channels:
-                raise ValueError(f"{name} has {len(values)} values for {channels} input channels")
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError("std must be positive")
-        return self
 
 
 class Timm(Backbone):
@@ -98,15 +37,83 @@ class Timm(Backbone):
     Dropout and stochastic depth are timm's defaults, which are off, unless `args` sets them.
 
     Example:
-        >>> Timm(TimmParams(model="vit_tiny_patch16_224", weights="none", args={"img_size": 64, "patch_size": 8}))
+        >>> Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args={"img_size": 64, "patch_size": 8}))
     """
 
     version = "1"
 
-    class Params(TimmParams):
+    class Params(Backbone.Params):
         """Model, weights, arguments and input."""
 
-    params: TimmParams
+        model: str = Field(
+            description="timm model name, with a tag if wanted: vit_base_patch16_224.augreg_in21k; or in short "
+            "vit-tiny, vit-small, vit-base, vit-large, convnext-tiny, convnext-small, convnext-base (ImageNet-21k)"
+        )
+        weights: str = Field(
+            "hub",
+            description="`hub`, `none` (random), or a .safetensors file: a path, or its name under DATA_ROOT/weights",
+        )
+        args: dict[str, JsonValue] = Field(
+            default_factory=dict,
+            description="model arguments for timm.create_model: img_size, patch_size, in_chans, ...",
+        )
+        input_size: int | None = Field(
+            None, ge=1, description="height and width of inputs in pixels; default args.img_size, else the model's own"
+        )
+        mean: tuple[float, ...] | None = Field(None, description="input mean per channel; default the model's own")
+        std: tuple[float, ...] | None = Field(None, description="input deviation per channel; default the model's own")
+
+        @field_validator("model")
+        @classmethod
+        def _known(cls, model: str) -> str:
+            model = SHORT.get(model, model)
+            architecture, _, tag = model.partition(".")
+            if not timm.is_model(architecture):
+                close = difflib.get_close_matches(architecture, [*SHORT, *timm.list_models()], n=3, cutoff=0.6)
+                near = f"; nearest: {', '.join(close)}" if close else ""
+                raise ValueError(f"timm {timm.__version__} has no model {architecture!r}{near}")
+            if tag and not timm.models.is_model_pretrained(model):
+                tags = [name.partition(".")[2] for name in timm.list_pretrained(architecture)]
+                raise ValueError(f"{architecture} has no pretrained tag {tag!r}; it has: {', '.join(tags) or 'none'}")
+            return model
+
+        @field_validator("weights")
+        @classmethod
+        def _kind(cls, weights: str) -> str:
+            if weights not in ("hub", "none") and not weights.endswith(".safetensors"):
+                raise ValueError(f"weights are 'hub', 'none' or a .safetensors file, not {weights!r}")
+            return weights
+
+        @field_validator("args")
+        @classmethod
+        def _free(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
+            if taken := sorted(set(args) & set(RESERVED)):
+                raise ValueError(f"{', '.join(taken)} cannot be set in args; use the keys model and weights")
+            positive(args, "img_size", 1)
+            positive(args, "in_chans", 3)
+            for name, value in args.items():
+                if isinstance(value, str) and value.lower() in _WORDS:
+                    raise ValueError(
+                        f"args.{name} is the text {value!r}, which Python takes for true: write true or false"
+                    )
+            return args
+
+        @model_validator(mode="after")
+        def _consistent(self) -> Self:
+            channels = positive(self.args, "in_chans", 3)
+            size = self.input_size
+            if size is not None and size != (own := positive(self.args, "img_size", size)):
+                raise ValueError(f"input_size {size} differs from args.img_size {own}; give one of them")
+            if self.weights == "hub" and not pretrained(self.model).has_weights:
+                raise ValueError(
+                    f"{self.model} has no weights on the hub; set weights to none or to a .safetensors file"
+                )
+            for name, values in (("mean", self.mean), ("std", self.std)):
+                if values is not None and len(values) != channels:
+                    raise ValueError(f"{name} has {len(values)} values for {channels} input channels")
+            if self.std is not None and min(self.std) <= 0:
+                raise ValueError("std must be positive")
+            return self
 
     def build(self) -> FeatureExtractor:
         """Builds the model on the CPU in fp32, in training mode: maps `[B, C, size, size]` to `[B, F]`.
@@ -159,10 +166,10 @@ class Timm(Backbone):
         return identity
 
     def forward_flops(self) -> float | None:
-        """Returns the operations of one image's forward pass."""
+        """Returns the operations of one image's forward pass; refuses an adapter that does not fit the model."""
         name = self.params.model
         args: dict[str, Any] = dict(self.params.args)
-        return image_flops(lambda: timm.create_model(name, num_classes=0, **args), self.image_input())
+        return image_flops(lambda: self.adapt(timm.create_model(name, num_classes=0, **args)), self.image_input())
 
     def files(self) -> list[Path]:
         """Returns the weights file, if one is used."""
@@ -242,10 +249,16 @@ def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 
 def image_flops(create: Callable[[], nn.Module], wanted: ImageInput) -> float | None:
-    """Returns the operations of the model that `create` builds for one image, or `None` if they cannot be told."""
+    """Returns the operations of the model that `create` builds for one image, or `None` if they cannot be told.
+
+    Raises:
+        UsageError: If `create` does.
+    """
     try:
         with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
             create().eval()(torch.zeros(1, wanted.channels, wanted.size, wanted.size))
+    except UsageError:
+        raise
     except Exception:  # an estimate is not worth an error; `build` says what is wrong with a model
         return None
     return float(counter.get_total_flops())

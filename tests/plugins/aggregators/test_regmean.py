@@ -116,7 +116,7 @@ class MetaClient:
         with torch.device("meta"):
             body = timm.create_model("vit_base_patch16_224", num_classes=0)
             network = Network(FeatureExtractor(body, 768), 100)
-        self.model = FlatModel(network, torch.device("meta"))
+        self.network, self.model = network, FlatModel(network, torch.device("meta"))
 
     def grams(self, diagonal):
         return layer_grams(self.model, diagonal, [(torch.empty(1, 3, 224, 224, device="meta"), None)])
