@@ -34,6 +34,10 @@ def test_products_of_two_clients_at_full_and_at_half_rank():
     a, b, lost = merged([[[2.0, 0.0]], [[0.0, 1.0]]], [[[2.0], [0.0]], [[0.0], [1.0]]])
     assert torch.allclose(b @ a, torch.tensor([[2.0, 0.0], [0.0, 0.0]]).double())
     assert lost == pytest.approx(1 / 17)
+    # More rank than inputs: the shapes stay, (1 * 1 + 1 * 3) / 2 = 2.
+    a, b, _ = merged([[[1.0], [0.0]], [[0.0], [1.0]]], [[[1.0, 0.0]], [[0.0, 3.0]]])
+    assert (a.shape, b.shape) == ((2, 1), (1, 2))
+    assert float(b @ a) == pytest.approx(2.0)
 
 
 def test_factors_that_agree_are_kept_and_an_untrained_b_keeps_its_a():
@@ -65,10 +69,3 @@ def test_regmean_of_products_is_regmean_of_the_dense_layers():
     values = torch.linalg.svdvals(dense)
     assert float((dense - new_b @ new_a).square().sum()) == pytest.approx(float(values[3:].square().sum()), rel=1e-5)
     assert lost == pytest.approx(float(values[3:].square().sum() / values.square().sum()), rel=1e-5)
-
-
-def test_an_adapter_of_more_rank_than_inputs_keeps_its_shape():
-    a, b, _ = merged([[[1.0], [0.0]], [[0.0], [1.0]]], [[[1.0, 0.0]], [[0.0, 3.0]]])
-    assert a.shape == (2, 1)
-    assert b.shape == (1, 2)
-    assert float(b @ a) == pytest.approx(2.0)
