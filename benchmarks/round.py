@@ -27,6 +27,7 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
     method.begin(federation.server)
     phase = federation.schedule.phases[0]
     federation.server.enter(phase.task, phase.after)
+    method.begin_task(federation.server)
     target = torch.device(device)
     rows = update_rows(federation)
     run_round(federation, RoundContext(phase, 0), rows, Stopwatch(target))

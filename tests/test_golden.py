@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fcilbench.api import Corpus, Dataset, FeatureExtractor, Samples, TextBackbone, TokenIds
-from fcilbench.federation.experiment import Experiment
+from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.datasets.digits import Digits
@@ -105,11 +105,17 @@ def experiment(method: str, modality: str) -> Experiment:
 
 
 def measure(method: str, modality: str) -> dict[str, Any]:
-    """Returns the losses of the curve, the accuracy matrices, the area under the curve of detection and the bytes."""
+    """Returns the losses of the curve, the accuracy matrices, the area under the curve of detection and the bytes.
+
+    Of a method that declines the network it returns the reason.
+    """
     events: list[dict[str, Any]] = []
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_experiment(experiment(method, modality), Path(folder), events.append)
+        try:
+            outcome = run_experiment(experiment(method, modality), Path(folder), events.append)
+        except Unsupported as reason:
+            return {"declined": str(reason)}
     auroc = outcome.metrics.get("oos_auroc/none")
     return {
         "losses": [event["loss"] for event in events if event["event"] == "round"],

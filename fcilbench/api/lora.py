@@ -76,13 +76,16 @@ class LoraLinear(nn.Linear):
         rank: Rank of each product.
         alpha: Products are scaled by alpha / rank.
         parts: Which of `q`, `k` and `v` are adapted in a fused projection; empty for one adapter of the whole layer.
+        tasks: Number of adapters, one for each task, which add up; their factors' names end in `_0`, `_1`, and so on.
 
     Attributes:
         scale: alpha / rank.
-        rows: Output rows of each adapter, by the end of its parameters' names: `""`, or `_q`, `_k`, `_v`.
+        rows: Output rows of each adapter, by the end of its parameters' names: `""`, or `_q`, `_k`, `_v`, `_q_0`, ...
     """
 
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float, parts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, linear: nn.Linear, rank: int, alpha: float, parts: Sequence[str] = (), tasks: int | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
@@ -90,6 +93,8 @@ class LoraLinear(nn.Linear):
         self.scale, third = alpha / rank, linear.out_features // len(_FUSED)
         thirds = {part: slice(place * third, (place + 1) * third) for place, part in enumerate(_FUSED)}
         self.rows = {f"_{part}": thirds[part] for part in parts} or {"": slice(0, linear.out_features)}
+        if tasks is not None:
+            self.rows = {f"{end}_{task}": rows for task in range(tasks) for end, rows in self.rows.items()}
         for end, rows in self.rows.items():
             a = torch.empty(rank, linear.in_features, device=linear.weight.device)
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
@@ -123,7 +128,13 @@ def lora_layers(network: nn.Module) -> dict[str, LoraLinear]:
 
 
 def insert_lora(
-    network: nn.Module, rank: int, alpha: float, targets: Iterable[str] = ("*",), train_a: bool = True
+    network: nn.Module,
+    rank: int,
+    alpha: float,
+    targets: Iterable[str] = ("*",),
+    train_a: bool = True,
+    *,
+    tasks: int | None = None,
 ) -> None:
     """Freezes a network, BatchNorm statistics included, and gives its linear layers low-rank adapters, in place.
 
@@ -135,6 +146,7 @@ def insert_lora(
             `blocks.0.attn.proj` is one; `*` stands for any characters. In a fused projection `qkv` the names `q`, `k`
             and `v` are its thirds, each with factors of its own.
         train_a: Whether A is trained; else B alone is (FFA-LoRA, Sun et al. 2024).
+        tasks: Gives each target an adapter for each of so many tasks, which add up; `None`: one adapter.
 
     Raises:
         UsageError: If a target is no linear layer of the network, or the network has adapters already.
@@ -147,7 +159,7 @@ def insert_lora(
     freeze_batch_norm(network)
     made: dict[int, LoraLinear] = {}
     for linear, parts in chosen:
-        made[id(linear)] = LoraLinear(linear, rank, alpha, parts)
+        made[id(linear)] = LoraLinear(linear, rank, alpha, parts, tasks)
         for name, factor in made[id(linear)].named_parameters():
             factor.requires_grad_(name.startswith("lora_B") or (train_a and name.startswith("lora_A")))
     for parent in list(network.modules()):

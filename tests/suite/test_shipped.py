@@ -60,6 +60,8 @@ def test_vision_has_six_data_sets_at_three_betas(vision):
         ("eurosat", 0.5, "regmean", 1e-5, {"gamma_backbone": 0.1, "gamma_head": 0.1}),
         ("cifar100", 0.5, "lorm", 3e-4, {"rank": 1, "gamma_head": 0.5}),
         ("imagenet-r", 0.1, "lorm", 1e-3, {"rank": 32, "gamma_head": 0.5}),
+        ("imagenet-a", 0.5, "pilora", 1e-2, {"lora_rate": 0.01}),
+        ("cub200", 0.5, "pilora", 1.0, {"lora_rate": 1e-4}),
         ("cub200", 0.2, "lorm", 3e-2, {"rank": 1, "gamma_head": 0.3}),
     ],
 )
