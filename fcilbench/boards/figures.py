@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Board
-from fcilbench.boards.stats import critical_difference, mean_ranks, tie_groups
+from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.spec.row import Row
 
@@ -123,23 +123,21 @@ def _critical_difference(axes: Axes, board: Board, _: Sequence[Row], identity: s
 
 def _over_seeds(board: Board, identity: str) -> tuple[list[tuple[str, float]], str, float]:
     """Returns the mean ranks of one block over its common seeds, each of which counts as a scenario."""
-    blocks = board.blocks if len(board.blocks) == 1 else ()
-    found: dict[str, Mapping[int, float]] = {
-        entry.aggregator: entry.estimates[identity][group.columns[0].metric].values
-        for block in blocks
-        for group in block.groups
-        if group.key == identity
-        for entry in block.entries
-        if identity in entry.ranks
-    }
-    seeds = sorted(set.intersection(*(set(own) for own in found.values()))) if found else []
-    if len(found) < 2 or not seeds:
-        raise NothingSelectedError(
-            f"no ranks under {identity}: two methods need three seeds in common, or two scenarios"
-        )
-    units = [{name: [own[seed]] for name, own in found.items()} for seed in seeds]
+    seeds, values = align(
+        {
+            entry.aggregator: entry.estimates[identity][group.columns[0].metric].values
+            for block in board.blocks[:1]
+            for group in block.groups
+            for entry in block.entries
+            if group.key == identity in entry.ranks
+        }
+    )
+    if len(values) < 2 or len(board.blocks) > 1:
+        reason = f"no ranks under {identity}: two methods need three seeds in common, or two scenarios"
+        raise NothingSelectedError(reason)
+    units = [{name: [own[place]] for name, own in values.items()} for place in range(len(seeds))]
     ranks = [(each.aggregator, each.mean) for each in mean_ranks(units, higher=True)]
-    return ranks, f"{len(seeds)} seeds", critical_difference(len(found), len(seeds))
+    return ranks, f"{len(seeds)} seeds", critical_difference(len(values), len(seeds))
 
 
 def _matrices(board: Board, rows: Sequence[Row], identity: str) -> dict[str, list[Any]]:

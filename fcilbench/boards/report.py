@@ -75,7 +75,11 @@ def _table(block: Block, group: Group, heads: Sequence[Head], place: Mapping[str
     for entry in block.entries:
         cells = [(head.text(entry), _sort_key(entry, group, head), head.column is not None) for head in heads]
         rows.append({"cells": cells, "own": " ".join(str(place[each]) for each in entry.cells if each in place)})
-    return {"key": group.key, "heads": [head.title for head in heads], "rows": rows}
+    return {
+        "key": group.key if group.key == "cost" else f"task: {group.key}",
+        "heads": [head.title for head in heads],
+        "rows": rows,
+    }
 
 
 def _sort_key(entry: Entry, group: Group, head: Head) -> float | int | str:
