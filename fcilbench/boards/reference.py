@@ -64,7 +64,6 @@ class Reference:
 
     def __init__(self, source: str, protocol: Mapping[str, Any], records: Iterable[Printed]) -> None:
         self.source, self.protocol, self.records = source, protocol, tuple(records)
-        self._switches = {name for record in self.records for name in record.options}
         self._by_method: dict[str, list[Printed]] = defaultdict(list)
         for record in self.records:
             self._by_method[record.aggregator].append(record)
@@ -92,11 +91,13 @@ class Reference:
         """Returns the figures that the paper prints for a sample's data set, beta and method, by metric."""
         plugins = sample.plugins
         method = plugins["aggregator"]
-        options = {name: value for name, value in method.identity.items() if name in self._switches}
+        records = self._by_method.get(_short(method.name), ())
+        switches = {name for record in records for name in record.options}  # others, e.g. a rank, are tuned
+        options = {name: value for name, value in method.identity.items() if name in switches}
         beta = sample.params.partition.get("value") if sample.params.partition.get("kind") == "dirichlet" else None
         label = str(sample.coords.get("backbone", ""))
         found: dict[str, float] = {}
-        for record in self._by_method.get(_short(method.name), ()):
+        for record in records:
             fits = record.dataset in (None, _short(plugins["dataset"].name)) and record.beta in (None, beta)
             fits = fits and record.options == options and record.value is not None
             if fits and (record.backbone == label or (record.metric not in found and record.backbone in _MAIN)):
