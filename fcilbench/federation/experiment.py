@@ -305,7 +305,7 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
     if not layers:
         return
     if isinstance(backbone, TextBackbone):
-        inputs = torch.from_numpy(backbone.encode(["one text"]).ids)
+        inputs = torch.from_numpy(backbone.encode(["1 2"]).ids)
     else:
         image = backbone.image_input()
         inputs = torch.zeros(1, image.channels, image.size, image.size)
