@@ -146,10 +146,11 @@ class Client(Protocol):
         """Iterates once over the client's own samples: test transform, or augmented with draws of a generator."""
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
-        """Yields the inputs of the `nn.Linear` layers whose names match, one batch of the own samples after another.
+        """Yields the inputs of the layers whose names match, one batch of the own samples after another.
 
-        By layer name float32 `[rows, in]`: a row for each sample or token, without padding. Frozen layers are included,
-        layers that did not run are missing. See `matches` for the patterns.
+        By layer name float32 `[rows, in]`: for an `nn.Linear` a row for each sample or token, without padding, for an
+        `nn.Conv2d` without groups one for each patch. Frozen layers are included, layers that did not run are missing.
+        See `matches` for the patterns.
         """
 
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Passes over a client's samples for a method's statistics: inputs of linear layers, their Gram matrices, gradients.
+"""Passes over a client's samples for a method's statistics: inputs of layers, their Gram matrices, gradients.
 
 All of them run in float32, outside of autocast, with the network in the mode that the caller has set.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api.client import Batch, LayerGram, Net
@@ -23,20 +24,34 @@ Masked = tuple[torch.Tensor, torch.Tensor | None]
 def layer_inputs(
     model: FlatModel, patterns: Sequence[str], batches: Iterable[Masked]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yields by name the inputs `[rows, in]` of the `nn.Linear` layers whose names match, for one batch after another.
+    """Yields by name the inputs `[rows, in]` of the layers whose names match, for one batch after another.
 
-    The rows of one sample stay together, in the order in which the layer saw them. Padding tokens and layers that did
-    not run are left out.
+    Layers are `nn.Linear`, and `nn.Conv2d` without groups, for which a row is a patch `[channels * height * width]`:
+    the weight `[out, channels, height, width]`, flattened to `[out, in]`, acts on it. The rows of one sample stay
+    together, in the order in which the layer saw them. Padding tokens and layers that did not run are left out.
 
     Raises:
-        ValueError: If no linear layer matches.
+        ValueError: If no such layer matches.
     """
-    linear = [(name, module) for name, module in model.network.named_modules() if isinstance(module, nn.Linear)]
-    layers = [(name, module) for name, module in linear if matches(name, patterns)]
+    known = [(name, module) for name, module in model.network.named_modules() if _acts_on_rows(module)]
+    layers = [(name, module) for name, module in known if matches(name, patterns)]
     if not layers:
-        raise ValueError(f"no linear layer matches {', '.join(patterns)}; there are {', '.join(n for n, _ in linear)}")
+        raise ValueError(f"no layer matches {', '.join(patterns)}; there are {', '.join(name for name, _ in known)}")
     for inputs, mask in batches:
         yield _inputs(model, layers, inputs, mask)
+
+
+def _acts_on_rows(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+
+
+def _patches(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Returns the patches `[B, positions, in]` on which a convolution acts, or another layer's input as it is."""
+    if not isinstance(layer, nn.Conv2d):
+        return x
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)  # sizes also where padding is a word
+    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
 
 
 def _inputs(
@@ -70,7 +85,7 @@ def _watch(
 
     with ExitStack() as hooks:
         for name, layer in layers:
-            hook = layer.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs[0]))
+            hook = layer.register_forward_pre_hook(lambda own, seen, name=name: record(name, _patches(own, seen[0])))
             hooks.enter_context(hook)
         model.logits(inputs)
 

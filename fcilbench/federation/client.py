@@ -83,7 +83,7 @@ class ClientSession:
         return fisher_diagonal(self.network, names, self._paired(rows, uniform), kind)
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
-        """Yields the inputs of linear layers, one batch of the client's own samples after another."""
+        """Yields the inputs of linear layers and convolutions, one batch of the client's own samples after another."""
         return layer_inputs(self._federation.model, patterns, self._masked())
 
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:

@@ -132,8 +132,24 @@ def test_layer_inputs_are_the_rows_of_one_sample_after_another_whatever_the_batc
 
 
 def test_layers_that_nobody_has_are_refused():
-    with pytest.raises(ValueError, match=r"no linear layer matches \*\.qkv; there are extractor\.body\.0, "):
+    with pytest.raises(ValueError, match=r"no layer matches \*\.qkv; there are extractor\.body\.0, "):
         next(layer_inputs(model(), ["*.qkv"], []))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"padding": 1, "padding_mode": "reflect"}],
+)
+def test_a_convolution_is_its_flat_weight_on_the_rows(options):
+    torch.manual_seed(0)
+    conv, grouped = nn.Conv2d(2, 5, 3, bias=False, **options), nn.Conv2d(5, 5, 3, groups=5)
+    body = nn.Sequential(conv, grouped, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    flat = FlatModel(Network(FeatureExtractor(body, 5), 3), torch.device("cpu"))
+    images = torch.randn(3, 2, 9, 9)
+    (found,) = layer_inputs(flat, ["extractor.*"], [(images, None)])
+    assert list(found) == ["extractor.body.0"]  # not the grouped one
+    expected = conv(images).permute(0, 2, 3, 1).reshape(-1, 5)
+    assert torch.allclose(found["extractor.body.0"] @ conv.weight.flatten(1).T, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [7, 3, 1])
