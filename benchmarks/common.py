@@ -39,6 +39,7 @@ class Workload:
         epochs: Local epochs E.
         batch_size: Samples per step.
         targets: Layers with LoRA adapters of rank 4; without any the whole model is trained.
+        tasks: Tasks of the stream, each of as many images.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Workload:
     images: int
     epochs: int
     batch_size: int = 16
+    tasks: int = 1
     targets: tuple[str, ...] = ()
 
     def backbone(self) -> Timm:
@@ -94,7 +96,7 @@ class Noise(Dataset):
 def experiment(work: Workload, aggregator: Aggregator, device: str, precision: str, **runtime: Any) -> Experiment:
     """Returns the experiment whose first round is timed; `runtime` overrides how it is run."""
     return Experiment(
-        dataset=Noise(work.clients * work.images),
+        dataset=Noise(work.clients * work.images * work.tasks),
         backbone=work.backbone(),
         aggregator=aggregator,
         stressor=NoStress(),
@@ -109,6 +111,7 @@ def experiment(work: Workload, aggregator: Aggregator, device: str, precision: s
             }
         ),
         partition=Partition(kind="iid"),
+        tasks=work.tasks,
         evaluate=Evaluation(task_identity=("none",)),
         runtime=Runtime.model_validate({"threads": torch.get_num_threads(), **runtime}),
         device=device,

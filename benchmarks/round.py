@@ -2,34 +2,50 @@
 
 python benchmarks/round.py --workload vit-b            # on a GPU: the paper's CIFAR-100 round
 python benchmarks/round.py --workload vit-small-cpu    # on a CPU; -lora: adapters of rank 4 instead of the whole model
+python benchmarks/round.py --tasks 2                   # a round of the second task, with what a method then adds
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import common
+from fcilbench.api.schedule import Phase
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
-from fcilbench.federation.experiment import Federation, RoundContext, build
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.experiment import Federation, RoundContext, build, place_replay
+from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.registry import entrypoints
 
 
-def measure(name: str, work: common.Workload, device: str, precision: str, runtime: dict[str, Any]) -> dict[str, Any]:
-    """Times the second of two rounds (the first captures and warms up) and the task's end."""
-    method = entrypoints.load(entrypoints.lookup("aggregators", name))()
-    federation = build(common.experiment(work, method, device, precision, **runtime))
-    method.begin(federation.server)
-    phase = federation.schedule.phases[0]
-    federation.server.enter(phase.task, phase.after)
-    method.begin_task(federation.server)
-    target = torch.device(device)
-    rows = update_rows(federation)
+def measure(
+    name: str, params: dict[str, Any], work: common.Workload, *, device: str, precision: str, runtime: dict[str, Any]
+) -> dict[str, Any]:
+    """Times the second of two rounds (the first captures and warms up) of the last task, and the end of the one before.
+
+    A task before is trained for one round.
+    """
+    method = entrypoints.load(entrypoints.lookup("aggregators", name))
+    aggregator = method(method.Params(**params))
+    federation = build(common.experiment(work, aggregator, device, precision, **runtime))
+    server, target = federation.server, torch.device(device)
+    aggregator.begin(server)
+    rows, end = update_rows(federation), 0.0
+    *before, phase = federation.schedule.phases
+    for earlier in before:
+        _enter(federation, earlier)
+        run_round(federation, RoundContext(earlier, 0), rows, Stopwatch(target))
+        start = time.perf_counter()
+        asked, context = aggregator.wants_task_statistics(server), RoundContext(earlier, earlier.rounds)
+        aggregator.end_task(server, collect_task_statistics(federation, context) if asked else {})
+        end = time.perf_counter() - start
+    _enter(federation, phase)
     run_round(federation, RoundContext(phase, 0), rows, Stopwatch(target))
     watch = Stopwatch(target)
     reset_peak_memory(target)
@@ -38,7 +54,7 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    images = sum(map(len, phase.clients)) * phase.epochs if method.trains else 0
+    images = sum(map(len, phase.clients)) * phase.epochs if aggregator.trains else 0
     peak = next((value for key, value in common.PEAK.items() if key in common.card(device)), None)
     used = images * common.flops_per_image(work) / seconds
     return {
@@ -49,10 +65,20 @@ def measure(name: str, work: common.Workload, device: str, precision: str, runti
         "utilisation": "-" if peak is None else f"{used / peak:.0%}",
         "training": f"{watch.seconds.get('training', 0.0) / seconds:.1%}",
         "aggregation": f"{watch.seconds.get('aggregation', 0.0) / seconds:.1%}",
+        **({"task_end_s": end} if before else {}),
         "peak_GB": peak_memory(target) / 1e9,
         "sent_MB": 4e-6 * len(federation.server.vector),  # by a client, as its update
         "captured": "no" if device == "cpu" or runtime["capture"] == "off" or _plain(federation) else "yes",
     }
+
+
+def _enter(federation: Federation, phase: Phase) -> None:
+    """Begins a task."""
+    aggregator, server = federation.experiment.aggregator, federation.server
+    server.enter(phase.task, phase.after)
+    aggregator.begin_task(server)
+    federation.channel.publish(server.vector, server.counters)
+    federation.replay = place_replay(federation, aggregator.replay(server))
 
 
 def _plain(federation: Federation) -> bool:
@@ -68,6 +94,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default=None)
     parser.add_argument("--capture", choices=["auto", "off"], default="auto")
     parser.add_argument("--methods", default="all", help="comma-separated names, or all")
+    parser.add_argument("--tasks", type=int, default=1, help="tasks, each of as many images; the last one is timed")
+    parser.add_argument("--params", type=json.loads, default={}, help='options by method: {"target": {"g_ep": 2}}')
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
@@ -79,11 +107,14 @@ def main() -> None:
         if options.methods == "all"
         else options.methods.split(",")
     )
-    work, runtime = common.WORKLOADS[options.workload], {"capture": options.capture}
-    rows = [measure(name, work, device, precision, runtime) for name in names]
-    print(f"{options.workload}, {precision}, {common.card(device)}")
+    work, runtime = replace(common.WORKLOADS[options.workload], tasks=options.tasks), {"capture": options.capture}
+    rows = [
+        measure(name, options.params.get(name, {}), work, device=device, precision=precision, runtime=runtime)
+        for name in names
+    ]
+    print(f"{options.workload}, task {options.tasks}, {precision}, {common.card(device)}")
     print(common.table(rows))
-    name = f"round/{options.workload}/{precision}/{options.capture}"
+    name = f"round/{options.workload}/{precision}/{options.capture}" + f"/{options.tasks}" * (options.tasks > 1)
     common.write(options.json, name, device, rows)
 
 
