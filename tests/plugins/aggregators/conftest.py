@@ -51,3 +51,12 @@ def play(make_experiment, tmp_path):
         return outcome
 
     return run
+
+
+@pytest.fixture
+def golden():
+    """Returns the small experiments of the golden runs, by method and modality."""
+    spec = spec_from_file_location("golden", Path(__file__).parents[2] / "test_golden.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.experiment

@@ -8,6 +8,7 @@ from fcilbench.plugins.aggregators.ewc import Ewc
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fedproto import FedProto
 from fcilbench.plugins.aggregators.fisheravg import FisherAvg
+from fcilbench.plugins.aggregators.fot import Fot
 from fcilbench.plugins.aggregators.lorm import LoRM
 from fcilbench.plugins.aggregators.lwf import Lwf
 from fcilbench.plugins.aggregators.ncm import Ncm
@@ -26,6 +27,8 @@ CASES = {
     "fedproto": (FedProto, {}, 1),
     "fedproto-original": (FedProto, {"preset": "original"}, 3),
     "fisheravg": (FisherAvg, {}, 3),
+    "fot": (Fot, {}, 5),
+    "fot-original": (Fot, {"preset": "original"}, 5),
     "lorm": (LoRM, {"rank": 4}, 3),
     "lwf": (Lwf, {}, 4),
     "lwf-original": (Lwf, {"preset": "original"}, 4),
@@ -61,6 +64,8 @@ def test_an_interrupted_run_ends_bit_equal(play, norm_backbone, name):
         (Ewc(Ewc.Params(lambda_ewc=0.0)), {}),
         (FedProto(FedProto.Params(lambda_proto=0.0)), {}),
         (FedProto(FedProto.Params(lambda_proto=5.0)), {"rounds": 1}),  # a task's first round knows no prototype
+        (Fot(Fot.Params(eps=0.0)), {}),
+        (Fot(), {"tasks": (10,)}),
         (Lwf(Lwf.Params(alpha=0.0)), {}),
         (Lwf(), {"tasks": (10,)}),
     ],
