@@ -48,8 +48,8 @@ class Workload:
     images: int
     epochs: int
     batch_size: int = 16
-    tasks: int = 1
     targets: tuple[str, ...] = ()
+    tasks: int = 1
 
     def backbone(self) -> Timm:
         """Returns the backbone, with random weights."""

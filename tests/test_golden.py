@@ -34,6 +34,8 @@ GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-4
 METHODS = {e.name: e for e in entry_points(group="fcilbench.aggregators") if e.value.startswith("fcilbench.")}
 MODALITIES = ("vision", "text")
+OPTIONS = {"target": {"g_ep": 4, "g_steps": 4, "kd_steps": 4, "warmup": 2}}
+"""Options of methods whose defaults would take minutes."""
 
 
 class Words(Dataset):
@@ -94,8 +96,9 @@ def experiment(method: str, modality: str) -> Experiment:
         "backbone": Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit)),
         "tasks": (4, 1, 5),
     }
+    plugin = METHODS[method].load()
     return Experiment(
-        aggregator=METHODS[method].load()(),
+        aggregator=plugin(plugin.Params(**OPTIONS.get(method, {}))),
         stressor=NoStress(),
         data_root=Path(),
         protocol=Protocol(clients=3, rounds=2, local_epochs=3, batch_size=8, lr=1e-2, weight_decay=0.01),

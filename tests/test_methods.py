@@ -24,8 +24,9 @@ def same(value, told):
 
 
 def test_every_method_has_a_section():
-    assert {part for name in SECTIONS for part in name.split(", ")} == METHODS.keys()
-    assert len(DOCUMENTED) == 10
+    named = {part for name in SECTIONS for part in name.split(", ")}
+    assert named - {"Low-rank adapters"} == METHODS.keys()  # an option of backbones, not a method
+    assert len(DOCUMENTED) == 12
 
 
 @pytest.mark.parametrize(("name", "text"), DOCUMENTED)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from fcilbench.api.backbone import ImageInput
 from fcilbench.api.client import Net
@@ -103,6 +104,10 @@ class Server(Protocol):
 
     def frozen(self, name: str) -> torch.Tensor:
         """Returns a frozen parameter of the network, by its name there; it is no part of `vector`. Do not change it."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The module behind `net`, for its architecture and forward hooks; remove them again."""
 
     @property
     def last_task(self) -> bool:

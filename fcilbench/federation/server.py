@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from fcilbench.api.backbone import ImageInput
-from fcilbench.api.client import Net
 from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
 from fcilbench.api.server import State
-from fcilbench.engine.model import FlatModel
+from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import all_finite
 from fcilbench.federation.tasks import stream
 from fcilbench.spec.protocol import Protocol
@@ -68,7 +67,12 @@ class FederationServer:
         return len(self.tasks) == len(self._stream)
 
     @property
-    def net(self) -> Net:
+    def network(self) -> Network:
+        """The resident model's module with the global vector, in eval mode."""
+        return self.net.network
+
+    @property
+    def net(self) -> FlatModel:
         """The resident network with the global vector, in eval mode."""
         model = self._resident()
         model.load(self.vector, self.counters)

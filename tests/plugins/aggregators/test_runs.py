@@ -15,9 +15,12 @@ from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.regmean import RegMean
 from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.plugins.aggregators.sum import Sum
+from fcilbench.plugins.aggregators.target import Target
 from fcilbench.spec.protocol import Partition
 
 FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
+FEW = {"g_ep": 3, "synthesis_batch": 8, "g_steps": 2, "kd_steps": 2, "warmup": 1}
+"""Options that keep TARGET's synthesis short."""
 CASES = {
     "ccvr": (Ccvr, {}, 3),
     "ccvr-original": (Ccvr, {"preset": "original"}, 4),
@@ -39,6 +42,7 @@ CASES = {
     "ridge-projection": (Ridge, {"random_features": 40, "ridge": 0.1}, 2),
     "sum": (Sum, {}, 5),
     "sum-full": (Sum, FULL, 5),
+    "target": (Target, FEW, 5),
     "sum-topk": (Sum, {"storage": "topk", "selector": "energy", "head": "sum"}, 5),
 }
 """Method, options, and the round after which the run is interrupted."""
@@ -68,6 +72,8 @@ def test_an_interrupted_run_ends_bit_equal(play, norm_backbone, name):
         (Fot(), {"tasks": (10,)}),
         (Lwf(Lwf.Params(alpha=0.0)), {}),
         (Lwf(), {"tasks": (10,)}),
+        (Target(Target.Params(lambda_kl=0.0)), {}),
+        (Target(), {"tasks": (10,)}),
     ],
 )
 def test_settings_that_leave_fedavg_bit_for_bit(play, method, changes):

@@ -1,0 +1,351 @@
+"""TARGET: Zhang et al. 2023, "TARGET: Federated Class-Continual Learning via Exemplar-Free Distillation" (ICCV).
+
+First the method, then what the server does at the end of a task: the generator, the images, the student.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
+from fcilbench.api.backbone import ImageInput
+from fcilbench.api.client import Batch, Context, Net
+from fcilbench.api.dataset import Samples
+from fcilbench.api.message import Message
+from fcilbench.api.server import Server, Updates
+from fcilbench.plugins.aggregators.lwf import distillation
+from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.vectors.sums import weighted_sum
+
+_PEER = "fed-mammoth"
+_NOISE, _WIDTH, _PADDING = 256, 128, 4
+"""Length of z, channels of the generator, and zero padding of the random crop that teacher and student see."""
+_BETAS = (0.5, 0.999)
+"""Of Adam for the generator and z."""
+
+
+class TargetParams(PresetParams):
+    """Hyperparameters of TARGET."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "original": {
+            "g_ep": 10,
+            "synthesis_batch": 256,
+            "g_steps": 10,
+            "kd_steps": 400,
+            "lr_student": 0.2,
+            "gen_image_size": 32,
+            "weighting": "uniform",
+        }
+    }
+
+    lambda_kl: float = Field(
+        25.0,
+        ge=0,
+        description="weight of the distillation; 0 is FedAvg, without synthesis",
+        source="Zhang et al. 2023",
+        space=Space(low=0.1, high=100.0, log=True),
+    )
+    tau: float = Field(2.0, gt=0, description="temperature of the clients' distillation", source="Zhang et al. 2023")
+    g_ep: int = Field(30, ge=1, description="synthesis rounds, each of one batch", source="Kim and Do 2026")
+    synthesis_batch: int = Field(16, ge=2, description="images of a round, and of a student's step", source=_PEER)
+    g_steps: int = Field(80, ge=1, description="steps of the generator in a synthesis round", source=_PEER)
+    kd_steps: int = Field(50, ge=0, description="steps of the student after a synthesis round", source=_PEER)
+    warmup: int = Field(
+        20, ge=0, description="first synthesis round with L_adv; the student is trained after it", source=_PEER
+    )
+    lr_g: float = Field(0.002, gt=0, description="learning rate of the generator", source=_PEER)
+    lr_z: float = Field(0.01, gt=0, description="learning rate of the noise z", source=_PEER)
+    lr_student: float = Field(0.002, gt=0, description="learning rate of the student", source=_PEER)
+    bn: float = Field(10.0, ge=0, description="weight of L_BN", source="Zhang et al. 2023, CIFAR-100")
+    oh: float = Field(0.5, ge=0, description="weight of the generator's cross-entropy", source="as bn")
+    adv: float = Field(1.0, ge=0, description="weight of L_adv", source="as bn")
+    bn_mmt: float = Field(0.9, ge=0, lt=1, description="smoothing of batch statistics over rounds", source="as bn")
+    tau_student: float = Field(20.0, gt=0, description="temperature of the student's distillation", source="as bn")
+    gen_image_size: int | None = Field(
+        None, ge=4, description="height and width of the synthetic images; null: the backbone's input size"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weights of the mean update, by sample count or equal"
+    )
+
+
+class Target(Aggregator):
+    """TARGET: distils the previous global model on images that the server synthesises from it, without any data.
+
+    From the second task on a client minimises L_CE + lambda L_KD. L_KD = -mean_u sum_c q_uc log s_uc over a batch of
+    synthetic images u, with q = softmax(z_T / tau) of the teacher's and s = softmax(z / tau) of its own logits over the
+    old classes; there is no factor tau^2. The teacher is the global model with which the task began. Models are
+    averaged. At the end of a task, the last one excepted, `synthesise` makes the images for the next: `target/hit` logs
+    the share of them that the teacher takes for the class they were made for.
+    """
+
+    version = "1"
+
+    class Params(TargetParams):
+        """Hyperparameters of TARGET."""
+
+    params: TargetParams
+
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
+        """Declines texts."""
+        if request.modality != "vision":
+            return No("TARGET's generator makes images with gradients; the tokens of a text are discrete")
+        return None
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
+        """Returns the masked cross-entropy, plus lambda L_KD where there are synthetic images."""
+        loss = masked_cross_entropy(net.logits(batch.inputs), batch)
+        if batch.extra is None:
+            return loss
+        old, images = batch.task.offset, batch.extra.inputs
+        with torch.no_grad():
+            taught = net.under(context["teacher"]).logits(images)
+        kept = distillation(net.logits(images)[:, :old], taught[:, :old], self.params.tau).mean()
+        total: torch.Tensor = loss + self.params.lambda_kl * kept
+        return total
+
+    def replay(self, server: Server) -> Samples | None:
+        """Returns the images synthesised at the end of the task before, with the classes they are made for."""
+        state = server.state
+        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
+
+    def task_broadcast(self, server: Server) -> Message:
+        """Sends the teacher (to whom it is new); nothing in the first task."""
+        return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the mean update."""
+        count = len(updates.clients)
+        uniform = self.params.weighting == "uniform"
+        server.step(weighted_sum(torch.full((count,), 1.0 / count) if uniform else updates.weights, updates.delta))
+
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
+        """Makes the final global model the teacher, and its images those of the next task."""
+        if server.last_task or self.params.lambda_kl == 0:
+            return
+        server.state["images"], server.state["labels"] = synthesise(server, self.params)
+        server.state["teacher"] = server.vector.clone()
+
+
+class Generator(nn.Sequential):
+    """Maps noise z `[b, 256]` to images `[b, channels, size, size]` in [0, 1]."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        edge = -(-size // 4)
+        super().__init__(
+            nn.Linear(_NOISE, _WIDTH * edge**2),
+            nn.Unflatten(1, (_WIDTH, edge, edge)),
+            nn.BatchNorm2d(_WIDTH),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False),
+            nn.BatchNorm2d(_WIDTH),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(_WIDTH, _WIDTH // 2, 3, padding=1, bias=False),
+            nn.BatchNorm2d(_WIDTH // 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(_WIDTH // 2, channels, 3, padding=1),
+            nn.Sigmoid(),
+        )
+        self.size = size
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        """Returns the images; a size that is no multiple of 4 is cut from the next larger one."""
+        images: torch.Tensor = super().forward(z)  # type: ignore[no-untyped-call]
+        return images[..., : self.size, : self.size]
+
+
+def synthesise(server: Server, params: TargetParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inverts the global model: returns images uint8 `[n, height, width, channels]` and their classes int64 `[n]`.
+
+    n is `g_ep * synthesis_batch`. In rounds s = 1 .. g_ep a copy of the generator is trained with its noise for one
+    batch of images (`Synthesis.images`); from round `warmup` on against a student, which after later rounds is
+    distilled on all images so far (`Synthesis.teach`).
+    """
+    devices = [server.vector.device] if server.vector.device.type == "cuda" else []
+    random = server.random("target")
+    with torch.random.fork_rng(devices), torch.enable_grad(), ExitStack() as hooks:
+        torch.manual_seed(int(random.integers(2**63)))  # initial weights, and dropout of the student
+        synthesis = Synthesis(server, params, random, hooks)
+        for number in range(1, params.g_ep + 1):
+            synthesis.images(adversarial=number >= params.warmup)
+            if number > params.warmup:
+                synthesis.teach()
+    images, labels = torch.cat(synthesis.pool), torch.cat(synthesis.labels)
+    server.log("target/hit", float(torch.cat(synthesis.hits).float().mean()))
+    return images.permute(0, 2, 3, 1).contiguous(), labels
+
+
+class Synthesis:
+    """Data-free synthesis with a meta-learned generator (Zhang et al. 2023, section 3.2, after Fast Meta DFKD).
+
+    Attributes:
+        pool: Images of each round so far, uint8 `[b, channels, height, width]`.
+        labels: Their classes y, int64 `[b]`, drawn from all seen ones.
+        hits: Whether the teacher takes them for these, bool `[b]`.
+        student: Network of the teacher's architecture, with new weights.
+    """
+
+    def __init__(self, server: Server, params: TargetParams, random: np.random.Generator, hooks: ExitStack) -> None:
+        assert server.image_input is not None  # `prepare` declines texts
+        self.pool, self.labels, self.hits = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        self._params, self._random, self._input = params, random, server.image_input
+        self._seen, self._device = server.tasks[-1].seen, server.vector.device
+        self._teacher = server.net.under(server.vector.clone())
+        self.student = untrained(server.network).to(self._device)
+        size = params.gen_image_size or self._input.size
+        self.generator = Generator(self._input.channels, size).to(self._device)
+        rate = params.lr_g * params.g_steps
+        self._meta = torch.optim.Adam(self.generator.parameters(), lr=rate, betas=_BETAS)
+        weights = self.student.parameters()
+        self._learning = torch.optim.SGD(weights, lr=params.lr_student, momentum=0.9, weight_decay=1e-4)
+        self._norms = BatchNormLoss(server.network, params.bn_mmt, hooks)
+
+    def images(self, adversarial: bool) -> None:
+        """Adds the batch of least loss of `g_steps` steps of a copy of the generator and its noise.
+
+        The generator itself takes one step of Adam along the sum of its copy's gradients (first-order MAML).
+        """
+        params, random = self._params, self._random
+        noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, _NOISE), dtype=np.float32))
+        z = noise.to(self._device).requires_grad_()
+        labels = torch.from_numpy(random.integers(0, self._seen, params.synthesis_batch)).to(self._device)
+        fast, best, kept = copy.deepcopy(self.generator), float("inf"), torch.zeros(())
+        weights = list(fast.parameters())
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": [z], "lr": params.lr_z}]
+        optimiser = torch.optim.Adam(groups, lr=params.lr_g, betas=_BETAS)
+        self._meta.zero_grad()
+        self.student.eval()
+        for step in range(params.g_steps):
+            images = fast(z)
+            loss = self.generator_loss(images, labels, adversarial)
+            if step == 0 or float(loss.detach()) < best:
+                best, kept = float(loss.detach()), images.detach()
+            optimiser.zero_grad()
+            loss.backward(inputs=[*weights, z])  # type: ignore[no-untyped-call]
+            for own, copied in zip(self.generator.parameters(), weights, strict=True):
+                assert copied.grad is not None
+                own.grad = copied.grad.clone() if own.grad is None else own.grad.add_(copied.grad)
+            optimiser.step()
+        self._meta.step()
+        self._norms.smooth()
+        self.pool.append((255 * kept).round().to(torch.uint8))
+        self.labels.append(labels)
+        with torch.no_grad():
+            taught = self._taught(network_input(self.pool[-1] / 255.0, self._input))
+        self.hits.append(taught.argmax(dim=1) == labels)
+
+    def generator_loss(self, images: torch.Tensor, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
+        """Returns L_G = bn L_BN + oh CE(teacher, y) + adv L_adv of images in [0, 1].
+
+        L_adv = -mean_u [student and teacher agree on the class] KL(teacher || student).
+        """
+        params = self._params
+        inputs = network_input(augment(images, self._random), self._input)
+        self._norms.total = images.new_zeros(())
+        taught = self._taught(inputs)
+        loss = params.bn * self._norms.total + params.oh * F.cross_entropy(taught, labels)
+        if adversarial:
+            own = self.student(inputs)[:, : self._seen]
+            agree = (own.argmax(dim=1) == taught.argmax(dim=1)).float()
+            apart = F.kl_div(own.log_softmax(dim=1), taught.softmax(dim=1), reduction="none").sum(dim=1)
+            loss = loss - params.adv * (agree * apart).mean()
+        total: torch.Tensor = loss
+        return total
+
+    def teach(self) -> None:
+        """Distils the teacher into the student in `kd_steps` steps on batches of the pool: tau^2 KL, norm at most 1."""
+        params, pool = self._params, torch.cat(self.pool)
+        self.student.train()
+        for _ in range(params.kd_steps):
+            rows = self._random.choice(len(pool), params.synthesis_batch, replace=False)
+            images = pool[torch.from_numpy(rows).to(self._device)] / 255.0
+            inputs = network_input(augment(images, self._random), self._input)
+            with torch.no_grad():
+                taught = (self._taught(inputs) / params.tau_student).softmax(dim=1)
+            own = (self.student(inputs)[:, : self._seen] / params.tau_student).log_softmax(dim=1)
+            loss = params.tau_student**2 * F.kl_div(own, taught, reduction="batchmean")
+            self._learning.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+            self._learning.step()
+
+    def _taught(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns the teacher's logits over the seen classes."""
+        return self._teacher.logits(inputs)[:, : self._seen]
+
+
+class BatchNormLoss:
+    """L_BN: how far the statistics of a batch are from the running ones in the teacher's BatchNorm2d layers.
+
+    The sum over layers of ||var - running_var|| + ||mean - running_mean||, where a batch's statistics are mixed with
+    those of earlier rounds. It is 0 for a network without such layers.
+
+    Attributes:
+        total: The sum over all forward passes since it was set to zero.
+    """
+
+    def __init__(self, network: nn.Module, momentum: float, hooks: ExitStack) -> None:
+        self.total = torch.zeros(())
+        self._momentum = momentum
+        self._now, self._old = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
+        layers = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+        for number, layer in enumerate(layers):
+            hook = lambda own, seen, number=number: self._add(number, own, seen[0])  # noqa: E731
+            hooks.enter_context(layer.register_forward_pre_hook(hook))
+
+    def _add(self, number: int, layer: nn.BatchNorm2d, x: torch.Tensor) -> None:
+        if layer.running_mean is None or layer.running_var is None:
+            return
+        own = torch.stack([x.mean(dim=(0, 2, 3)), x.var(dim=(0, 2, 3), unbiased=False)])
+        self._now[number] = own.detach()
+        apart = self._mixed(number, own) - torch.stack([layer.running_mean, layer.running_var])
+        self.total = self.total + apart.norm(dim=1).sum()
+
+    def _mixed(self, number: int, own: torch.Tensor) -> torch.Tensor:
+        if number not in self._old:
+            return own
+        return self._momentum * self._old[number] + (1 - self._momentum) * own
+
+    def smooth(self) -> None:
+        """Ends a round: mixes the statistics of the last batch into those of the rounds before."""
+        self._old = {number: self._mixed(number, own) for number, own in self._now.items()}
+
+
+def untrained(network: nn.Module) -> nn.Module:
+    """Returns a copy on the CPU with new weights in linear layers and convolutions: Xavier-normal, biases N(0, 1)."""
+    fresh = copy.deepcopy(network).cpu().requires_grad_(True)
+    for module in fresh.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.normal_(module.bias)
+    return fresh
+
+
+def augment(images: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
+    """Returns images `[b, channels, height, width]` cropped at random after zero padding, and flipped at random."""
+    height, width = images.shape[2:]
+    padded = F.pad(images, (_PADDING,) * 4)
+    corners = random.integers(0, 2 * _PADDING + 1, size=(len(images), 2))
+    crops = [one[:, y : y + height, x : x + width] for one, (y, x) in zip(padded, corners, strict=True)]
+    flip = torch.from_numpy(random.random(len(images)) < 0.5).to(images.device)
+    stacked = torch.stack(crops)
+    return torch.where(flip[:, None, None, None], stacked.flip(3), stacked)
+
+
+def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
+    """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised; differentiable."""
+    if images.shape[2:] != (wanted.size, wanted.size):
+        images = F.interpolate(images, (wanted.size, wanted.size), mode="bicubic", antialias=True).clamp(0.0, 1.0)
+    mean, std = (torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (wanted.mean, wanted.std))
+    return (images - mean) / std
