@@ -142,8 +142,8 @@ class Client(Protocol):
     def feature_dim(self) -> int:
         """Number of features F."""
 
-    def batches(self, augment: np.random.Generator | None = None) -> Iterator[Batch]:
-        """Iterates once over the client's own samples: test transform, or augmented with draws of a generator."""
+    def batches(self) -> Iterator[Batch]:
+        """Iterates once over the client's own samples, with the test transform."""
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of the layers whose names match, one batch of the own samples after another.

@@ -18,9 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 Precision = Literal["fp32", "bf16"]
 
-REORDERED = {"fp32": 1e-3, "bf16": 5e-2}
-"""Relative difference that arithmetic in another order may make, by precision."""
-
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context in which a model is run: bfloat16 autocast, or nothing."""

@@ -12,7 +12,6 @@ import torch
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceData, Draws
-from fcilbench.engine.memo import FrozenFeatures, Remembered
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.optimiser import LocalOptimiser
 from fcilbench.engine.precision import training_context
@@ -88,7 +87,6 @@ class LocalStep:
     def __init__(self, model: FlatModel, data: DeviceData, protocol: Protocol, rates: Mapping[str, float]) -> None:
         self.model = model
         self._data, self._protocol, self._rates = data, protocol, rates
-        self.frozen = FrozenFeatures(model, data, protocol)
         self._train: tuple[str, ...] = ("*",)
         self.optimiser = LocalOptimiser(model, protocol, self._train, rates)
 
@@ -112,10 +110,8 @@ class LocalStep:
             ones = torch.ones(len(minibatch.extra.rows), device=mask.device)
             extra = self._batch(work.extra.data, minibatch.extra, ones, work.task)
         batch = self._batch(self._data, minibatch, mask, work.task, extra)
-        known = self.frozen.of(minibatch.rows)
-        net = model if known is None else Remembered(model, batch.inputs, known)
         with model.arithmetic(partial(training_context, self._protocol.precision, model.vector.device)):
-            loss = objective.loss(net, batch, objective.context)
+            loss = objective.loss(model, batch, objective.context)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.clear_untrained()
         with torch.no_grad():

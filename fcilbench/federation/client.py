@@ -18,12 +18,15 @@ from fcilbench.engine.step import batch_spans
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import stream
 
+STATISTICS_BATCH = 256
+
 
 class ClientSession:
     """One client in one round; implements `fcilbench.api.client.Client`.
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.
+        batch_size: Samples per forward pass of its statistics; no option, so that none moves a result.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class ClientSession:
         spans = batch_spans(self.samples, context.phase.batch_size, bool(federation.model.batch_norms))
         self._share = federation.channel.share_of(client)
         self.steps = max(1, math.floor(self._share * len(spans) * context.phase.epochs))
+        self.batch_size = STATISTICS_BATCH
         self._federation, self._context = federation, context
 
     @property
@@ -58,18 +62,16 @@ class ClientSession:
         """Number of features F."""
         return self._federation.model.layout.features
 
-    def batches(self, augment: np.random.Generator | None = None) -> Iterator[Batch]:
-        """Iterates once over the client's samples: test transform, or augmented."""
-        data, size = self._federation.train, self._federation.experiment.runtime.eval_batch_size
-        # Drawn in one piece, so that the batch size does not change them.
-        draws = {} if augment is None else data.draw(self.samples, augment)
-        for start in range(0, self.samples, size):
-            rows = self.index[start : start + size]
-            own = {name: value[start : start + size] for name, value in draws.items()}
-            inputs = data.plain(rows) if augment is None else data.augmented(rows, own)
-            mask = torch.ones(len(rows), device=rows.device)
-            memo = None if data.memo is None else data.memo[rows]
-            yield Batch(inputs, data.labels[rows], mask, self.task, memo, protocol=self.protocol)
+    def batches(self) -> Iterator[Batch]:
+        """Iterates once over the client's samples, with the test transform."""
+        return self._batches(self.index, self.batch_size)
+
+    def _batches(self, rows: torch.Tensor, size: int) -> Iterator[Batch]:
+        data = self._federation.train
+        for own in torch.split(rows, size):
+            memo = None if data.memo is None else data.memo[own]
+            mask = torch.ones(len(own), device=own.device)
+            yield Batch(data.plain(own), data.labels[own], mask, self.task, memo, protocol=self.protocol)
 
     def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
@@ -78,9 +80,10 @@ class ClientSession:
             chosen = np.sort(self.random("fisher-samples").choice(len(rows), samples, replace=False))
             rows = rows[torch.from_numpy(chosen).to(rows.device)]
         uniform = torch.from_numpy(self.random("fisher-labels").random(len(rows))).to(rows.device)
-        parts = self.net.layout
-        names = [piece.name for piece in parts.pieces if piece.span.stop <= parts.trainable.stop]
-        return fisher_diagonal(self.network, names, self._paired(rows, uniform), kind)
+        layout, size = self.net.layout, self.protocol.batch_size  # gradients fit wherever training fits
+        names = [piece.name for piece in layout.pieces if piece.span.stop <= layout.trainable.stop]
+        batches = zip(self._batches(rows, size), torch.split(uniform, size), strict=True)
+        return fisher_diagonal(self.network, names, batches, kind)
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of linear layers and convolutions, one batch of the client's own samples after another."""
@@ -94,13 +97,6 @@ class ClientSession:
         """Iterates over the client's inputs with their token masks."""
         for batch in self.batches():
             yield batch.inputs, self._federation.train.token_mask(batch.inputs)
-
-    def _paired(self, rows: torch.Tensor, uniform: torch.Tensor) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Iterates in batches of the training's size, so that gradients fit wherever training fits."""
-        data, size = self._federation.train, self._federation.experiment.protocol.batch_size
-        for own, numbers in zip(torch.split(rows, size), torch.split(uniform, size), strict=True):
-            inputs, mask = data.plain(own), torch.ones(len(own), device=own.device)
-            yield Batch(inputs, data.labels[own], mask, self.task, protocol=self.protocol), numbers
 
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""

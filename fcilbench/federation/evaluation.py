@@ -31,19 +31,21 @@ class Evaluator:
     always runs on all samples of a task at once.
 
     Args:
-        model: The resident model, whose network is run; its state stays as it is.
-        initial: The vector `[D]` that the federation began with; features under its backbone outlive an evaluation.
+        model: The resident model with its initial state, whose network is run; features under the initial backbone
+            outlive an evaluation.
         test: Test samples.
         index: Positions of each task's test samples, int64.
         ood: Inputs that belong to no class; `None` if there are none.
         precision: Arithmetic of the forward pass.
         batch_size: Samples per forward pass.
+
+    Attributes:
+        initial: The model's initial state vector `[D]`.
     """
 
     def __init__(
         self,
         model: FlatModel,
-        initial: torch.Tensor,
         *,
         test: DeviceData,
         index: Sequence[torch.Tensor],
@@ -51,7 +53,8 @@ class Evaluator:
         precision: Precision,
         batch_size: int,
     ) -> None:
-        self._model, self._start = model, Module(initial)
+        self._model, self.initial = model, model.vector.clone()
+        self._start = Module(self.initial)
         self._test, self._index, self._ood = test, index, ood
         self._precision, self._batch_size = precision, batch_size
         self._under: Module | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from fcilbench.api.schedule import Indices, Phase, Schedule, Task
 from fcilbench.api.stressor import Stressor
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
-from fcilbench.engine.memo import memo_table
 from fcilbench.engine.model import FlatModel, Network, keeping_modes
+from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
 from fcilbench.errors import DataError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
@@ -28,6 +29,9 @@ from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_torch, stream, validation_split
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
+
+_QUERY_BATCH = 128
+"""Samples per call of a method's query; no option, so that none moves a result."""
 
 
 class Unsupported(Exception):  # noqa: N818 -- an answer, not an error
@@ -71,12 +75,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Where the schedule stands.
-
-    Attributes:
-        phase: The phase that is trained.
-        round: Round within it, from 0; `phase.rounds` at the task's end.
-    """
+    """The phase that is trained, and the round within it, from 0; `phase.rounds` at the task's end."""
 
     phase: Phase
     round: int
@@ -100,19 +99,9 @@ class Federation:
     """An experiment made real: data on the device, the model, the clients' samples, the server.
 
     Attributes:
-        experiment: What it was built from.
-        stream: The task stream.
-        schedule: Phases to train, as the method arranged them.
-        train: Training samples on the device.
         test: Test samples on the device, or the held-out ones that stand in for them (`Protocol.validation`).
         test_index: Positions of each task's test samples.
         model: The one resident model.
-        trainer: Local training on it.
-        server: The server.
-        channel: Delivers messages and counts their bytes.
-        evaluator: Runs deployed modules over test samples.
-        initial: The initial state vector, for phases that restart.
-        class_names: Original class names.
         fingerprint: Content digest of the data that was loaded.
         clients: State of each client by id.
         replay: Samples that clients mix into the training of the current task.
@@ -130,12 +119,16 @@ class Federation:
     server: FederationServer
     channel: Channel
     evaluator: Evaluator
-    initial: torch.Tensor
     class_names: tuple[str, ...]
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
     merged: int = 0
+
+    @property
+    def initial(self) -> torch.Tensor:
+        """The state vector before training, for phases that restart."""
+        return self.evaluator.initial
 
 
 def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
@@ -149,12 +142,11 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
     """
-    device = _device(experiment.device)
+    device, backbone, method = _device(experiment.device), experiment.backbone, experiment.aggregator
     corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
     if experiment.declared_fingerprint not in ("", fingerprint):
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
     corpus = _without_test_data(experiment, corpus) if experiment.protocol.validation else corpus
-    backbone, method, protocol = experiment.backbone, experiment.aggregator, experiment.protocol
     if backbone.modality != experiment.dataset.modality:
         raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
     classes = len(corpus.class_names)
@@ -166,8 +158,12 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     model = _model(experiment, classes, sizes, device)
     train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
-    index = _test_positions(test_labels, tasks, device)
-    schedule, initial = method.build_schedule(Schedule(phases)), model.vector.clone()
+    index, outside = _test_positions(test_labels, tasks, device), None
+    if corpus.outside is not None:
+        outside = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
+    precision, size = experiment.protocol.precision, experiment.runtime.eval_batch_size
+    evaluator = Evaluator(model, test=test, index=index, ood=outside, precision=precision, batch_size=size)
+    schedule = method.build_schedule(Schedule(phases))
     return Federation(
         experiment=experiment,
         stream=tasks,
@@ -176,34 +172,23 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         test=test,
         test_index=index,
         model=model,
-        trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
-        server=FederationServer(
-            model.vector,
-            model.counters,
-            model.layout,
-            tasks.tasks,
-            protocol=protocol,
-            seed=experiment.seeds.of("train"),
-            model=model,
-            image_input=None if isinstance(backbone, TextBackbone) else backbone.image_input(),
-        ),
+        trainer=Trainer(model, train, experiment.protocol, experiment.runtime.capture == "auto", method.rates()),
+        server=_server(experiment, model, tasks),
         # A centralised reference has no clients that could misbehave; wrong labels are in its data all the same.
         channel=Channel(
             model.layout, experiment.stressor, affected if schedule.federated else frozenset(), schedule.federated
         ),
-        evaluator=Evaluator(
-            model,
-            initial,
-            test=test,
-            index=index,
-            ood=_ood(experiment, model, corpus),
-            precision=protocol.precision,
-            batch_size=experiment.runtime.eval_batch_size,
-        ),
-        initial=initial,
+        evaluator=evaluator,
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
+
+
+def _server(experiment: Experiment, model: FlatModel, tasks: TaskStream) -> FederationServer:
+    backbone, seed = experiment.backbone, experiment.seeds.of("train")
+    image_input = None if isinstance(backbone, TextBackbone) else backbone.image_input()
+    state = (model.vector, model.counters, model.layout, tasks.tasks)
+    return FederationServer(*state, protocol=experiment.protocol, seed=seed, model=model, image_input=image_input)
 
 
 def place(
@@ -221,9 +206,22 @@ def place(
         nhwc = model.network.extractor.channels_last and device.type == "cpu"
         layout = torch.channels_last if nhwc else torch.contiguous_format
         data = DeviceImages(samples, backbone.image_input(), augmentation or Augmentation(), device, layout)
-    size, precision = experiment.runtime.eval_batch_size, experiment.protocol.precision
-    data.memo = memo_table(model, data, experiment.aggregator.query, size, precision)
+    data.memo = _memo(experiment, model, data)
     return data
+
+
+@torch.no_grad()
+def _memo(experiment: Experiment, model: FlatModel, data: DeviceData) -> torch.Tensor | None:
+    """Returns the answers of the method's query for all samples, `[n, ...]`, or `None` if it asks nothing."""
+    model.network.eval()
+    index, answers = torch.arange(len(data), device=data.labels.device), []
+    with model.arithmetic(partial(autocast, experiment.protocol.precision, index.device)):
+        for rows in torch.split(index, _QUERY_BATCH):
+            answer = experiment.aggregator.query(model, data.plain(rows))
+            if answer is None:
+                return None
+            answers.append(answer)
+    return torch.cat(answers) if answers else None
 
 
 def place_replay(federation: Federation, samples: Samples | None) -> Replay | None:
@@ -318,12 +316,6 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
             f"adapter: {idle[0]} cannot be adapted: the network uses its weight without calling the layer",
             hint="leave it out of the adapter's targets",
         )
-
-
-def _ood(experiment: Experiment, model: FlatModel, corpus: Corpus) -> DeviceData | None:
-    if corpus.outside is None:
-        return None
-    return place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
 
 
 def _test_positions(labels: Indices, stream: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -165,9 +165,7 @@ class Runtime(Closed):
     threads: int = runtime_field(
         1, ge=1, le=1_024, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
     )
-    eval_batch_size: int = runtime_field(
-        256, ge=1, le=1_000_000, description="samples per forward pass in evaluation and statistics"
-    )
+    eval_batch_size: int = runtime_field(256, ge=1, le=1_000_000, description="samples per forward pass in evaluation")
     checkpoint: Literal["round", "task", "never"] = runtime_field(
         "round", description="when the state is saved for a resume"
     )
@@ -176,7 +174,7 @@ class Runtime(Closed):
         description="capture local steps in a CUDA graph where there is a GPU; `off` runs them one kernel at a time",
     )
     keep_model: bool = runtime_field(
-        False, description="keep the server's final state (final.pt) in the cell's folder, for `module export`"
+        False, description="keep what is deployed in the cell's folder, for `module export`"
     )
 
 

