@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,11 +29,8 @@ def export(
     For SUM: tau_uni in fp16 on its support, one mask and one scale a task, the head. theta_pre is not in it.
     Exit codes: 0; 2 no such cell; 5 the cell kept no model.
     """
-    from fcilbench.api.aggregator import Aggregator
     from fcilbench.cli.show import find_row
-    from fcilbench.federation import checkpoint
-    from fcilbench.federation.outcome import model_digest, read_module, write_module
-    from fcilbench.registry import entrypoints
+    from fcilbench.federation.outcome import MODULE, ModuleFile, read_module, write_module
     from fcilbench.results.store import Store
     from fcilbench.spec.cell import Cell
 
@@ -42,20 +39,19 @@ def export(
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
     folder = store.cell_dir(row.cell_id)
-    server = checkpoint.load_final(folder)
+    again = "run it again with -s runtime.keep_model=true --rerun all"
+    if not (folder / MODULE).is_file():
+        raise PrerequisiteError(f"{folder / MODULE} does not exist: the cell ran without keep_model", hint=again)
+    found = read_module(folder / MODULE)
+    if found.facts["model"] != row.model_digest:
+        raise PrerequisiteError(f"{folder / MODULE} is not the model of this row", hint=again)
     try:
         use = Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"]).aggregator
     except (OSError, ValueError, KeyError) as error:
         raise PrerequisiteError(f"{folder / 'cell.json'} cannot be read: {error}") from error
-    plugin = cast(type[Aggregator], entrypoints.load(entrypoints.lookup("aggregators", use.name)))
-    method = plugin(plugin.Params.model_validate(use.params))
-    if model_digest(method.predictors(server), server) != row.model_digest:
-        raise PrerequisiteError(
-            f"{folder / checkpoint.FINAL} is not the model of this row", hint="run the cell again: --rerun all"
-        )
     path = output or Path(f"{row.cell_id[:12]}.safetensors")
     about = {"cell": row.cell_id, "method": use.name, "version": use.version}
-    write_module(path, method.export(server), server, about)
+    write_module(path, ModuleFile(found.tensors, {**about, **found.facts}))
     console.show(f"{path}: {_summary(read_module(path))}")
 
 
@@ -83,7 +79,8 @@ def inspect(
         sizes["dense_bytes"] = found.dense_nbytes
     console.show_list(form, headers, rows, key="tensors", records=records, right=(3,), **found.facts, **sizes)
     if form in (options.Form.TABLE, options.Form.MD):
-        console.show(f"{found.facts['method']} of cell {found.facts['cell'][:12]}: {_summary(found)}")
+        about = f"{found.facts['method']} of cell {found.facts['cell'][:12]}: " if "cell" in found.facts else ""
+        console.show(f"{about}{_summary(found)}")
 
 
 def _summary(found: ModuleFile) -> str:

@@ -1,7 +1,7 @@
-"""States on disk: the checkpoint between two rounds, and the server of a finished experiment (`final.pt`).
+"""The checkpoint between two rounds: restoring it continues bit for bit.
 
-Restoring a checkpoint continues bit for bit. Both files end with the SHA-256 of what precedes it: torch reads damaged
-tensors without a word. A damaged or odd checkpoint is ignored with a warning, and the experiment starts over.
+The file ends with the SHA-256 of what precedes it: torch reads damaged tensors without a word. A damaged or odd
+checkpoint is ignored with a warning, and the experiment starts over.
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ from typing import IO, Any
 
 import torch
 
-from fcilbench.api.message import Layout, Piece
-from fcilbench.api.schedule import Task
 from fcilbench.engine.precision import all_finite
-from fcilbench.errors import PrerequisiteError
 from fcilbench.federation.experiment import Federation
-from fcilbench.federation.server import FederationServer
 from fcilbench.files import replacing
-from fcilbench.spec.protocol import Protocol, TaskIdentity
+from fcilbench.spec.protocol import TaskIdentity
 
 FORMAT = 2
-FINAL = "final.pt"
 _DIGEST = 64
 _BLOCK = 1 << 20
 Event = dict[str, Any]
@@ -116,56 +111,6 @@ def _check(record: dict[str, Any], progress: Progress, federation: Federation) -
     last = progress.phase == len(phases) and progress.round == 0
     if not last and not (0 <= progress.phase < len(phases) and 0 <= progress.round < phases[progress.phase].rounds):
         raise DamagedError(f"there is no round {progress.round} of phase {progress.phase}")
-
-
-# ---------------------------------------------------------------- the final server
-
-
-def save_final(folder: Path, server: FederationServer) -> None:
-    """Writes the state of a finished experiment's server into a folder."""
-    layout = server.layout
-    record = {
-        "format": FORMAT,
-        "vector": server.vector,
-        "counters": server.counters,
-        "state": server.state,
-        "cuts": [layout.backbone.stop, layout.head.stop, layout.buffers.stop],
-        "head": [layout.classes, layout.features],
-        "pieces": [(piece.name, list(piece.shape), piece.start) for piece in layout.pieces],
-        "tasks": [(task.index, task.offset, task.size) for task in server.tasks],
-        "protocol": server.protocol.model_dump(mode="json"),
-    }
-    _write(folder / FINAL, record)
-
-
-def load_final(folder: Path) -> FederationServer:
-    """Returns the server as it was when the experiment ended, on the CPU.
-
-    Raises:
-        PrerequisiteError: If the folder has no final state, or a damaged one, or one of another version.
-    """
-    path = folder / FINAL
-    again = "run it again with -s runtime.keep_model=true --rerun all"
-    if not path.is_file():
-        raise PrerequisiteError(f"{path} does not exist: the cell ran without keep_model", hint=again)
-    try:
-        record = _read(path, torch.device("cpu"))
-    except DamagedError as error:
-        raise PrerequisiteError(f"{path}: {error}", hint=again) from error
-    body, trainable, whole = record["cuts"]
-    pieces = tuple(Piece(name, tuple(shape), start) for name, shape, start in record["pieces"])
-    parts = slice(0, body), slice(body, trainable), slice(trainable, whole)
-    classes, features = record["head"]
-    layout = Layout(*parts, classes=classes, features=features, pieces=pieces)
-    tasks = [Task(*numbers) for numbers in record["tasks"]]
-    protocol = Protocol.model_validate(record["protocol"])
-    server = FederationServer(record["vector"], record["counters"], layout, tasks, protocol=protocol)
-    server.state = record["state"]
-    server.enter(tasks[-1], len(tasks) - 1)
-    return server
-
-
-# ---------------------------------------------------------------- files with a digest
 
 
 class _Hashed:

@@ -26,7 +26,9 @@ from fcilbench.files import write_atomic
 from fcilbench.spec.metrics import METRICS, evaluate
 from fcilbench.spec.outcome import Cost, Outcome, Value
 
-FORMAT = "fcilbench-module-2"
+FORMAT = "fcilbench-module-3"
+MODULE = "module.safetensors"
+"""The file in a cell's folder."""
 
 
 def outcome(federation: Federation, progress: Progress) -> Outcome:
@@ -67,6 +69,12 @@ def model_digest(predictors: Predictors, server: FederationServer) -> str:
         _add(found, {"module": name, "vector": module.vector, "frozen": dict(module.frozen)})
     _add(found, {"counters": server.counters, "state": server.state})
     return f"sha256:{found.hexdigest()}"
+
+
+def _digest(tensors: Message) -> str:
+    found = hashlib.sha256()
+    _add(found, dict(tensors))
+    return found.hexdigest()
 
 
 def _add(found: Any, value: Any) -> None:
@@ -121,7 +129,8 @@ class ModuleFile:
 
     Attributes:
         tensors: Everything in the file.
-        facts: `cell`, `method`, `version`, `tasks` ([offset, size] each), `parts`.
+        facts: `model` (its digest), `tasks` ([offset, size] each), `parts`; after an export also `cell`, `method`
+            and `version`.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -143,21 +152,24 @@ class ModuleFile:
         return tuple(Task(index, *numbers) for index, numbers in enumerate(self.facts["tasks"]))
 
 
-def write_module(path: Path, tensors: Message, server: FederationServer, about: Mapping[str, str]) -> None:
-    """Replaces a module file in one step; `about` says `cell`, `method` and `version`."""
+def save_module(path: Path, tensors: Message, server: FederationServer, model: str) -> None:
+    """Writes what a finished experiment deploys; `model` is its digest."""
     layout = server.layout
-    facts: dict[str, Any] = {
-        **about,
-        "tasks": [[task.offset, task.size] for task in server.tasks],
-        "parts": {
-            "backbone": layout.backbone.stop,
-            "head": layout.head.stop - layout.head.start,
-            "buffers": layout.buffers.stop - layout.buffers.start,
-            "classes": layout.classes,
-            "features": layout.features,
-        },
+    parts = {
+        "backbone": layout.backbone.stop,
+        "head": layout.head.stop - layout.head.start,
+        "buffers": layout.buffers.stop - layout.buffers.start,
+        "classes": layout.classes,
+        "features": layout.features,
     }
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    tasks = [[task.offset, task.size] for task in server.tasks]
+    write_module(path, ModuleFile(tensors, {"model": model, "tasks": tasks, "parts": parts}))
+
+
+def write_module(path: Path, module: ModuleFile) -> None:
+    """Replaces a module file in one step."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.tensors.items()}
+    facts = {**module.facts, "content": _digest(plain)}
     write_atomic(path, save(plain, metadata={"format": FORMAT, "facts": json.dumps(facts)}))
 
 
@@ -165,7 +177,7 @@ def read_module(path: Path) -> ModuleFile:
     """Reads a module file.
 
     Raises:
-        UsageError: If it is missing or something else.
+        UsageError: If it is missing, damaged or something else.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -177,4 +189,7 @@ def read_module(path: Path) -> ModuleFile:
         raise UsageError(
             f"{path} cannot be read: {error}", hint="`fcilbench module export CELL -o FILE` writes one"
         ) from error
-    return ModuleFile(tensors, json.loads(metadata["facts"]))
+    facts = json.loads(metadata["facts"])
+    if facts.pop("content") != _digest(tensors):
+        raise UsageError(f"{path} is damaged")
+    return ModuleFile(tensors, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,44 +17,28 @@ from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.protocol import Partition
 
-_CLASSES, _TRAIN, _TEST = 4, 3, 1
+_WORDS = ("a", "good", "small", "test", "text")
 
 
 class _Noise(Dataset):
-    """Four classes of noise at the size that a backbone wants."""
+    """Four classes of noise images at the size that a backbone wants or, without one, of texts of one to five words."""
 
-    classes, default_tasks = _CLASSES, 2
-    train_samples, test_samples = _CLASSES * _TRAIN, _CLASSES * _TEST
+    classes, default_tasks, train_samples, test_samples = 4, 2, 12, 4
 
-    def __init__(self, spec: ImageInput) -> None:
+    def __init__(self, spec: ImageInput | None) -> None:
         super().__init__()
-        self._shape = (spec.size, spec.size, spec.channels)
+        self.modality = "text" if spec is None else "vision"
+        self._spec, self._random = spec, np.random.default_rng(0)
 
     def load(self, root: Path) -> Corpus:
-        random = np.random.default_rng(0)
-        splits = []
-        for count in (_TRAIN, _TEST):
-            labels = np.repeat(np.arange(_CLASSES), count)
-            splits.append(Samples(self._draw(len(labels), random), labels))
-        return Corpus(splits[0], splits[1], tuple("abcd"))
+        train, test = (Samples(self._inputs(4 * count), np.repeat(np.arange(4), count)) for count in (3, 1))
+        return Corpus(train, test, tuple("abcd"))
 
-    def _draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
-        return random.integers(0, 256, (count, *self._shape), dtype=np.uint8)
-
-
-class _Words(_Noise):
-    """Four classes of texts, each of one to five words."""
-
-    modality = "text"
-
-    def __init__(self) -> None:
-        super().__init__(ImageInput(size=1))
-
-    def _draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
-        words = np.array(["a", "good", "small", "test", "text"])
-        texts = np.empty(count, dtype=object)
-        texts[:] = [" ".join(random.choice(words, 1 + i % 5)) for i in range(count)]
-        return texts
+    def _inputs(self, count: int) -> npt.NDArray[Any]:
+        if self._spec is None:
+            return np.array([" ".join(self._random.choice(_WORDS, 1 + i % 5)) for i in range(count)], dtype=object)
+        size = self._spec.size
+        return self._random.integers(0, 256, (count, size, size, self._spec.channels), dtype=np.uint8)
 
 
 def probe(experiment: Experiment) -> None:
@@ -65,20 +50,16 @@ def probe(experiment: Experiment) -> None:
         Exception: Whatever a plugin raises. A method that declines the cell is no error.
     """
     affected = experiment.stressor.affected(experiment.protocol.clients, np.random.default_rng(0))
-    short = experiment.protocol.model_copy(
-        update={"clients": max(2, len(affected)), "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
-    )
-    text = isinstance(experiment.backbone, TextBackbone)
+    clients = max(2, len(affected))
+    short = {"clients": clients, "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
+    backbone = experiment.backbone
     tiny = replace(
         experiment,
-        dataset=_Words() if text else _Noise(experiment.backbone.image_input()),
-        protocol=short,
+        dataset=_Noise(None if isinstance(backbone, TextBackbone) else backbone.image_input()),
+        protocol=experiment.protocol.model_copy(update=short),
         partition=Partition(kind="iid", min_samples=0),
         tasks=None,
         declared_fingerprint="",
     )
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            run_experiment(tiny, Path(folder))
-        except Unsupported:
-            return
+    with tempfile.TemporaryDirectory() as folder, suppress(Unsupported):
+        run_experiment(tiny, Path(folder))

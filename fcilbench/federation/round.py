@@ -6,7 +6,7 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,8 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
         for row, client in zip(rows, clients, strict=False):
             channel.down(client, replay, model=False)
             session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
-            upload = local_update(federation, context, session, row, wire)
+            work = (row, wire) if aggregator.trains else None
+            upload = visit(federation, context, session, aggregator.statistics, work)
             if upload is not None:
                 uploads[client] = upload
     with watch("aggregation"):
@@ -103,20 +104,25 @@ def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
     return [piece for piece in layout.select(wire.up) if piece in trained or piece.start >= layout.buffers.start]
 
 
-def local_update(
-    federation: Federation, context: RoundContext, session: ClientSession, row: torch.Tensor, wire: Wire
+def visit(
+    federation: Federation,
+    context: RoundContext,
+    session: ClientSession,
+    hook: Callable[[ClientSession], Message],
+    work: tuple[torch.Tensor, Wire] | None = None,
 ) -> Upload | None:
-    """Trains one client from the global model that it has received, asks it for its statistics, and sends both.
+    """Trains one client from the model that it has received if there is `work`, asks `hook`, and sends both.
 
-    Its update is written into `row` `[D]`. The result is what arrives at the server, or `None` without an answer.
+    `work` is the row `[D]` into which the client's update is written, and what is trained and travels of it. The result
+    is what arrives at the server, or `None` without an answer.
     """
-    server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
+    server, model, samples = federation.server, federation.model, session.samples
     model.load(session.received_model, server.counters)
-    samples = session.samples
     message: dict[str, torch.Tensor] = {}
     pieces: list[Piece] = []
     loss = None
-    if aggregator.trains:
+    if work is not None:
+        row, wire = work
         loss = _train(federation, context, session, wire)
         pieces = uploaded(wire, server.layout)
         torch.sub(model.vector, session.received_model, out=row)
@@ -126,14 +132,14 @@ def local_update(
     model.network.eval()
     session.cut_short()
     with torch.no_grad():
-        statistics = aggregator.statistics(session)
+        statistics = hook(session)
     if any(name in statistics for name in RESERVED):
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
     arrived = federation.channel.up(session.id, {**message, **statistics}, session.stress, pieces)
     if arrived is None:
         return None
-    if aggregator.trains:
-        row.copy_(arrived.pop("delta"))
+    if work is not None:
+        work[0].copy_(arrived.pop("delta"))
     counters = arrived.pop("counters", server.counters)
     return Upload(session.id, samples, arrived, counters, loss)
 
@@ -178,21 +184,16 @@ def collect(
 
 def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:
     """Sends the final global model of a task to every client with data and collects its statistics at it."""
-    server, channel, model = federation.server, federation.channel, federation.model
-    aggregator = federation.experiment.aggregator
+    server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
     arrived: dict[int, Message] = {}
     channel.publish(server.vector, server.counters)
     for client, own in enumerate(context.phase.clients):
         if len(own) == 0:
             continue
         session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
-        model.load(session.received_model, server.counters)
-        model.network.eval()
-        session.cut_short()
-        with torch.no_grad():
-            message = channel.up(client, aggregator.task_statistics(session), session.stress)
-        if message is not None:
-            arrived[client] = message
+        upload = visit(federation, context, session, aggregator.task_statistics)
+        if upload is not None:
+            arrived[client] = upload.statistics
     sound = {client: message for client, message in arrived.items() if finite(message)}
     if len(sound) < len(arrived):
         server.warn(f"task {server.task.index}: task statistics that were not finite were left out")

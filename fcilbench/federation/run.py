@@ -16,7 +16,7 @@ from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
-from fcilbench.federation.outcome import model_digest, outcome
+from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_module
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.files import write_atomic
@@ -34,8 +34,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
 
     Args:
         experiment: What to run.
-        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`, and for `final.pt` where the runtime asks for
-            it; a checkpoint found there is continued.
+        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`, and for what is deployed where the runtime asks
+            for it; a checkpoint found there is continued.
         on_event: Told of every round and task as it ends, and of data that are decoded first.
 
     Returns:
@@ -53,7 +53,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     reset_peak_memory(torch.device(experiment.device))
     on_event = on_event or (lambda _: None)
     federation = build(experiment, decoding_events(on_event))
-    (workdir / checkpoint.FINAL).unlink(missing_ok=True)
+    (workdir / MODULE).unlink(missing_ok=True)
     progress = checkpoint.restore(workdir / "checkpoint.pt", federation)
     if progress is None:
         progress = Progress()
@@ -62,7 +62,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     if not progress.merged:
         raise DivergedError("no update was ever merged: none arrived, or none was finite (a lower lr may help)")
     if experiment.runtime.keep_model:
-        checkpoint.save_final(workdir, federation.server)
+        tensors = experiment.aggregator.export(federation.server)
+        save_module(workdir / MODULE, tensors, federation.server, progress.model_digest)
     return outcome(federation, progress)
 
 

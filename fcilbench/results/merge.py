@@ -19,7 +19,7 @@ from fcilbench.results.provenance import digest
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
-_LEFT_BEHIND = frozenset({"checkpoint.pt", "lease.json", "final.pt", "row.json"})
+_LEFT_BEHIND = frozenset({"checkpoint.pt", "lease.json", "module.safetensors", "row.json"})
 _EXPORTED = frozenset({"rounds.jsonl"})
 
 

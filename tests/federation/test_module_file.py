@@ -4,10 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.federation.checkpoint import load_final
+from fcilbench.errors import UsageError
 from fcilbench.federation.experiment import build
-from fcilbench.federation.outcome import read_module, write_module
+from fcilbench.federation.outcome import MODULE, read_module, save_module
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
@@ -15,33 +14,36 @@ from fcilbench.spec.protocol import Runtime
 from fcilbench.vectors.module import from_half, to_half
 
 KEEP = Runtime(keep_model=True)
-ABOUT = {"cell": "9f2c", "method": "fcilbench/sum", "version": "2"}
 
 
 @pytest.fixture
 def finished(make_experiment, tmp_path):
-    """Returns the method, its server as it was kept, and the initial state vector."""
-    method = Sum(Sum.Params(k_pct=0.2))
-    experiment = make_experiment(method, runtime=KEEP)
+    """Returns a finished method, its server, and the initial state vector."""
+    method, servers = Sum(Sum.Params(k_pct=0.2)), []
+    experiment = make_experiment(watched(method, servers), runtime=KEEP)
     run_experiment(experiment, tmp_path)
-    return method, load_final(tmp_path), build(experiment).initial
+    return method, servers[-1], build(experiment).initial
 
 
-def test_the_final_state_is_kept_only_where_it_is_asked_for(make_experiment, tmp_path):
-    run_experiment(make_experiment(runtime=KEEP), tmp_path)
-    kept = load_final(tmp_path)
+def watched(method, servers):
+    """Notes the server of each evaluation."""
+    own = method.predictors
+    method.predictors = lambda server: servers.append(server) or own(server)
+    return method
+
+
+def test_what_is_deployed_is_kept_only_where_it_is_asked_for(make_experiment, tmp_path):
+    digest = run_experiment(make_experiment(runtime=KEEP), tmp_path).model_digest
+    kept = read_module(tmp_path / MODULE)
     assert [task.size for task in kept.tasks] == [2] * 5
-    assert kept.layout == build(make_experiment()).server.layout
+    assert kept.facts["model"] == digest
     run_experiment(make_experiment(), tmp_path)
-    with pytest.raises(PrerequisiteError, match="keep_model"):
-        load_final(tmp_path)
+    assert not (tmp_path / MODULE).exists()
 
 
 def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
     method, server, initial = finished
-    path = tmp_path / "module.safetensors"
-    write_module(path, method.export(server), server, ABOUT)
-    read = read_module(path)
+    read = read_module(tmp_path / MODULE)
     assert read.tasks == tuple(server.tasks)
     backbone, unified = server.layout.backbone, server.state["unified"]
     half = from_half(*to_half(unified))
@@ -61,8 +63,8 @@ def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
 def test_a_module_that_fits_half_precision_is_equal_bit_for_bit_and_no_other_backbone_takes_it(finished, tmp_path):
     method, server, initial = finished
     server.state["unified"] = from_half(*to_half(server.state["unified"]))
-    path = tmp_path / "module.safetensors"
-    write_module(path, method.export(server), server, ABOUT)
+    path = tmp_path / "half.safetensors"
+    save_module(path, method.export(server), server, "")
     for task in range(5):
         evaluated = method.predictors(server).modules[f"task-{task}"]()
         assert torch.equal(method.restore(read_module(path).tensors, task, initial), evaluated)
@@ -71,13 +73,20 @@ def test_a_module_that_fits_half_precision_is_equal_bit_for_bit_and_no_other_bac
 
 
 def test_methods_without_a_module_export_the_global_model(make_experiment, tmp_path):
-    run_experiment(make_experiment(FedAvg(), runtime=KEEP), tmp_path)
-    server = load_final(tmp_path)
-    path = tmp_path / "global.safetensors"
-    write_module(path, FedAvg().export(server), server, ABOUT)
-    found = read_module(path)
+    servers = []
+    run_experiment(make_experiment(watched(FedAvg(), servers), runtime=KEEP), tmp_path)
+    found, vector = read_module(tmp_path / MODULE), servers[-1].vector
     assert found.dense_nbytes is None
-    assert torch.equal(FedAvg().restore(found.tensors, 0, server.vector), server.vector)
+    assert torch.equal(FedAvg().restore(found.tensors, 0, vector), vector)
+
+
+def test_a_damaged_module_is_refused(make_experiment, tmp_path):
+    run_experiment(make_experiment(tasks=1, rounds=1, runtime=KEEP), tmp_path)
+    damaged = bytearray((tmp_path / MODULE).read_bytes())
+    damaged[-9] ^= 1
+    (tmp_path / MODULE).write_bytes(damaged)
+    with pytest.raises(UsageError, match="is damaged"):
+        read_module(tmp_path / MODULE)
 
 
 def test_other_files_are_refused(tmp_path):

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.federation.checkpoint import load_final
 from fcilbench.federation.run import run_experiment
-from fcilbench.spec.protocol import Runtime
 
 _spec = spec_from_file_location("federation_fixtures", Path(__file__).parents[2] / "federation" / "conftest.py")
 _fixtures = module_from_spec(_spec)
@@ -31,8 +29,14 @@ def play(make_experiment, tmp_path):
     def run(method=None, stop=None, **changes):
         nonlocal count
         count += 1
-        settings = {"tasks": (3, 1, 4, 2), "runtime": Runtime(keep_model=True)}
-        experiment = make_experiment(method, **(settings | changes))
+        experiment = make_experiment(method, **({"tasks": (3, 1, 4, 2)} | changes))
+        own = experiment.aggregator.predictors
+
+        def predictors(server):
+            run.vector = server.vector.clone()
+            return own(server)
+
+        experiment.aggregator.predictors = predictors
         folder = tmp_path / f"run-{count}"
         folder.mkdir()
         rounds = 0
@@ -46,9 +50,7 @@ def play(make_experiment, tmp_path):
         if stop is not None:
             with pytest.raises(StopError):
                 run_experiment(experiment, folder, listen)
-        outcome = run_experiment(experiment, folder)
-        run.vector = load_final(folder).vector
-        return outcome
+        return run_experiment(experiment, folder)
 
     return run
 

@@ -54,19 +54,19 @@ def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
 
 
 def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_path):
-    from fcilbench.federation.checkpoint import load_final
     from fcilbench.federation.run import run_experiment
-    from fcilbench.spec.protocol import Runtime
 
-    experiment = make_experiment(
-        Sum(Sum.Params(selector="prototype")),
-        tasks=(3, 7),
-        participation=0.67,
-        rounds=3,
-        runtime=Runtime(keep_model=True),
-    )
+    servers = []
+
+    class Watched(Sum):
+        def predictors(self, server):
+            servers.append(server)
+            return super().predictors(server)
+
+    method = Watched(Sum.Params(selector="prototype"))
+    experiment = make_experiment(method, tasks=(3, 7), participation=0.67, rounds=3)
     run_experiment(experiment, tmp_path)
-    server, federation = load_final(tmp_path), build(experiment)
+    server, federation = servers[-1], build(experiment)
     federation.model.load(federation.initial, federation.model.counters)
     federation.model.network.eval()
     with torch.no_grad():
