@@ -7,7 +7,6 @@ import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from fcilbench.errors import PrerequisiteError
@@ -76,19 +75,7 @@ class Checks(list[Check[S]]):
     """The checks of one module, in the order in which they are written."""
 
     def add(self, function: Callable[[S], None], **flags: bool) -> Callable[[S], None]:
-        """Registers a function as a check. Its name is the id; its docstring states what must hold, and the fix.
-
-        Example:
-            >>> CHECKS: Checks[type] = Checks()
-            >>> @CHECKS.add
-            ... def has_name(subject: type) -> None:
-            ...     '''A plugin has a name.
-            ...
-            ...     Fix: name it.
-            ...     '''
-            >>> CHECKS[0].id, CHECKS[0].statement, CHECKS[0].fix
-            ('has-name', 'a plugin has a name', 'name it')
-        """
+        """Registers a function as a check. Its name is the id; its docstring states what must hold, and the fix."""
         statement, _, fix = (inspect.getdoc(function) or "").partition("\n\nFix: ")
         id_ = function.__name__.strip("_").replace("_", "-")
         first = statement[:1].lower() if statement[1:2] != "`" else statement[:1]
@@ -102,8 +89,11 @@ def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str],
     `breaks` are the declared checks with their reasons. With `demand` a declared check must fail on some bench, by what
     the kit sees and not by an exception.
     """
-    result, reason = partial(Result, check.id, check.statement), breaks.get(check.id)
-    passed, skips = False, []
+    reason, passed, skips = breaks.get(check.id), False, []
+
+    def result(status: Status, found: str = "", fix: str = "", trace: str = "") -> Result:
+        return Result(check.id, check.statement, status, found, fix, trace)
+
     for subject in subjects:
         where = getattr(subject, "where", "")
         on = f" (on the kit's {where})" if where else ""
@@ -173,11 +163,10 @@ def plugin_checks(base: type[Plugin]) -> Checks[Any]:
         if silent := [name for name, field in fields.items() if not (field.description or "").strip()]:
             raise CheckFailed(f"no description: {', '.join(silent)}")
         for name, space in search_space(subject.cls.Params).items():
-            default = fields[name].default
-            numeric = isinstance(default, int | float) and not isinstance(default, bool)
-            if space.choices is not None and default is not None and default not in space.choices:
-                raise CheckFailed(f"{name} = {default!r} is not among its choices {list(space.choices)}")
-            if numeric and not (space.low or default) <= default <= (space.high or default):
-                raise CheckFailed(f"{name} = {default} is outside its search space {space.low} .. {space.high}")
+            value = fields[name].default
+            numeric = isinstance(value, int | float) and not isinstance(value, bool)
+            outside = numeric and not (space.low or value) <= value <= (space.high or value)
+            if outside or (space.choices is not None and value is not None and value not in space.choices):
+                raise CheckFailed(f"{name} = {value!r} is outside its search space {space}")
 
     return checks

@@ -21,18 +21,18 @@ from fcilbench.api import Aggregator, Backbone, Plugin
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import entrypoints
 from fcilbench.registry.entrypoints import PluginRef
-from fcilbench.testing import backbone, dataset, merging, objective, state, traffic
-from fcilbench.testing.backbone import BackboneSubject
+from fcilbench.registry.validation import explain, validate
+from fcilbench.testing import client, merging, state
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
 from fcilbench.testing.check import Check, Result, plugin_checks, run_check
-from fcilbench.testing.dataset import DatasetSubject
+from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
 
 _SHARED = plugin_checks(Aggregator)
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
-    "aggregators": (*_SHARED, *merging.CHECKS, *state.CHECKS, *traffic.CHECKS, *objective.CHECKS),
-    "backbones": backbone.CHECKS,
-    "datasets": dataset.CHECKS,
+    "aggregators": (*_SHARED, *merging.CHECKS, *state.CHECKS, *client.CHECKS),
+    "backbones": BACKBONE_CHECKS,
+    "datasets": DATASET_CHECKS,
 }
 """The checks of each kind of plugin that has some, in the order in which they are reported."""
 
@@ -101,13 +101,10 @@ def case(
         base = kind.removesuffix("s").title()
         raise UsageError(f"{ref.name} ({ref.target}) does not derive from fcilbench.api.{base}")
     try:
-        cls.Params.model_validate(given)
+        validate(cls.Params, given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{ref.name}: {where}: {first['msg']}", hint=f"set it, e.g. --set {where or 'name'}=VALUE"
-        ) from error
+        problem = explain(error, cls.Params.model_fields)[0].message
+        raise UsageError(f"{ref.name}: {problem}", hint="set it, e.g. --set NAME=VALUE") from error
     plugin = cast(type[Any], cls)
     subjects: list[Any]
     if kind == "aggregators":

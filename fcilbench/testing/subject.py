@@ -8,22 +8,21 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fcilbench.api import Aggregator, DecisionRule, Message, Module, Predictors, Server, Task, Updates
+from fcilbench.api import Aggregator, Message, Predictors, Server, Updates
+from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import BENCHES, Bench, Edit, quiet_torch
 from fcilbench.testing.check import CheckFailed, NotApplicable, Subject
 
-CLIENT_HOOKS = ("loss", "gradient", "query", "statistics", "task_statistics")
-SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
 CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast", "task_broadcast")
 
 Wrappers = Mapping[str, Callable[..., Any]]
@@ -35,27 +34,11 @@ class Stopped(Exception):  # noqa: N818 -- how the kit ends a run early
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a decision rule was asked about the test samples of one task, and the labels that it answered."""
-
-    identity: str
-    rule: DecisionRule
-    logits: Mapping[str, torch.Tensor]
-    tasks: Sequence[Task]
-    true: Task | None
-    labels: torch.Tensor
-
-
-@dataclass(frozen=True)
 class TaskEnd:
-    """The end of a task: global vector `[D]`, deployed modules, what the method returned, what its rules answered."""
+    """The end of a task: the global vector `[D]`, and the state vectors of the deployed modules by name."""
 
     vector: torch.Tensor
-    modules: Mapping[str, Module]
-    predictors: Predictors
-    server: Server
-    tasks: Sequence[Task]
-    answers: list[Answer] = field(default_factory=list)
+    modules: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Run:
 
     aggregator: Aggregator
     outcome: Outcome
-    ends: tuple[TaskEnd, ...]
+    ends: Sequence[TaskEnd]
 
 
 @dataclass(frozen=True)
@@ -117,8 +100,14 @@ class AggregatorSubject(Subject[Aggregator]):
         will be, and `on_event` is told of every round and task as it ends.
         """
         aggregator, ends = aggregator or self.make(), list[TaskEnd]()
-        recorder = {"predictors": lambda own, server: _record(own(server), server, ends)}
-        for hook, wrapper in {**(wrappers or {}), **recorder}.items():
+
+        def recorded(own: Callable[[Server], Predictors], server: Server) -> Predictors:
+            given = own(server)
+            modules = {name: as_module(build()).vector.clone() for name, build in given.modules.items()}
+            ends.append(TaskEnd(server.vector.clone(), modules))
+            return given
+
+        for hook, wrapper in [*(wrappers or {}).items(), ("predictors", recorded)]:
             setattr(aggregator, hook, partial(wrapper, getattr(aggregator, hook)))
         experiment = self.bench.experiment(aggregator, edit, **changes)
         with quiet_torch(), tempfile.TemporaryDirectory() as folder:
@@ -126,7 +115,7 @@ class AggregatorSubject(Subject[Aggregator]):
                 outcome = run_experiment(experiment, workdir or Path(folder), on_event)
             except Unsupported as reason:
                 raise NotApplicable(f"the method declines this experiment: {reason}") from reason
-        return Run(aggregator, outcome, tuple(ends))
+        return Run(aggregator, outcome, ends)
 
     def stage(self, edit: Edit | None = None, **changes: Any) -> Stage:
         """Runs the first round of a fresh instance up to the merge."""
@@ -155,53 +144,17 @@ def unwrapped(aggregator: Aggregator) -> dict[str, Any]:
     }
 
 
-class _RecordedRule:
-    """A decision rule that keeps what it was asked and what it answered."""
-
-    def __init__(self, identity: str, rule: DecisionRule, answers: list[Answer]) -> None:
-        self.modules = rule.modules
-        self._identity, self._rule, self._answers = identity, rule, answers
-
-    def __call__(self, logits: Mapping[str, torch.Tensor], tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
-        labels = self._rule(logits, tasks, true)
-        self._answers.append(Answer(self._identity, self._rule, dict(logits), tuple(tasks), true, labels))
-        return labels
-
-
-def _record(given: Predictors, server: Server, ends: list[TaskEnd]) -> Predictors:
-    modules = {name: _copied(make()) for name, make in given.modules.items()}
-    ends.append(TaskEnd(server.vector.clone(), modules, given, server, tuple(server.tasks)))
-    answers = ends[-1].answers
-    return replace(given, rules={name: _RecordedRule(name, rule, answers) for name, rule in given.rules.items()})
-
-
-def _copied(module: Module | torch.Tensor) -> Module:
-    whole = module if isinstance(module, Module) else Module(module)
-    return Module(whole.vector.detach().clone(), copies(whole.frozen))
-
-
 def copies(message: Message) -> dict[str, torch.Tensor]:
     """Returns copies of a message's tensors."""
     return {name: value.detach().clone() for name, value in message.items()}
 
 
-def same_bits(one: Run, two: Run) -> str | None:
-    """Returns where two runs first differ in deployed models or accuracies, or `None`."""
-    for index, ends in enumerate(zip(one.ends, two.ends, strict=False)):
-        left, right = ({(k, part): v for k, m in end.modules.items() for part, v in _parts(m)} for end in ends)
-        if different := left.keys() ^ right.keys():
-            return f"{sorted(different)[0]} is deployed in one of them only, at the end of task {index}"
-        for (name, part), value in left.items():
-            if not torch.equal(value, right[name, part]):
-                wrong = float((value - right[name, part]).abs().max())
-                return f"the {part} of module {name!r} differs by up to {wrong:.3g} at the end of task {index}"
-    if one.outcome.model_digest != two.outcome.model_digest:
-        return "the final models or states differ"
-    return "the accuracies differ" if one.outcome.accuracy != two.outcome.accuracy else None
-
-
-def _parts(module: Module) -> list[tuple[str, torch.Tensor]]:
-    return [("vector", module.vector), *module.frozen.items()]
+def difference(one: Run, two: Run) -> str | None:
+    """Returns in what two runs differ, or `None` if every deployed bit, state and accuracy is the same."""
+    for index, row in enumerate(one.outcome.accuracy["oracle"]):
+        if row != two.outcome.accuracy["oracle"][index]:
+            return f"the accuracies differ after task {index}"
+    return "the final models or states differ" if one.outcome.model_digest != two.outcome.model_digest else None
 
 
 def gap(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:

@@ -14,10 +14,9 @@ from fcilbench.api import Aggregator, Backbone, Dataset
 from fcilbench.cli.main import app
 from fcilbench.data.open import open_dataset
 from fcilbench.testing import CHECKS
-from fcilbench.testing.backbone import BackboneSubject
 from fcilbench.testing.bench import BENCHES
 from fcilbench.testing.check import run_check
-from fcilbench.testing.dataset import DatasetSubject
+from fcilbench.testing.others import BackboneSubject, DatasetSubject
 from fcilbench.testing.scaffold import KINDS as SCAFFOLDS
 from fcilbench.testing.scaffold import TEMPLATES
 from fcilbench.testing.subject import AggregatorSubject

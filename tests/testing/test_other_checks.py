@@ -10,10 +10,9 @@ from torch import nn
 from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Phase, Samples, Task
 from fcilbench.errors import UsageError
 from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, DatasetConformance, case
-from fcilbench.testing.backbone import BackboneSubject
 from fcilbench.testing.bench import ConvNet, FewDigits, SmallViT, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import run_check
-from fcilbench.testing.dataset import DatasetSubject
+from fcilbench.testing.others import BackboneSubject, DatasetSubject
 
 
 class TwoMeans(ConvNet):
@@ -92,7 +91,7 @@ class NoFederation(ConvNet):
         ("input", TwoMeans),
         ("features", WrongWidth),
         ("per-sample", CentresTheBatch),
-        ("seeded", OwnDice),
+        ("state", OwnDice),
         ("state", Outside),
         ("gradients", Unused),
         ("federation", NoFederation),
@@ -149,22 +148,13 @@ class Floats(Toy):
         return Corpus(*(Samples(s.inputs / 255.0, s.labels) for s in (given.train, given.test)), given.class_names)
 
 
-class CutsItself(Toy):
-    """Keeps the requested number of samples in `load`."""
-
-    def load(self, root):
-        given = super().load(root)
-        return given if self.params.train_per_class is None else Corpus(given.test, given.test, given.class_names)
-
-
 @pytest.mark.parametrize(
     ("id_", "cls"),
     [
         ("terms", NoLicence),
         ("default-tasks", BadTasks),
-        ("declared-content", BadCount),
+        ("samples", BadCount),
         ("samples", Floats),
-        ("per-class", CutsItself),
     ],
 )
 def test_a_broken_data_set_is_found(id_, cls):
@@ -178,7 +168,7 @@ def test_missing_data_are_no_failure(tmp_path):
     status = {result.check: result.status for result in found.results()}
     assert status == {
         **dict.fromkeys(("contract", "params-documented", "terms", "default-tasks"), "passed"),
-        **dict.fromkeys(("declared-content", "samples", "per-class"), "skipped"),
+        "samples": "skipped",
     }
 
 
@@ -188,7 +178,7 @@ def test_missing_data_are_no_failure(tmp_path):
         ("boards", "accuracy", {}, "there are no checks for boards"),
         ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
         ("aggregators", "fedavg", {"weighting": "odd"}, "fcilbench/fedavg: weighting: "),
-        ("backbones", "timm", {}, "fcilbench/timm: model: Field required"),
+        ("backbones", "timm", {}, "fcilbench/timm: missing key 'model'"),
     ],
 )
 def test_errors_of_the_kit(kind, name, options, text):

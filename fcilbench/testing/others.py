@@ -1,17 +1,33 @@
-"""Checks of backbones: inputs, features, seeds, state, and a federation that trains it."""
+"""Checks of backbones: inputs, features, state, gradients, a federation. Checks of data sets: terms, tasks, samples."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from fcilbench.api import Aggregator, Backbone, FeatureExtractor, ImageInput, TextBackbone
+from fcilbench.api import (
+    Aggregator,
+    Augmentation,
+    Backbone,
+    Corpus,
+    Dataset,
+    FeatureExtractor,
+    ImageInput,
+    TextBackbone,
+)
+from fcilbench.data.open import open_dataset
+from fcilbench.data.root import data_root, find_layout
+from fcilbench.errors import DataError, FcilbenchError
 from fcilbench.federation.probe import probe
+from fcilbench.federation.tasks import equal_tasks
 from fcilbench.testing.bench import Bench, quiet_torch
-from fcilbench.testing.check import CheckFailed, Checks, Subject, plugin_checks
+from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, Subject, plugin_checks
 
-CHECKS: Checks[BackboneSubject] = plugin_checks(Backbone)
+BACKBONE_CHECKS: Checks[BackboneSubject] = plugin_checks(Backbone)
 
 _TOLERANCE = 1e-4
 _TEXTS = ("one short text", "another one that is quite a bit longer than the first", "a", "the last of the four")
@@ -40,8 +56,12 @@ class BackboneSubject(Subject[Backbone]):
         spec = plugin.image_input()
         return torch.randn(4, spec.channels, spec.size, spec.size, generator=torch.Generator().manual_seed(0))
 
+    def differ(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Returns whether features differ by more than rounding."""
+        return not float((found - expected).abs().max()) <= _TOLERANCE * max(float(expected.abs().max()), 1e-12)
 
-@CHECKS.add
+
+@BACKBONE_CHECKS.add
 def input_(subject: BackboneSubject) -> None:
     """It declares its input: image size, channels, and mean and positive deviation of each, or it encodes texts.
 
@@ -61,7 +81,7 @@ def input_(subject: BackboneSubject) -> None:
         raise CheckFailed(f"{spec.channels} channels with mean {spec.mean} and deviation {spec.std}")
 
 
-@CHECKS.add
+@BACKBONE_CHECKS.add
 def features(subject: BackboneSubject) -> None:
     """It maps each input of a batch to one finite float32 vector of `feature_dim` numbers.
 
@@ -78,7 +98,7 @@ def features(subject: BackboneSubject) -> None:
         raise CheckFailed("features are not finite")
 
 
-@CHECKS.add
+@BACKBONE_CHECKS.add
 def per_sample(subject: BackboneSubject) -> None:
     """In eval mode the features of an input do not depend on its batch, and nothing in the model changes.
 
@@ -89,44 +109,34 @@ def per_sample(subject: BackboneSubject) -> None:
     with torch.no_grad():
         together = extractor(subject.inputs)
         apart = torch.cat([extractor(each[None]) for each in subject.inputs])
-    wrong = float((together - apart).abs().max()) / max(float(together.abs().max()), 1e-12)
-    if not wrong <= _TOLERANCE:
-        raise CheckFailed(f"features differ by up to {wrong:.2g} of the largest one")
+    if subject.differ(apart, together):
+        raise CheckFailed("one by one the inputs get other features than together")
     changed = [name for name, value in extractor.state_dict().items() if not torch.equal(value, before[name])]
     if changed:
         raise CheckFailed(f"a forward pass in eval mode changed {changed[0]!r}")
 
 
-@CHECKS.add
-def seeded(subject: BackboneSubject) -> None:
-    """The same seed of torch's global generator gives the same weights, on the CPU in fp32.
+@BACKBONE_CHECKS.add
+def state(subject: BackboneSubject) -> None:
+    """Parameters and persistent buffers are its whole state, fp32 on the CPU; a seed of torch gives the same ones.
 
-    Fix: initialise from torch's global generator only; the runner moves and casts the model.
+    Fix: initialise from torch's global generator only; make derived buffers non-persistent; leave moving and casting
+    to the runner.
     """
     one, two = subject.build(3).state_dict(), subject.build(3).state_dict()
     for name, value in one.items():
         if value.device.type != "cpu" or (value.is_floating_point() and value.dtype != torch.float32):
             raise CheckFailed(f"{name!r} is {value.dtype} on {value.device}")
         if name not in two or not torch.equal(value, two[name]):
-            raise CheckFailed(f"{name!r} differs between two builds")
-
-
-@CHECKS.add
-def state(subject: BackboneSubject) -> None:
-    """Its parameters and persistent buffers are its whole state: loading them gives the same features.
-
-    Fix: trainable parameters in fp32; persistent buffers of floats or scalar counters; derived ones
-    non-persistent.
-    """
+            raise CheckFailed(f"{name!r} differs between two builds from one seed")
     other = subject.build(1).eval()
     other.load_state_dict(subject.extractor.state_dict())
     with torch.no_grad():
-        expected, found = subject.extractor(subject.inputs), other(subject.inputs)
-    if not float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max()):
-        raise CheckFailed("a copy with the same state has other features: something is neither parameter nor buffer")
+        if subject.differ(other(subject.inputs), subject.extractor(subject.inputs)):
+            raise CheckFailed("a copy with the same state has other features: a tensor is neither parameter nor buffer")
 
 
-@CHECKS.add
+@BACKBONE_CHECKS.add
 def gradients(subject: BackboneSubject) -> None:
     """Every trainable parameter gets a finite gradient.
 
@@ -144,7 +154,7 @@ def gradients(subject: BackboneSubject) -> None:
             raise CheckFailed(f"{name!r} gets a gradient that is not finite")
 
 
-@CHECKS.add
+@BACKBONE_CHECKS.add
 def federation(subject: BackboneSubject) -> None:
     """A federation of two clients trains it for two tasks and evaluates it.
 
@@ -152,3 +162,78 @@ def federation(subject: BackboneSubject) -> None:
     """
     with quiet_torch():
         probe(Bench("own", subject.make).experiment(Aggregator()))
+
+
+# ---------------------------------------------------------------- data sets
+
+DATASET_CHECKS: Checks[DatasetSubject] = plugin_checks(Dataset)
+
+
+@dataclass
+class DatasetSubject(Subject[Dataset]):
+    """A data set class with hyperparameters, and the data root (`None`: the default)."""
+
+    root: Path | None = None
+
+    @cached_property
+    def loaded(self) -> tuple[Corpus, str]:
+        """The corpus and its digest."""
+        return self.open(self.make())
+
+    def open(self, plugin: Dataset) -> tuple[Corpus, str]:
+        """Opens an instance under the data root; the check does not apply if the data are not on this machine."""
+        root = data_root(self.root)
+        if plugin.layouts and find_layout(plugin.layouts, root) is None:
+            raise NotApplicable(f"the data are not under {root}")
+        try:
+            return open_dataset(plugin, root)
+        except DataError as error:
+            raise CheckFailed(str(error)) from error
+
+
+@DATASET_CHECKS.add
+def terms(subject: DatasetSubject) -> None:
+    """Licence, homepage and citation are declared.
+
+    Fix: copy the terms from the data set's own page.
+    """
+    plugin = subject.make()
+    if missing := [name for name in ("licence", "homepage", "citation") if not getattr(plugin, name).strip()]:
+        raise CheckFailed(f"not declared: {', '.join(missing)}")
+
+
+@DATASET_CHECKS.add
+def default_tasks(subject: DatasetSubject) -> None:
+    """Its default split into tasks uses each class once.
+
+    Fix: a number that divides the classes, or a tuple of class counts that sums to them.
+    """
+    plugin = subject.make()
+    try:
+        sizes = equal_tasks(plugin.classes, plugin.default_tasks)
+    except FcilbenchError as error:
+        raise CheckFailed(str(error)) from error
+    if sum(sizes) != plugin.classes or min(sizes) < 1:
+        raise CheckFailed(f"tasks {list(sizes)} sum to {sum(sizes)}, there are {plugin.classes} classes")
+
+
+@DATASET_CHECKS.add
+def samples(subject: DatasetSubject) -> None:
+    """It loads with the declared counts and digest; inputs are uint8 images or texts, and no class lacks samples.
+
+    Fix: correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again; labels are
+    indices into `class_names`; convert images to uint8 `[n, height, width, channels]`, RGB or grey.
+    """
+    corpus, _ = subject.loaded
+    if len(set(corpus.class_names)) != len(corpus.class_names):
+        raise CheckFailed("two classes have the same name")
+    for name, split in (("train", corpus.train), ("test", corpus.test)):
+        image = split.inputs.dtype == np.uint8 and split.inputs.ndim == 4 and split.inputs.shape[3] in (1, 3)
+        text = subject.cls.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
+        if not (text or (subject.cls.modality == "vision" and image)):
+            raise CheckFailed(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
+        found = set(np.unique(split.labels).tolist())
+        if found != set(range(len(corpus.class_names))):
+            raise CheckFailed(f"{name} labels are {min(found)}..{max(found)}: {len(found)} classes")
+    if not isinstance(subject.make().augmentation, Augmentation):
+        raise CheckFailed(f"augmentation is a {type(subject.make().augmentation).__name__}")
