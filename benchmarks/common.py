@@ -23,9 +23,6 @@ from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.stressors.none import NoStress
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime
 
-PEAK = {"H100": 790e12, "H200": 790e12}
-"""Dense bf16 FLOP/s that large matrix products reach on a card, measured, not the data sheet's number."""
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Server
+from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import scatter_rows
 
@@ -54,6 +54,9 @@ class CcvrParams(PresetParams):
         space=Space(low=1e-3, high=0.1, log=True),
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the refit's SGD", source=_PEER)
+    when: Literal["task_end", "round"] = Field(
+        "task_end", description="refit at the end of a task, or after each round from features of the local models"
+    )
 
 
 class Ccvr(Aggregator):
@@ -77,6 +80,10 @@ class Ccvr(Aggregator):
 
     # ---------------------------------------------------------------- clients
 
+    def statistics(self, client: Client) -> Message:
+        """Sends the same as at the end of a task, of the local model, where each round refits the head."""
+        return self.task_statistics(client) if self.params.when == "round" else {}
+
     def task_statistics(self, client: Client) -> Message:
         """Sends all counts of the task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
         task, full = client.task, self.params.cov == "full"
@@ -88,16 +95,26 @@ class Ccvr(Aggregator):
 
     # ---------------------------------------------------------------- server
 
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Averages the updates by sample count, and refits the head where each round does."""
+        super().aggregate(updates, server)
+        if self.params.when == "round":
+            self._refit(server, updates.statistics)
+
     def wants_task_statistics(self, server: Server) -> bool:
-        """Asks for statistics at the final global model of every task."""
-        return True
+        """Asks for statistics at the final global model of every task, unless each round has its own."""
+        return self.params.when == "task_end"
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
+        """Refits the head at the end of a task."""
+        self._refit(server, [statistics[client] for client in sorted(statistics)])
+
+    def _refit(self, server: Server, statistics: Sequence[Message]) -> None:
         """Refits the head rows of all classes with statistics, in the scope."""
         params, parts = self.params, server.layout
         if not statistics or params.samples == 0:  # without clients that have data nothing new is known
             return
-        rows, found = self._collect(server, [dict(statistics[client]) for client in sorted(statistics)])
+        rows, found = self._collect(server, [dict(message) for message in statistics])
         root = roots(covariances(found))
         features = partial(draw, found.mean, root, params.samples)
         head = server.vector[parts.head]

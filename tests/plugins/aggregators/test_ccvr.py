@@ -117,3 +117,14 @@ def test_a_calibrated_head_is_all_that_a_new_task_sends(play):
     # Each task: the first round, the second one, and the final model for its statistics.
     assert outcome.cost.bytes_down == 3 * 4 * (model + (tasks - 1) * head + 2 * tasks * model)
     assert outcome.cost.bytes_up == 3 * 4 * (2 * tasks * model + 10 * (1 + 16 + 16))
+
+
+def test_a_refit_after_each_round_costs_its_statistics_in_each_round(play):
+    """No broadcast at the task's end; three clients hold all classes of the tasks of 3, 2, 3 and 2."""
+    outcome = play(ccvr(when="round"), partition=Partition(kind="iid"), tasks=(3, 2, 3, 2))
+    model, rounds = 1210, 2 * 4
+    assert outcome.cost.bytes_down == 3 * 4 * rounds * model
+    assert outcome.cost.bytes_up == 3 * 4 * (rounds * model + 2 * 10 * (1 + 16 + 16))
+    refitted = play.vector
+    play(ccvr(when="round", samples=0), partition=Partition(kind="iid"), tasks=(3, 2, 3, 2))
+    assert not torch.equal(refitted, play.vector)
