@@ -22,7 +22,7 @@ class StopError(Exception):
 def play(make_experiment, tmp_path):
     """Returns `play(method, stop, ...)`: a run on the uneven tasks (3, 1, 4, 2), interrupted and resumed if asked.
 
-    `play.vector` is the final global vector of the last run.
+    `play.server` is the server of the last run, and `play.vector` its final global vector.
     """
     count = 0
 
@@ -33,7 +33,7 @@ def play(make_experiment, tmp_path):
         own = experiment.aggregator.predictors
 
         def predictors(server):
-            run.vector = server.vector.clone()
+            run.server, run.vector = server, server.vector.clone()
             return own(server)
 
         experiment.aggregator.predictors = predictors

@@ -53,20 +53,10 @@ def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
     assert chosen.accuracy["oracle"] == plain.accuracy["oracle"]
 
 
-def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_path):
-    from fcilbench.federation.run import run_experiment
-
-    servers = []
-
-    class Watched(Sum):
-        def predictors(self, server):
-            servers.append(server)
-            return super().predictors(server)
-
-    method = Watched(Sum.Params(selector="prototype"))
-    experiment = make_experiment(method, tasks=(3, 7), participation=0.67, rounds=3)
-    run_experiment(experiment, tmp_path)
-    server, federation = servers[-1], build(experiment)
+def test_prototypes_are_class_means_of_pretrained_features(play, make_experiment):
+    settings = {"tasks": (3, 7), "participation": 0.67, "rounds": 3}
+    play(Sum(Sum.Params(selector="prototype")), **settings)
+    server, federation = play.server, build(make_experiment(**settings))
     federation.model.load(federation.initial, federation.model.counters)
     federation.model.network.eval()
     with torch.no_grad():
@@ -83,19 +73,12 @@ def test_prototypes_are_class_means_of_pretrained_features(make_experiment, tmp_
     assert torch.equal(theta[server.layout.backbone], federation.initial[server.layout.backbone])
 
 
-def test_the_ridge_selector_solves_what_ridge_solves_and_its_sums_are_counted(play, make_experiment, tmp_path):
-    from fcilbench.federation.checkpoint import load_final
-    from fcilbench.federation.run import run_experiment
-    from fcilbench.spec.protocol import Runtime
-
+def test_the_ridge_selector_solves_what_ridge_solves_and_its_sums_are_counted(play, make_experiment):
     heads = {}
     for method in (Sum(Sum.Params(selector="ridge")), Ridge()):
-        folder = tmp_path / type(method).__name__
-        folder.mkdir()
-        run_experiment(make_experiment(method, tasks=(3, 7), runtime=Runtime(keep_model=True)), folder)
-        server = load_final(folder)
+        play(method, tasks=(3, 7))
         name = "frozen" if isinstance(method, Sum) else "global"
-        heads[name] = method.predictors(server).modules[name]()[server.layout.head]
+        heads[name] = method.predictors(play.server).modules[name]()[play.server.layout.head]
     assert torch.allclose(heads["frozen"], heads["global"], rtol=0, atol=1e-5)
     plain, chosen = play(Sum()), play(Sum(Sum.Params(selector="ridge")))
     federation = build(make_experiment(tasks=(3, 1, 4, 2)))
