@@ -40,14 +40,11 @@ def find_weights(name: str) -> Path:
         PrerequisiteError: If it is at none of these places; the message names them.
     """
     shelf = data_root() / "weights"
+    hint = f"put the file into {shelf} (set --data or {ENVIRONMENT} to use another data root), or give its full path"
     places = _places(name, shelf)
-    for place in places:
-        if place.is_file():
-            return place
-    raise PrerequisiteError(
-        f"weights file {name!r} not found; looked at {', '.join(map(str, places))}",
-        hint=f"put the file into {shelf} (set --data or {ENVIRONMENT} to use another data root), or give its full path",
-    )
+    if found := [place for place in places if place.is_file()]:
+        return found[0]
+    raise PrerequisiteError(f"weights file {name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
 
 
 def find_data(name: str) -> Path:
@@ -56,14 +53,11 @@ def find_data(name: str) -> Path:
     Raises:
         DataError: If it is at none of these places; the message names them.
     """
+    hint = f"correct the path, or give it in full; --data or {ENVIRONMENT} sets another data root"
     places = _places(name, data_root())
-    for place in places:
-        if place.exists():
-            return place
-    raise DataError(
-        f"{name!r} not found; looked at {', '.join(map(str, places))}",
-        hint=f"correct the path, or give it in full; --data or {ENVIRONMENT} sets another data root",
-    )
+    if found := [place for place in places if place.exists()]:
+        return found[0]
+    raise DataError(f"{name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
 
 
 def _places(name: str, shelf: Path) -> list[Path]:

@@ -23,12 +23,12 @@ class FederationServer:
 
     Args:
         vector: Initial global state vector `[D]`; copied.
-        counters: Initial integer buffers `[K]`; copied, and later taken from the first client of each round.
+        counters: Initial integer buffers `[K]`; copied.
         layout: Slices of the vector.
         tasks: All tasks of the stream.
         protocol: The federated protocol.
         seed: The train seed, for the method's random streams.
-        model: The resident model, for `net`; `None` where the server has been loaded from a file.
+        model: The resident model, for `net`.
         image_input: What a vision backbone wants to see.
     """
 
@@ -84,8 +84,7 @@ class FederationServer:
         return self._resident().network.get_parameter(name).detach()
 
     def _resident(self) -> FlatModel:
-        if self._model is None:
-            raise ValueError("a server that was loaded from a file has no network")
+        assert self._model is not None
         return self._model
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:

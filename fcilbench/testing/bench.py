@@ -37,22 +37,6 @@ UNEVEN = (3, 1, 2, 4)
 Edit = Callable[[Phase], Phase]
 
 
-class ConvNet(Backbone):
-    """A convolution with BatchNorm, a constant float buffer and a linear layer: 16 features of 8x8 images.
-
-    It has what LayerNorm models lack: running statistics, an integer counter, and a buffer that never changes.
-    """
-
-    def build(self) -> FeatureExtractor:
-        """Builds the network with random weights."""
-        layers = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), _Scale(2.0))
-        return FeatureExtractor(nn.Sequential(*layers, nn.Linear(36, 16), nn.ReLU()), 16)
-
-    def image_input(self) -> ImageInput:
-        """Returns an input size of 8x8, so that digits are not resized."""
-        return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
-
-
 class _Scale(nn.Module):
     """Multiplies by a constant that is a persistent float buffer."""
 
@@ -66,11 +50,21 @@ class _Scale(nn.Module):
         return inputs * self.factor
 
 
-class SmallViT(ConvNet):
-    """A vision transformer of timm with two blocks; its patch embedding and its first block are frozen.
+class ConvNet(Backbone):
+    """A convolution with BatchNorm, a constant float buffer and a linear layer: 16 features of 8x8 images."""
 
-    It has what the convolution lacks: several linear layers in a row, attention, tokens, LayerNorm, frozen layers.
-    """
+    def build(self) -> FeatureExtractor:
+        """Builds the network with random weights."""
+        layers = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), _Scale(2.0))
+        return FeatureExtractor(nn.Sequential(*layers, nn.Linear(36, 16), nn.ReLU()), 16)
+
+    def image_input(self) -> ImageInput:
+        """Returns an input size of 8x8, so that digits are not resized."""
+        return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+class SmallViT(ConvNet):
+    """A vision transformer of timm with two blocks; its patch embedding and its first block are frozen."""
 
     def build(self) -> FeatureExtractor:
         """Builds the network with random weights."""

@@ -62,20 +62,16 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer) -> None:
-    web.answers["/pets.tgz"] = answer(BODY)
+@pytest.mark.parametrize("known", [True, False])
+def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer, known: bool) -> None:
+    web.answers["/pets.tgz"] = answer(BODY, length=known)
+    declared = {} if known else {"checksum": f"sha256:{hashlib.sha256(BODY).hexdigest()}", "size": None}
     seen: list[tuple[str, int, int | None]] = []
-    found = fetch("pets", facts(web), tmp_path, progress=lambda *now: seen.append(now))
+    found = fetch("pets", facts(web, **declared), tmp_path, progress=lambda *now: seen.append(now))
     assert found == (tmp_path / "pets/train", tmp_path / "pets/test")
     assert everything(tmp_path) == ALL
     assert (tmp_path / "archives/pets.tgz").read_bytes() == BODY
-    assert seen[-1] == ("pets.tgz", len(BODY), len(BODY))
-
-
-def test_sha256_and_unknown_size(tmp_path: Path, web, answer) -> None:
-    web.answers["/pets.tgz"] = answer(BODY, length=False)
-    fetch("pets", facts(web, checksum=f"sha256:{hashlib.sha256(BODY).hexdigest()}", size=None), tmp_path)
-    assert everything(tmp_path) == ALL
+    assert seen[-1] == ("pets.tgz", len(BODY), len(BODY) if known else None)
 
 
 def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
@@ -292,14 +288,6 @@ def test_tar_that_would_write_elsewhere_is_refused(tmp_path: Path, entries: list
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_absolute_names_stay_below(tmp_path: Path) -> None:
-    """The data filter of tarfile takes the leading slash off."""
-    archive = tar(tmp_path / "a.tar", tarfile.TarInfo(f"{tmp_path}/evil"), tarfile.TarInfo("good"))
-    unpack(archive, tmp_path / "out", ["good"])
-    assert left(tmp_path / "out") == ["good"]
-    assert not (tmp_path / "evil").exists()
-
-
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "..\\evil", "C:/evil"])
 def test_zip_never_writes_elsewhere(tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
@@ -321,25 +309,9 @@ def test_damaged_archives(tmp_path: Path) -> None:
     assert left(tmp_path / "out") == []
 
 
-def test_archive_of_something_else(tmp_path: Path) -> None:
-    archive = tar(tmp_path / "a.tar", tarfile.TarInfo("cats"))
-    with pytest.raises(DataError, match=r"a\.tar holds cats, expected dogs, wolves"):
-        unpack(archive, tmp_path / "out", ["wolves", "dogs"])
-    assert left(tmp_path / "out") == []
-
-
 def test_full_disk_at_unpacking_leaves_nothing(tmp_path: Path) -> None:
     archive = tmp_path / "a.tgz"
     archive.write_bytes(tar_of(good=bytes(5000)))
     with pytest.raises(DataError, match=r"cannot unpack .*a\.tgz into .*out: File too large"), full_disk():
         unpack(archive, tmp_path / "out", ["good"])
     assert left(tmp_path / "out") == []
-
-
-def test_what_is_there_is_kept_and_told(tmp_path: Path) -> None:
-    archive = tar(tmp_path / "a.tar", tarfile.TarInfo("one"), tarfile.TarInfo("two"))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/one").write_bytes(b"mine")
-    assert unpack(archive, tmp_path / "out", ["one", "two"]) == [tmp_path / "out/one"]
-    assert (tmp_path / "out/one").read_bytes() == b"mine"
-    assert (tmp_path / "out/two").read_bytes() == b"x"

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Phase, Samples, Task
+from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Samples
 from fcilbench.errors import UsageError
 from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, DatasetConformance, case
-from fcilbench.testing.bench import ConvNet, FewDigits, SmallViT, no_samples_in_task, one_class_first, spread
+from fcilbench.testing.bench import ConvNet, SmallViT
 from fcilbench.testing.check import run_check
 from fcilbench.testing.others import BackboneSubject, DatasetSubject
 
@@ -206,16 +206,3 @@ def test_the_three_classes_find_their_plugins():
     assert isinstance(Net.case().subjects[0], BackboneSubject)
     assert Data.case().subjects[0].root == Path("/nowhere")
     assert len(CHECKS["aggregators"]) > len(CHECKS["backbones"]) > len(CHECKS["datasets"])
-
-
-def test_edits_of_phases_by_hand():
-    pool = np.arange(36)
-    phase = Phase(Task(0, 0, 3), (pool[:20], pool[20:]), 1, 1, 8, after=0)
-    assert [len(own) for own in spread([0.5, 0.25, 0.25, 0.0])(phase).clients] == [18, 9, 9, 0]
-    assert np.concatenate(spread([0.3, 0.7])(phase).clients).tolist() == pool.tolist()
-    labels, edited = FewDigits().load(Path()).train.labels, one_class_first(phase)
-    assert edited.clients[0].tolist() == np.flatnonzero(labels[:36] == labels[0]).tolist()
-    assert len(edited.clients[1]) == 1
-    assert sorted(np.concatenate(edited.clients).tolist()) == pool.tolist()
-    assert [len(own) for own in no_samples_in_task(0)(phase).clients] == [0, 0]
-    assert no_samples_in_task(1)(phase) is phase
