@@ -23,7 +23,7 @@ def test_export_and_inspect_a_finished_cell(finished) -> None:
 def test_what_cannot_be_exported_or_inspected_says_why(finished) -> None:
     cli = finished
     rows = {row["coords"]["aggregator"]: row["cell_id"] for row in cli.json("show")["rows"]}
-    final = cli.folder / "results" / "cells" / rows["sum"] / "final.pt"
+    final = cli.folder / "results" / "cells" / rows["sum"] / "module.safetensors"
     final.rename(final.with_name("away"))
     kept_none, failed = cli("module", "export", rows["sum"]), cli("module", "export", rows["acme"])
     final.with_name("away").rename(final)
