@@ -39,6 +39,8 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
 _FORMAT = 2
 _FACTS = "cache.json"
+_REPORTS = 200
+"""Calls of `Progress` while a cache is made, at most about twice as many."""
 
 
 def open_dataset(
@@ -176,10 +178,16 @@ def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Progre
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     temporary.mkdir()
     try:
-        done, total = itertools.count(1), len(corpus.train) + len(corpus.test)
+        counter, total = itertools.count(1), len(corpus.train) + len(corpus.test)
+
+        def report() -> None:
+            done = next(counter)
+            if progress is not None and (done % max(1, total // _REPORTS) == 0 or done == total):
+                progress(done, total)
+
         for split, samples in (("train", corpus.train), ("test", corpus.test)):
             _save(temporary / f"{split}-labels.npy", samples.labels)
-            _save(temporary / f"{split}.npy", samples.inputs, lambda: progress and progress(next(done), total))
+            _save(temporary / f"{split}.npy", samples.inputs, report)
         if corpus.outside is not None:
             _save(temporary / "outside.npy", corpus.outside)
         files = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
@@ -192,7 +200,7 @@ def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Progre
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _save(path: Path, rows: Any, report: Callable[[], Any] = lambda: None) -> None:
+def _save(path: Path, rows: Any, report: Callable[[], None] = lambda: None) -> None:
     """Writes a `.npy` file row by row: never through a memory map, where a full disk is a signal that kills."""
     header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
     with replacing(path) as file:

@@ -23,8 +23,6 @@ from fcilbench.files import write_atomic
 from fcilbench.spec.outcome import Outcome
 
 Listener = Callable[[Event], None]
-DECODING_SECONDS = 0.5
-"""Least time between two events of a data set that is decoded into its cache."""
 
 
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
@@ -68,16 +66,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
 
 
 def decoding_events(on_event: Listener) -> Callable[[int, int], None]:
-    """Returns a progress callback for `open_dataset` that emits `decoding` events, few enough to be read."""
-    told = 0.0
-
-    def report(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or time.monotonic() - told >= DECODING_SECONDS:
-            told = time.monotonic()
-            on_event({"event": "decoding", "done": done, "total": total})
-
-    return report
+    """Returns a progress callback for `open_dataset` that emits `decoding` events."""
+    return lambda done, total: on_event({"event": "decoding", "done": done, "total": total})
 
 
 class _Run:

@@ -16,7 +16,6 @@ from fcilbench.api.predict import Module, Predictors
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
-from fcilbench.federation import run as run_module
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.outcome import model_digest
 from fcilbench.federation.round import run_round
@@ -329,17 +328,6 @@ def test_a_diagnostic_that_is_no_number_is_the_plugins_fault(make_experiment, tm
 
     with pytest.raises(PluginError, match="'x' is a str"):
         run(make_experiment(Logs()), tmp_path)
-
-
-def test_few_decoding_events_and_always_the_last(monkeypatch):
-    now = iter([100.0, 100.0, 100.2, 100.6, 100.6, 100.7])
-    monkeypatch.setattr(run_module.time, "monotonic", lambda: next(now))
-    seen = []
-    report = run_module.decoding_events(seen.append)
-    for done in (1, 2, 3, 4):
-        report(done, 4)
-    assert [event["done"] for event in seen] == [1, 3, 4]
-    assert seen[0] == {"event": "decoding", "done": 1, "total": 4}
 
 
 def test_edge_10_a_run_that_never_merged_an_update_has_diverged(make_experiment, tmp_path):
