@@ -35,7 +35,8 @@ def test_prepare_sees_the_cell(make_experiment):
     assert (request.modality, request.classes, request.tasks, request.clients) == ("vision", 10, (3, 7), 4)
     assert classes == 10
     assert request.protocol.rounds == 2
-    assert request.backbone == {"modality": "vision", "params": {"adapter": None}}
+    assert request.backbone["modality"] == "vision"
+    assert request.backbone["params"]["adapter"] is None
 
 
 class Order(Aggregator):
