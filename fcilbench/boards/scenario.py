@@ -50,6 +50,11 @@ class Sample:
         return self.row.status if self.row else MISSING
 
     @property
+    def parts(self) -> tuple[object, ...]:
+        """What tells samples apart that share their parameters and plugins, as light rows do; quick to compare."""
+        return (id(self.params), self.declared, *map(id, self.plugins.values()))
+
+    @property
     def fingerprint(self) -> str | None:
         """Digest of the data that was loaded."""
         return self.row.data.fingerprint if self.row else None
@@ -133,9 +138,14 @@ def split(
         `(scenario, samples)` per block, ordered by labels, then by content.
     """
     by_key: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
+    known: dict[tuple[object, ...], str] = {}
     for sample in found:
-        scenario = scenario_of(sample, stress=stress)
-        by_key.setdefault(digest(scenario), (scenario, []))[1].append(sample)
+        key = known.get(sample.parts)
+        if key is None:
+            scenario = scenario_of(sample, stress=stress)
+            key = known[sample.parts] = digest(scenario)
+            by_key.setdefault(key, (scenario, []))
+        by_key[key][1].append(sample)
     blocks = []
     for scenario, members in by_key.values():
         parts: dict[tuple[str | None, str | None], list[Sample]] = defaultdict(list)
@@ -161,8 +171,11 @@ def _known(values: Sequence[str | None]) -> list[str | None]:
 def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
     """Groups a block's samples by method; methods that share a label get what tells them apart added to it."""
     by_key: dict[str, list[Sample]] = defaultdict(list)
+    known: dict[tuple[object, ...], str] = {}
     for sample in members:
-        by_key[digest(method_of(sample))].append(sample)
+        if sample.parts not in known:
+            known[sample.parts] = digest(method_of(sample))
+        by_key[known[sample.parts]].append(sample)
     by_label: dict[str, list[list[Sample]]] = defaultdict(list)
     for group in by_key.values():
         by_label[str(group[0].coords.get("aggregator", ""))].append(group)

@@ -33,12 +33,10 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
             matrix = row.accuracy.get(identity)
             if matrix and metric.function is not None:
                 value = metric.function(matrix, row.test_sizes)
+                # Not validated: boards do this for thousands of rows, and the table is ours.
+                found[key] = Value.model_construct(_SET, value=value, unit=metric.unit, better=metric.better)
             elif key in row.metrics:
-                value = row.metrics[key].value
-            else:
-                continue
-            # Not validated: boards do this for thousands of rows, and the table is ours.
-            found[key] = Value.model_construct(_SET, value=value, unit=metric.unit, better=metric.better)
+                found[key] = row.metrics[key]
     return found
 
 
