@@ -155,7 +155,7 @@ def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[Sta
         before = "" if state == "done" else f" (was {row.status})"
         return "stale", f"code changed: {', '.join(changed)}{before}"
     if state != "failed":
-        return state, ""
+        return state, f"skipped: {row.skipped}" if row.status == "skipped" else ""
     failure = row.failure
     return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
 

@@ -25,6 +25,7 @@ from fcilbench.api import (
     Protocol,
     Schedule,
     Stressor,
+    Transformer,
 )
 from fcilbench.data.open import open_dataset
 from fcilbench.federation.experiment import Experiment
@@ -74,7 +75,9 @@ class SmallViT(ConvNet):
         body = VisionTransformer(**size, num_heads=2, mlp_ratio=2.0, num_classes=0)
         body.patch_embed.requires_grad_(False)
         body.blocks[0].requires_grad_(False)
-        return FeatureExtractor(body, 16)
+        extractor = FeatureExtractor(body, 16)
+        extractor.transformer = Transformer(tokens=5, width=16, depth=2, heads=2)
+        return extractor
 
 
 class FewDigits(Digits):

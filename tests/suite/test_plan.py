@@ -61,7 +61,7 @@ def test_an_empty_store_is_all_new(expansion):
     ("status", "state", "why", "runs_under"),
     [
         ("ok", "done", "", {"all"}),
-        ("skipped", "done", "", {"all"}),
+        ("skipped", "done", "skipped: x", {"all"}),
         ("failed", "failed", "failed: T: m", {"failed", "all"}),
         ("oom", "failed", "oom: T: m", {"failed", "all"}),
         ("timeout", "failed", "timeout: T: m", {"failed", "all"}),

@@ -11,6 +11,7 @@ SMALL = {
         "weights": "none",
         "args": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2},
     },
+    "coda-prompt": {"components": 8},
     "efficientnet-lite0": {"input_size": 32},
     "hf-encoder": {"model": "bert", "max_length": 8},
     "t5": {"model": "t5", "max_length": 8},

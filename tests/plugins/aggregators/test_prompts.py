@@ -1,0 +1,164 @@
+"""What L2P and CODA-Prompt share: a frozen transformer, one query a sample, answers that do not depend on a batch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fcilbench.engine.memo import memo_table
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.federation.experiment import RoundContext, Unsupported, build
+from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.run import run_experiment
+from fcilbench.plugins.aggregators.codap import CodaPrompt
+from fcilbench.plugins.aggregators.l2p import L2p, select
+from fcilbench.plugins.backbones.timm import Timm
+
+VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 6, "num_heads": 2, "in_chans": 1}
+METHODS = {
+    "l2p": lambda: L2p(L2p.Params(length=2, selected=3)),
+    "coda-prompt": lambda: CodaPrompt(CodaPrompt.Params(components=10, length=4)),
+}
+
+
+def vit():
+    return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=VIT))
+
+
+@pytest.fixture(params=METHODS)
+def trained(request, make_experiment):
+    """A federation after one round of its first task, and the frozen transformer as it was before."""
+    federation = build(make_experiment(METHODS[request.param](), backbone=vit(), lr=0.1))
+    before = {name: value.clone() for name, value in federation.model.network.extractor.body.state_dict().items()}
+    federation.experiment.aggregator.begin_task(federation.server)
+    context = RoundContext(federation.schedule.phases[0], 0)
+    run_round(federation, context, update_rows(federation), Stopwatch(torch.device("cpu")))
+    federation.model.load(federation.server.vector, federation.server.counters)
+    federation.model.network.eval()
+    return federation, before
+
+
+def test_the_backbone_is_untouched_bit_for_bit(trained):
+    federation, before = trained
+    assert not torch.equal(federation.server.vector, federation.initial)
+    assert all(torch.equal(v, before[name]) for name, v in federation.model.network.extractor.body.state_dict().items())
+    assert not any("body" in piece.name for piece in federation.server.layout.pieces)
+
+
+def logits_in_batches(federation, order, size):
+    """Returns the logits of the test samples, in their own order, if they arrive in another and in batches."""
+    model, test = federation.model, federation.test
+    found = torch.empty(len(order), 10)
+    for rows in torch.split(order, size):
+        inputs = test.plain(rows)
+        memo = federation.experiment.aggregator.query(model, inputs)
+        found[rows] = model.head(model.outputs(inputs, {"memo": memo})["features"])
+    return found
+
+
+@torch.no_grad()
+def test_answers_do_not_depend_on_the_batch(trained):
+    federation, _ = trained
+    count = len(federation.test)
+    whole = logits_in_batches(federation, torch.arange(count), count)
+    for size in (1, 3, 8):
+        for order in (torch.arange(count), torch.randperm(count, generator=torch.Generator().manual_seed(size))):
+            assert torch.allclose(logits_in_batches(federation, order, size), whole, atol=1e-5)
+    assert float((whole[:, None] - whole).abs().amax(dim=2).max()) > 1e-3
+
+
+@torch.no_grad()
+def test_chosen_prompts_do_not_depend_on_the_batch(make_experiment):
+    federation = build(make_experiment(METHODS["l2p"](), backbone=vit()))
+    keys, method = federation.model.piece("extractor.keys"), federation.experiment.aggregator
+    tables = [memo_table(federation.model, federation.test, method.query, size, "fp32") for size in (1, 3, 8, 100)]
+    chosen = [select(table, keys, 3)[0] for table in tables]
+    assert all(torch.equal(each, chosen[0]) for each in chosen)
+    assert len(chosen[0].unique(dim=0)) > 1
+
+
+@torch.no_grad()
+def test_the_query_is_the_feature_of_the_plain_backbone_and_needs_no_memo(trained):
+    federation, _ = trained
+    model, inputs = federation.model, federation.test.plain(torch.arange(5))
+    torch.testing.assert_close(federation.test.memo[:5], model.network.extractor.body(inputs))
+    with_memo = model.outputs(inputs, {"memo": federation.test.memo[:5]})["features"]
+    torch.testing.assert_close(model.features(inputs), with_memo)
+    assert not torch.allclose(model.features(inputs), federation.test.memo[:5], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_computes_the_query_once_a_sample(make_experiment, tmp_path, name):
+    rows, method = [], METHODS[name]()
+    prepare = method.prepare
+
+    def watched(network, request):
+        prepare(network, request)
+        network.extractor.body.register_forward_hook(lambda _, inputs, output: rows.append(len(output)))
+
+    method.prepare = watched
+    run_experiment(make_experiment(method, backbone=vit(), rounds=2, local_epochs=2), tmp_path)
+    assert sum(rows) == 200 + 100
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_networks_without_such_tokens_and_adapters_are_declined(make_experiment, norm_backbone, name):
+    adapted = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=VIT, adapter={"use": "lora"}))
+    for backbone, reason in ((norm_backbone, "tokens of a timm vision transformer"), (adapted, "leave out `adapter`")):
+        with pytest.raises(Unsupported, match=reason):
+            build(make_experiment(METHODS[name](), backbone=backbone))
+
+
+# ---------------------------------------------------------------- a second, plain implementation
+
+
+def norm(x, layer):
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + layer.eps).sqrt() * layer.weight.double() + layer.bias.double()
+
+
+def linear(x, layer):
+    return x @ layer.weight.double().T + layer.bias.double()
+
+
+def plain_vit(body, image, prompts=None, prefixes=()):
+    """Returns the final tokens of one image `[C, H, W]` in float64, one head after the other."""
+    patches = F.conv2d(image[None].double(), body.patch_embed.proj.weight.double(), stride=4)[0].flatten(1).T
+    patches = patches + body.patch_embed.proj.bias.double()
+    x = torch.cat([body.cls_token[0].double(), patches]) + body.pos_embed[0].double()
+    x = x if prompts is None else torch.cat([prompts, x])
+    for number, block in enumerate(body.blocks):
+        q, k, v = linear(norm(x, block.norm1), block.attn.qkv).chunk(3, dim=1)
+        if number < len(prefixes):
+            half = len(prefixes[number]) // 2
+            k, v = torch.cat([prefixes[number][:half], k]), torch.cat([prefixes[number][half:], v])
+        heads = []
+        for own_q, own_k, own_v in zip(q.chunk(2, 1), k.chunk(2, 1), v.chunk(2, 1), strict=True):
+            heads.append(torch.softmax(own_q @ own_k.T / 8**0.5, dim=1) @ own_v)
+        x = x + linear(torch.cat(heads, dim=1), block.attn.proj)
+        hidden = linear(norm(x, block.norm2), block.mlp.fc1)
+        x = x + linear(0.5 * hidden * (1 + torch.erf(hidden / 2**0.5)), block.mlp.fc2)
+    return norm(x, body.norm)
+
+
+@torch.no_grad()
+def test_features_are_those_of_a_plain_implementation(trained):
+    federation, _ = trained
+    extractor, images = federation.model.network.extractor, federation.test.plain(torch.arange(4))
+    found = federation.model.outputs(images)["features"]
+    for image, features in zip(images, found, strict=True):
+        query = plain_vit(extractor.body, image)[0]
+        if isinstance(federation.experiment.aggregator, L2p):
+            keys = extractor.keys.double()
+            cosines = (keys @ query) / keys.norm(dim=1) / query.norm()
+            order = sorted(range(10), key=lambda m: -float(cosines[m]))[:3]
+            prompts = torch.cat([extractor.prompts[m].double() for m in order])
+            expected = plain_vit(extractor.body, image, prompts)[:6].mean(dim=0)
+        else:
+            prefixes = []
+            for block in range(5):
+                own = torch.zeros(4, 16, dtype=torch.float64)
+                for p, k, a in zip(*(part[block].double() for part in extractor.tasks[0].parameters()), strict=True):
+                    own += torch.dot(query * a, k) / (query * a).norm() / k.norm() * p
+                prefixes.append(own)
+            expected = plain_vit(extractor.body, image, prefixes=prefixes)[0]
+        torch.testing.assert_close(features.double(), expected, atol=2e-5, rtol=1e-4)
