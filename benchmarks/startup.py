@@ -1,4 +1,4 @@
-"""What a user waits for before anything trains: help, a plan of 1,000 cells, the first step of a worker.
+"""What a user waits for beside training: help, a plan of 1,000 cells, the first step of a worker, MLflow.
 
 python benchmarks/startup.py
 """
@@ -41,10 +41,11 @@ run_round(federation, RoundContext(phase, 0), rows, Stopwatch(torch.device("cpu"
 """
 
 
-def seconds(command: list[str]) -> float:
-    """Returns the wall-clock seconds of a command."""
+def seconds(command: list[str], folder: str) -> float:
+    """Returns the wall-clock seconds of a command; NEW in it is a new folder."""
+    new = tempfile.mkdtemp(dir=folder)
     start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([part.replace("NEW", new) for part in command], check=True, capture_output=True)
     return time.perf_counter() - start
 
 
@@ -57,15 +58,18 @@ def main() -> None:
         suite = Path(folder) / "thousand.yaml"
         suite.write_text(SUITE)
         cli = [sys.executable, "-m", "fcilbench"]
+        one = [*cli, "run", str(suite), "--only", "aggregator:joint,seed:0", "-s", "protocol.rounds=1", "--out", "NEW"]
         commands = {
             "fcilbench --help": [*cli, "--help"],
             "fcilbench plan, 1,000 cells": [*cli, "plan", str(suite), "--out", folder],
             "first round of a worker": [sys.executable, "-c", FIRST_STEP],
+            "a tiny cell, not tracked": [*one, "--tracking", "none"],
+            "a tiny cell, with MLflow": one,
         }
         rows = []
         for name, command in commands.items():
-            seconds(command)  # fills the registry's cache and the disk's
-            rows.append({"what": name, "seconds": sorted(seconds(command) for _ in range(3))[1]})
+            seconds(command, folder)  # fills the registry's cache and the disk's
+            rows.append({"what": name, "seconds": sorted(seconds(command, folder) for _ in range(3))[1]})
     print(common.table(rows))
     common.write(options.json, "startup", "cpu", rows)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from fcilbench.spec.row import PLUGIN_KINDS, Row
+from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.spec.row import Row
+from fcilbench.tables import flatten
 
 _COORDINATES = ("event", "task", "tasks", "round", "rounds")
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One value of a curve at a step (counted from 1)."""
 
     name: str
@@ -28,20 +28,18 @@ def flat_params(row: Row) -> dict[str, str]:
     Example:
         `{"aggregator": "sum", "aggregator.lambda_s": "0.4", "protocol.rounds": "5", "seed": "0", ...}`
     """
-    flat = {axis: str(value) for axis, value in row.coords.items()}
-    flat |= {f"{kind}.plugin": f"{row.plugins[kind].name} {row.plugins[kind].version}" for kind in PLUGIN_KINDS}
     params = row.params.model_dump(mode="json", exclude={"runtime"})
-    for origin, values in params.items():
-        flat |= flatten(values, "seeding" if origin == "seeds" else origin)
-    return flat | {f"seeds.{role}": str(value) for role, value in row.seeds.items()}
+    plugins = {f"{kind}.plugin": f"{row.plugins[kind].name} {row.plugins[kind].version}" for kind in PLUGIN_KINDS}
+    return texts({**row.coords, **plugins, **flatten({**params, "seeding": params.pop("seeds"), "seeds": row.seeds})})
 
 
-def flatten(value: Any, prefix: str) -> dict[str, str]:
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Flattens nested objects to dotted names; a list becomes compact JSON, an empty object nothing."""
-    if isinstance(value, Mapping):
-        parts = (flatten(item, f"{prefix}.{key}") for key, item in value.items())
-        return {key: text for part in parts for key, text in part.items()}
-    return {prefix: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        for name, value in flatten(values).items()
+        if value != {}
+    }
 
 
 def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
@@ -54,32 +52,22 @@ def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
     rounds: dict[tuple[int, int], Mapping[str, Any]] = {}
     tasks: dict[int, Mapping[str, Any]] = {}
     for record in records:
-        task = record.get("task")
-        if not isinstance(task, int):
-            continue
-        if isinstance(record.get("round"), int):
-            rounds[task, record["round"]] = record
-        else:
+        task, round_ = record.get("task"), record.get("round")
+        if isinstance(task, int) and isinstance(round_, int):
+            rounds[task, round_] = record
+        elif isinstance(task, int):
             tasks[task] = {**tasks.get(task, {}), **record}
     points = []
     ordered = {"round": [rounds[key] for key in sorted(rounds)], "task": [tasks[key] for key in sorted(tasks)]}
     for prefix, found in ordered.items():
         for step, record in enumerate(found, start=1):
             body = {key: value for key, value in record.items() if key not in _COORDINATES}
-            points += [Point(name, value, step) for name, value in _numbers(body, prefix)]
+            for path, value in flatten(body).items():
+                numbers = [float(each) for each in (value if isinstance(value, list) else [value]) if _is_number(each)]
+                if numbers:
+                    name = f"{prefix}/{path.replace('.', '/')}"
+                    points.append(Point(name, math.fsum(numbers) / len(numbers), step))
     return points
-
-
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _numbers(item, f"{path}/{key}")
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        numbers = [float(item) for item in value if _is_number(item)]
-        if numbers:
-            yield path, math.fsum(numbers) / len(numbers)
-    elif _is_number(value):
-        yield path, float(value)
 
 
 def _is_number(value: Any) -> bool:

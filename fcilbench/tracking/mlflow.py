@@ -21,13 +21,17 @@ from typing import Any, ClassVar
 from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row, Status
+from fcilbench.tables import line
 from fcilbench.tracking.base import Report, Warn
-from fcilbench.tracking.curves import curve_points, flat_params, flatten
-from fcilbench.tracking.uri import artifact_location, scrub, tracking_uri, unreachable, without_password
+from fcilbench.tracking.curves import curve_points, flat_params, texts
+from fcilbench.tracking.uri import scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)
 
 EXPERIMENT = "fcilbench"
+_SERVED = ("http", "https", "databricks", "databricks-uc", "uc")
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Without it MLflow's page may open on its view for language models, which is empty."""
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -43,8 +47,9 @@ _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 class MLflowTracker:
     """MLflow: a parent run per suite, a child run per cell with parameters, curves, metrics and files.
 
-    MLflow is imported, and its store opened, while the first cell trains. The first failure of any kind is one
-    warning; the remaining cells of the suite are then left to `results sync mlflow`.
+    MLflow is imported, and its store opened, while the first cell trains. A row that MLflow refuses costs no other row;
+    the first failure of any other kind ends the logging of the suite. There is one warning, and `results sync mlflow`
+    back-fills.
 
     Args:
         store: Results folder.
@@ -89,13 +94,12 @@ class MLflowTracker:
         self._queue.put(None)
         asked = time.monotonic()
         while thread.is_alive():
-            now, reason = time.monotonic(), None
+            now = time.monotonic()
             if interrupted and now - asked > _HURRY_SECONDS:
-                reason = "the run was interrupted before all rows were written"
-            elif now - max(asked, self._progress) > self._patience:
-                reason = f"no progress for {self._patience:g} s"
-            if reason is not None:
-                self._fail(reason)
+                self._fail("the run was interrupted before all rows were written")
+                break
+            if now - max(asked, self._progress) > self._patience:
+                self._fail(f"no progress for {self._patience:g} s")
                 break
             thread.join(0.05)
         self.report.lost = self._handed - self.report.logged - self.report.present
@@ -104,10 +108,15 @@ class MLflowTracker:
         try:
             session = MLflowSession(self.store, self.uri, suite, facts)
             while (row := rows.get()) is not None:
-                if session.log(row):
-                    self.report.logged += 1
-                else:
-                    self.report.present += 1
+                try:
+                    if session.log(row):
+                        self.report.logged += 1
+                    else:
+                        self.report.present += 1
+                except Exception as error:
+                    if getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                        raise
+                    self._fail(f"cell {row.cell_id[:12]} is refused: {line(error)}")
                 self._progress = time.monotonic()
             session.close()
         except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
@@ -190,9 +199,13 @@ class MLflowSession:
         if found is not None:
             if found.lifecycle_stage == "deleted":
                 self._client.restore_experiment(found.experiment_id)
+            for key, value in _KIND.items():
+                if key not in found.tags:
+                    self._client.set_experiment_tag(found.experiment_id, key, value)
             return str(found.experiment_id)
-        location = artifact_location(self._store.root, uri)
-        return str(self._client.create_experiment(name, artifact_location=location))
+        served = uri.partition(":")[0] in _SERVED  # a server has its own place for files
+        location = None if served else (self._store.root.resolve() / "mlartifacts").as_uri()
+        return str(self._client.create_experiment(name, artifact_location=location, tags=_KIND))
 
     def _find_parent(self, suite: str, facts: Mapping[str, Any]) -> str:
         # Digests, because a suite's name may hold characters that the filter's grammar does not take.
@@ -204,7 +217,7 @@ class MLflowSession:
         else:
             tags = {"fcilbench.suite_key": key, "fcilbench.suite": suite, "fcilbench.store": self._store.identifier()}
             run_id = str(self._client.create_run(self._experiment, run_name=suite or "suite", tags=tags).info.run_id)
-            self._log_params(run_id, flatten(facts, "suite") if facts else {})
+            self._log_params(run_id, texts({"suite": facts}))
         if facts:
             self._client.log_dict(run_id, dict(facts), "suite.json")
         return run_id
@@ -220,8 +233,8 @@ class MLflowSession:
         from mlflow.entities import Param
 
         entities = [Param(_name(key), _cut(value)) for key, value in params.items()]
-        for batch in _batches(entities, _BATCH_PARAMS):
-            self._client.log_batch(run_id, params=batch)
+        for start in range(0, len(entities), _BATCH_PARAMS):
+            self._client.log_batch(run_id, params=entities[start : start + _BATCH_PARAMS])
 
     def _log_metrics(self, run_id: str, row: Row) -> None:
         from mlflow.entities import Metric
@@ -232,8 +245,8 @@ class MLflowSession:
         entities = [Metric(_name(name), value, moment, 0) for name, value in final.items()]
         points = curve_points(self._store.rounds(row.cell_id))
         entities += [Metric(_name(point.name), point.value, moment, point.step) for point in points]
-        for batch in _batches(entities, _BATCH_METRICS):
-            self._client.log_batch(run_id, metrics=batch)
+        for start in range(0, len(entities), _BATCH_METRICS):
+            self._client.log_batch(run_id, metrics=entities[start : start + _BATCH_METRICS])
 
     def _log_files(self, run_id: str, row: Row) -> None:
         folder = self._store.cell_dir(row.cell_id)
@@ -273,7 +286,7 @@ def _tags(row: Row, parent: str) -> dict[str, str]:
         "fcilbench.data": row.data.fingerprint or row.data.declared,
         "fcilbench.git_sha": row.code.git_sha or "",
         "fcilbench.model_digest": row.model_digest or "",
-        "fcilbench.reason": row.skipped or (f"{row.failure.type}: {row.failure.message}" if row.failure else ""),
+        "fcilbench.reason": row.skipped or (f"{row.failure.type}: {row.reason}" if row.failure else ""),
         "fcilbench.warnings": "\n".join(row.warnings),
     }
     return {key: _cut(value, 5000) for key, value in tags.items() if value}
@@ -292,7 +305,3 @@ def _name(text: str) -> str:
 
 def _cut(text: str, length: int = _VALUE_LENGTH) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def _batches(items: list[Any], size: int) -> Iterable[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

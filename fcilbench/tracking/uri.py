@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 VARIABLES = ("FCILBENCH_TRACKING_URI", "MLFLOW_TRACKING_URI")
 _PORTS = {"http": 80, "https": 443}
-_SERVED = ("http", "https", "databricks", "databricks-uc", "uc")
 
 
 def tracking_uri(root: Path, option: str | None = None) -> str:
@@ -24,11 +23,6 @@ def tracking_uri(root: Path, option: str | None = None) -> str:
         if value:
             return value
     return f"sqlite:///{root.resolve() / 'mlflow.db'}"
-
-
-def artifact_location(root: Path, uri: str) -> str | None:
-    """Returns the artifact location of a new experiment, or `None` for the tracking server's default."""
-    return None if uri.partition(":")[0] in _SERVED else (root.resolve() / "mlartifacts").as_uri()
 
 
 def unreachable(uri: str, seconds: float = 3.0) -> str | None:

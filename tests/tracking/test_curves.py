@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fcilbench.tracking.curves import Point, curve_points, flat_params, flatten
+from fcilbench.tracking.curves import Point, curve_points, flat_params, texts
 
 
 def test_rounds_are_numbered_through_all_tasks_and_the_later_record_counts():
@@ -32,7 +32,7 @@ def test_what_is_no_finite_number_is_no_point():
 
 
 def test_flatten_uses_dotted_names_and_compact_lists():
-    assert flatten({"a": {"b": 1, "c": [2, 3]}, "d": "x", "e": None, "f": {}}, "p") == {
+    assert texts({"p": {"a": {"b": 1, "c": [2, 3]}, "d": "x", "e": None, "f": {}}}) == {
         "p.a.b": "1",
         "p.a.c": "[2,3]",
         "p.d": "x",

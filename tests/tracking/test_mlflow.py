@@ -138,18 +138,6 @@ def test_a_half_logged_run_is_replaced(store, monkeypatch):
     assert len(_runs(store)[2]) == 2
 
 
-def test_two_folders_in_one_mlflow_keep_their_own_runs(store, tmp_path):
-    other = Store(tmp_path / "other")
-    for row in store.latest().values():
-        other.append(row)
-    uri = f"sqlite:///{tmp_path}/shared.db"
-    for folder in (store, other, store):
-        sync(folder, MLflowTracker(folder, uri=uri))
-    _, parents, _ = _runs(store, uri)
-    assert len(parents) == 2
-    assert not (tmp_path / "mlruns").exists()
-
-
 def test_a_closed_port_or_an_unusable_file_costs_one_warning_quickly(store, tmp_path):
     (tmp_path / "file").write_text("")
     for uri in ("http://ann:secret@127.0.0.1:1", f"sqlite:///{tmp_path}/file/mlflow.db"):
@@ -238,3 +226,28 @@ def test_public_10_a_deleted_experiment_is_restored(store):
     warnings: list[str] = []
     _track(store, warnings)
     assert (warnings, len(_runs(store)[2])) == ([], 2)
+
+
+def test_g_the_experiment_says_its_kind_so_that_mlflows_page_opens_on_the_runs(store):
+    """Issue 12: the page opened on its empty view for language models."""
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{store.root}/mlflow.db").create_experiment("fcilbench")
+    for _ in range(2):  # an experiment of an earlier version, then one that has the tag
+        _track(store, [])
+        experiment = _runs(store)[0].get_experiment_by_name("fcilbench")
+        assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_g_a_row_that_mlflow_refuses_costs_no_other_row_its_parameters(store, make_cell, make_row, monkeypatch):
+    monkeypatch.setattr("mlflow.utils.validation.MAX_PARAM_VAL_LENGTH", 500)  # as of older servers
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    long = make_row(make_cell("long"), {"faa/none": 0.5})
+    params = long.params.model_copy(update={"aggregator": {"text": "x" * 501}})
+    warnings, rows = [], [*store.latest().values()]
+    tracker = MLflowTracker(store, warn=warnings.append)
+    tracker.suite_started("demo", {})
+    for row in (rows[0], long.model_copy(update={"params": params}), rows[1]):
+        tracker.cell_finished(row)
+    tracker.suite_finished()
+    assert (tracker.report.logged, tracker.report.lost, len(warnings)) == (2, 1, 1)
+    assert f"cell {long.cell_id[:12]} is refused" in warnings[0]
+    assert all(_runs(store)[2][row.cell_id].data.params for row in rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.tracking.uri import artifact_location, scrub, tracking_uri, unreachable, without_password
+from fcilbench.tracking.uri import scrub, tracking_uri, unreachable, without_password
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +22,6 @@ def test_option_then_own_variable_then_mlflows_then_sqlite(monkeypatch):
     monkeypatch.setenv("FCILBENCH_TRACKING_URI", "http://f")
     assert tracking_uri(root) == "http://f"
     assert tracking_uri(root, "http://o") == "http://o"
-
-
-def test_a_server_keeps_files_in_its_own_place():
-    assert artifact_location(Path("/data/r"), "https://m:5000") is None
-    assert artifact_location(Path("/data/r"), "sqlite:////x.db") == "file:///data/r/mlartifacts"
-    assert artifact_location(Path("/data/r"), "postgresql://db/x") == "file:///data/r/mlartifacts"
 
 
 def test_a_listening_port_is_reachable_and_a_closed_one_is_not():
