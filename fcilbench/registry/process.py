@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
@@ -95,6 +96,8 @@ class WorkerProcess:
         self.events, event_write = os.pipe()
         os.set_blocking(self.events, False)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._mark = f"FCILBENCH_WORKER={uuid.uuid4().hex}"
+        name, _, value = self._mark.partition("=")
         try:
             self._process = subprocess.Popen(
                 [*command, str(request_read), str(event_write)],
@@ -102,7 +105,7 @@ class WorkerProcess:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(request_read, event_write),
-                env=worker_environment() if environment is None else dict(environment),
+                env={**(worker_environment() if environment is None else environment), name: value},
                 start_new_session=True,
             )
         except OSError:
@@ -155,9 +158,16 @@ class WorkerProcess:
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Kills the worker and what it started, reaps it and closes the pipes."""
+        """Kills the worker and what it started, reaps it and closes the pipes.
+
+        What left the worker's process group (`setsid`) is found by its environment, where the system shows that.
+        """
         self._signal(signal.SIGKILL)
         self._process.wait()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                if self._mark.encode() in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
         self._close_pipes()
 
     def _close_pipes(self) -> None:

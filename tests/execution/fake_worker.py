@@ -6,6 +6,7 @@ The cell's aggregator has `params: {"script": [behaviour of attempt 1, of attemp
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -56,6 +57,10 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
         case ["exit", code]:
             print("last words", flush=True)
             os._exit(int(code))
+        case ["daemon"]:
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            (workdir / "daemon.txt").write_text(str(child.pid))
+            behave("crash", workdir)
         case ["hang"]:
             time.sleep(600)
         case ["deaf"]:

@@ -13,6 +13,8 @@ import pytest
 
 from fcilbench.errors import INTERRUPTED, OK
 from fcilbench.execution import lease
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.run import run_plan
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 
@@ -124,3 +126,10 @@ def test_two_runs_share_a_store_and_each_waits_for_the_other(kit: Any, start: An
     assert second.wait(20) == OK
     assert {kit.row(f"c{number}").status for number in range(4)} == {"ok"}
     assert killed or [len(kit.pids(f"c{number}")) for number in range(4)] == [1, 1, 1, 1]
+
+
+def test_g7_what_a_worker_started_in_a_session_of_its_own_dies_with_it(kit: Any, options: RunOptions) -> None:
+    run_plan(kit.plan(kit.cell("a", ["daemon"], retries=0)), kit.store, options=options)
+    assert kit.row("a").status == "killed"
+    daemon = int((kit.folder("a") / "daemon.txt").read_text())
+    wait_for(lambda: gone(daemon), 2)

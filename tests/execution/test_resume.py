@@ -1,10 +1,14 @@
 """The promise of a resume, with real training: a killed worker's cell ends bit-equal to an uninterrupted one."""
 
+import multiprocessing
 import os
+import random
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +26,13 @@ VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 
 pytestmark = pytest.mark.slow
 
 
-def make_cell(aggregator: str, retries: int = 1) -> Cell:
+def make_cell(aggregator: str, retries: int = 1, rounds: int = 2) -> Cell:
     def use(name: str, **params: Any) -> PluginUse:
         return PluginUse(name=f"fcilbench/{name}", label=name, version="1", params=params)
 
     return Cell(
         suite="resume",
-        protocol=Protocol(clients=3, rounds=2, local_epochs=1, lr=1e-3, participation=0.7),
+        protocol=Protocol(clients=3, rounds=rounds, local_epochs=1, lr=1e-3, participation=0.7),
         dataset=use("digits", train_per_class=6, test_per_class=2),
         tasks=(5, 5),
         backbone=use("timm", **VIT),
@@ -93,6 +97,39 @@ def test_the_executors_of_clusters_make_the_same_row(kit: Any, straight: tuple[A
     pytest.importorskip("ray" if executor.startswith("ray") else "submitit")
     assert run_plan(kit.plan(make_cell("sum")), kit.store, options=RunOptions(executor)).exit_code == OK
     assert science(kit.row("sum")) == straight
+
+
+def supervise(kit: Any, cell: Cell) -> BaseProcess:
+    """Starts a supervisor, in a process of its own, that goes on with the cell."""
+    process = multiprocessing.get_context("fork").Process(target=run_plan, args=(kit.plan(cell), kit.store))
+    process.start()
+    return process
+
+
+def test_20_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit: Any, tmp_path: Path) -> None:
+    random_, cell = random.Random(20261128), make_cell("sum", retries=100, rounds=20)
+    straight, killed = new_kit(tmp_path / "straight"), new_kit(tmp_path / "0")
+    supervise(straight, cell).join()
+    supervisor, kills = supervise(killed, cell), {"worker": 0, "supervisor": 0}
+    while sum(kills.values()) < 20:
+        supervisor.join(random_.uniform(0.3, 3.7))
+        if not supervisor.is_alive():  # it was done before the next kill: from the beginning
+            assert science(killed.row("sum")) == science(straight.row("sum"))
+            killed = new_kit(tmp_path / str(sum(kills.values())))
+            supervisor = supervise(killed, cell)
+            continue
+        log = killed.folder("sum") / "log.txt"
+        workers = re.findall(r"process (\d+)$", log.read_text(), flags=re.MULTILINE) if log.exists() else []
+        victim = random_.choice(["worker", "supervisor"]) if workers else "supervisor"
+        kills[victim] += 1
+        with suppress(ProcessLookupError):
+            os.kill(int(workers[-1]) if victim == "worker" else supervisor.pid, signal.SIGKILL)
+        if victim == "supervisor":
+            supervisor.join()
+            supervisor = supervise(killed, cell)
+    supervisor.join()
+    assert min(kills.values()) > 3
+    assert science(killed.row("sum")) == science(straight.row("sum"))
 
 
 def test_one_or_two_jobs_make_equal_rows(kit: Any) -> None:
