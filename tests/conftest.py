@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,3 +139,37 @@ def make_row() -> Callable[..., Row]:
         return build_row(cell, _cell_id(cell), result, **{**fields, **changes})  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def put() -> Callable[..., Path]:
+    """Returns `put(site, dist, files, entry_points)`: writes a distribution into a folder of packages, as pip would."""
+
+    def make(
+        site: Path, dist: str, files: Mapping[str, str], points: Mapping[str, Mapping[str, str]], version: str = "1.0"
+    ) -> Path:
+        for name, text in files.items():
+            path = site / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        info = site / f"{dist.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        lines = []
+        for kind, named in points.items():
+            lines += [f"[fcilbench.{kind}]", *(f"{name} = {target}" for name, target in named.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        importlib.invalidate_caches()
+        return site
+
+    return make
+
+
+@pytest.fixture
+def install(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Returns `install(dist, files, entry_points)`: puts a distribution on the search path of this process."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    yield lambda *what: put(site, *what)
+    importlib.invalidate_caches()

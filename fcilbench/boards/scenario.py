@@ -11,9 +11,9 @@ from typing import Any
 
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import plugin_records, row_params
-from fcilbench.spec.cell import Cell
+from fcilbench.spec.cell import Cell, PluginKind
 from fcilbench.spec.protocol import Protocol
-from fcilbench.spec.row import PluginKind, PluginRecord, Row, RowParams
+from fcilbench.spec.row import PluginRecord, Row, RowParams
 from fcilbench.tables import flatten
 
 METHOD_FIELDS = ("lr", "weight_decay")

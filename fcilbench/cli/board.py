@@ -155,11 +155,11 @@ def _here(rows: Sequence[Row], store: Store) -> Here:
     from fcilbench.registry.entrypoints import find
     from fcilbench.results.compare import environment_difference
     from fcilbench.results.provenance import environment, source_state
+    from fcilbench.spec.cell import PLUGIN_KINDS
     from fcilbench.spec.identity import ENGINE_VERSION
 
-    kinds = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
-    used = {(kinds[kind], record.name) for row in rows for kind, record in row.plugins.items()}
-    refs = [ref for kind in kinds.values() for ref in find(kind) if (kind, ref.name) in used]
+    used = {(PLUGIN_KINDS[kind], record.name) for row in rows for kind, record in row.plugins.items()}
+    refs = [ref for kind in PLUGIN_KINDS.values() for ref in find(kind) if (kind, ref.name) in used]
     digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}
     own, environments = environment(), {}
     for env in {row.env for row in rows}:

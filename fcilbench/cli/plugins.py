@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,13 +60,14 @@ def show(
     from fcilbench.registry.entrypoints import KINDS
 
     found = catalog.describe([_one(name, kind, KINDS)])[0]
+    required = found.schema.get("required", ())
     rows = [
         (
-            *(each.name, each.type, "(required)" if each.required else str(each.default)),
-            *(each.description, each.source or ""),
-            ", ".join(f"{key} {value}" for key, value in (each.space or {}).items()),
+            *(name, _type(field), "(required)" if name in required else json.dumps(field.get("default"), default=str)),
+            *(field.get("description", ""), field.get("fcilbench_source", "")),
+            ", ".join(f"{key} {value}" for key, value in field.get("fcilbench_space", {}).items()),
         )
-        for each in found.fields
+        for name, field in found.schema.get("properties", {}).items()
     ]
     if form is options.Form.TABLE:
         console.show("\n".join(_about(found)))
@@ -157,6 +159,17 @@ def _one(name: str, kind: str | None, among: Sequence[str]) -> PluginRef:
     return lookup(fitting[0], name)
 
 
+def _type(field: Mapping[str, Any]) -> str:
+    """Returns the type and the range of a hyperparameter, from its JSON Schema."""
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if "anyOf" in field:
+        return " | ".join(map(_type, field["anyOf"]))
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {field[key]}" for key, sign in signs.items() if key in field]
+    return " ".join([str(field.get("type", "object")), *bounds])
+
+
 def _about(found: Description) -> list[str]:
     head = f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})"
     if found.problem:
@@ -167,7 +180,7 @@ def _about(found: Description) -> list[str]:
         for path, value in flatten(found.facts, lists=True).items()
         if value not in (None, "", [], {})
     ]
-    return [head, found.summary, origin, *facts, *([] if found.fields else ["no hyperparameters"])]
+    return [head, found.summary, origin, *facts, *([] if found.field_names else ["no hyperparameters"])]
 
 
 def _as_json(found: Description) -> dict[str, Any]:

@@ -26,11 +26,10 @@ from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Event, EventTooLargeError
-from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.plugin import Plugin
 
 Emit = Callable[[Event], None]
-_AXES = {"dataset": "datasets", "backbone": "backbones", "aggregator": "aggregators", "stress": "stressors"}
 _BUILT_IN = "fcilbench.plugins"
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG})
 _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -95,9 +94,8 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
 def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> Experiment:
     """Builds a cell's experiment from the plugins that the registry knows; `roots` receives their packages."""
     built: dict[str, Any] = {}
-    for axis, kind in _AXES.items():
-        use: PluginUse = getattr(cell, axis)
-        plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(kind, use.name)))
+    for axis, use in cell.plugins.items():
+        plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(PLUGIN_KINDS[axis], use.name)))
         if roots is not None:
             top = plugin.__module__.partition(".")[0]
             roots.add(_BUILT_IN if top == "fcilbench" else top)

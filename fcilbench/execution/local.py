@@ -13,6 +13,7 @@ from fcilbench.errors import UsageError
 from fcilbench.execution.attempt import job_environment
 from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for, worker_environment
+from fcilbench.spec.cell import PLUGIN_KINDS
 
 _LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
 
@@ -181,7 +182,7 @@ class LocalExecutor:
 
 def _third_party(job: Job) -> frozenset[str]:
     """Returns the full names of a job's plugins that are not built in."""
-    names = {str(job.cell[axis]["name"]) for axis in ("dataset", "backbone", "aggregator", "stress")}
+    names = {str(job.cell[axis]["name"]) for axis in PLUGIN_KINDS}
     return frozenset(name for name in names if not name.startswith("fcilbench/"))
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,6 @@ from fcilbench.registry.process import Asker
 
 CACHE = "FCILBENCH_CACHE"
 """Environment variable: folder of the cache; unset means the user's cache folder."""
-
-
-@dataclass(frozen=True)
-class FieldDescription:
-    """One hyperparameter: its type as the author wrote it, and the search space for tuning, if there is one."""
-
-    name: str
-    type: str
-    required: bool = False
-    default: Any = None
-    description: str = ""
-    source: str | None = None
-    space: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,6 @@ class Description:
     ref: PluginRef
     version: str = ""
     summary: str = ""
-    fields: tuple[FieldDescription, ...] = ()
     schema: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
@@ -65,15 +51,7 @@ class Description:
     @property
     def field_names(self) -> tuple[str, ...]:
         """Legal keys of the plugin in a suite."""
-        return tuple(each.name for each in self.fields)
-
-
-@dataclass(frozen=True)
-class Use:
-    """A plugin with the options that a suite gives it."""
-
-    ref: PluginRef
-    options: dict[str, Any] = field(default_factory=dict)
+        return tuple(self.schema.get("properties", ()))
 
 
 @dataclass(frozen=True)
@@ -122,44 +100,35 @@ class Unresolved:
     prerequisite: bool = False
 
 
-_open: list[Asker] = []
+_open: list[tuple[Asker, str]] = []
 
 
 @contextlib.contextmanager
-def session() -> Iterator[Asker]:
-    """Keeps one worker process for all questions within the block; importing plugins costs it seconds.
+def session() -> Iterator[tuple[Asker, str]]:
+    """Keeps one worker process, and the digest of its environment, for all questions within the block.
 
-    The process starts with the first question that the cache cannot answer.
+    The process starts with the first question that the cache cannot answer; importing plugins costs it seconds.
     """
     if _open:
         yield _open[0]
         return
     with Asker() as asker:
-        _open.append(asker)
+        _open.append((asker, environment_key()))
         try:
-            yield asker
+            yield _open[0]
         finally:
             _open.clear()
 
 
 def describe(refs: Sequence[PluginRef]) -> list[Description]:
     """Describes plugins, in the same order; a broken one has a `problem` and hurts no other."""
-    answers = _ask([{"ask": "describe", "ref": vars(ref)} for ref in refs])
-    return [_description(ref, answer) for ref, answer in zip(refs, answers, strict=True)]
+    with session():
+        return [Description(ref, **_ask({"ask": "describe", "ref": vars(ref)})) for ref in refs]
 
 
-def resolve(uses: Sequence[Use]) -> list[Resolved | Unresolved]:
-    """Validates options, fills in defaults and finds what identifies a plugin in a cell; one result a use, in order."""
-    answers = _ask([{"ask": "resolve", "ref": vars(use.ref), "options": use.options} for use in uses])
-    return [_resolution(use.ref, answer) for use, answer in zip(uses, answers, strict=True)]
-
-
-def _description(ref: PluginRef, answer: dict[str, Any]) -> Description:
-    fields = tuple(FieldDescription(**each) for each in answer.pop("fields", ()))
-    return Description(ref, fields=fields, **answer)
-
-
-def _resolution(ref: PluginRef, answer: dict[str, Any]) -> Resolved | Unresolved:
+def resolve(ref: PluginRef, options: Mapping[str, Any]) -> Resolved | Unresolved:
+    """Validates a plugin's options, fills in defaults and finds what identifies the plugin in a cell."""
+    answer = _ask({"ask": "resolve", "ref": vars(ref), "options": options})
     if "problem" in answer:
         message = f"plugin {ref.name} is broken: {answer['problem']}"
         hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
@@ -170,20 +139,17 @@ def _resolution(ref: PluginRef, answer: dict[str, Any]) -> Resolved | Unresolved
     return Resolved(**answer)
 
 
-def _ask(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the answer to each question, from the cache if it holds; equal questions are asked once."""
-    environment = environment_key()
-    entries = [_cache_entry(question, environment) for question in questions]
-    distinct = dict(zip(entries, questions, strict=True))
-    known = {entry: _cached(entry) for entry in distinct}
-    if None in known.values():
-        with session() as asker:
-            for entry in [entry for entry, answer in known.items() if answer is None]:
-                known[entry] = answer = asker.ask(distinct[entry])
-                files = answer.pop("files", [])
-                if not {"problem", "problems"} & answer.keys():
-                    _store(entry, answer, files)
-    return [dict(known[entry] or {}) for entry in entries]
+def _ask(question: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer to a question, from the cache if it holds."""
+    with session() as (asker, environment):
+        entry = _cache_entry(question, environment)
+        answer = _cached(entry)
+        if answer is None:
+            answer = asker.ask(question)
+            files = answer.pop("files", [])
+            if not {"problem", "problems"} & answer.keys():
+                _store(entry, answer, files)
+        return answer
 
 
 def cache_root() -> Path:
@@ -200,7 +166,7 @@ def _cache_entry(question: dict[str, Any], environment: str) -> Path:
     # Options may name files, which are looked up from these two.
     places = [os.environ.get("FCILBENCH_DATA"), os.getcwd()] if question.get("options") else []
     key = json.dumps([question, environment, places], sort_keys=True, default=str)
-    return cache_root() / "registry-3" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return cache_root() / "registry-4" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _cached(entry: Path) -> dict[str, Any] | None:

@@ -12,17 +12,13 @@ import sys
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.params import REQUIRED, default_of, described
+from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.plugin import Plugin
-
-_WITH_PARAMS = ("aggregators", "backbones", "datasets", "stressors")
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +57,7 @@ def _describe(ref: PluginRef) -> dict[str, Any]:
         "files": _sources(ref.module),
     }
     if issubclass(cls, Plugin):
-        params: type[BaseModel] = cls.Params
-        reply |= {
-            "facts": _as_json(cls.facts(), "facts()"),
-            "schema": params.model_json_schema(),
-            "fields": [_field(name, field) for name, field in params.model_fields.items()],
-        }
+        reply |= {"facts": _as_json(cls.facts(), "facts()"), "schema": cls.Params.model_json_schema()}
     return reply
 
 
@@ -100,7 +91,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
 def _load(ref: PluginRef) -> type:
     """Loads a class and checks what this module relies on."""
     cls = load(ref)
-    if ref.kind not in _WITH_PARAMS:
+    if ref.kind not in PLUGIN_KINDS.values():
         return cls
     if not issubclass(cls, Plugin):
         raise BrokenPluginError(ref.name, f"{cls.__qualname__} does not derive from fcilbench.api.Plugin")
@@ -109,25 +100,6 @@ def _load(ref: PluginRef) -> type:
     if not (isinstance(cls.Params, type) and issubclass(cls.Params, BaseModel)):
         raise BrokenPluginError(ref.name, "its Params does not derive from fcilbench.api.Params")
     return cls
-
-
-def _field(name: str, field: FieldInfo) -> dict[str, Any]:
-    default = default_of(field)
-    required = default is REQUIRED
-    return {
-        "name": name,
-        "type": _type_name(field.annotation),
-        "required": required,
-        "default": None if required else to_jsonable_python(default, fallback=str),
-        "description": field.description or "",
-        **described(field),
-    }
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("pathlib.", "")
 
 
 def _as_json(value: Any, what: str) -> Any:

@@ -146,5 +146,5 @@ def _registered(_state: tuple[tuple[str, int], ...]) -> tuple[PluginRef, ...]:
         PluginRef(kind, normalise(point.dist.name), point.dist.version, point.name, point.value)
         for kind in KINDS
         for point in metadata.entry_points(group=f"{_OWN}.{kind}")
-        if point.dist is not None
+        if point.dist is not None and point.dist.name  # a half-removed package leaves metadata without a name
     )

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, get_args
 
 from fcilbench.results.provenance import Provenance
-from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell, PluginKind
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
 from fcilbench.spec.outcome import Cost, Outcome
 from fcilbench.spec.protocol import SeedRole
 from fcilbench.spec.row import (
-    PLUGIN_KINDS,
     SCHEMA_VERSION,
     Code,
     Data,
     Failure,
-    PluginKind,
     PluginRecord,
     Row,
     RowParams,
@@ -45,22 +42,9 @@ def build_row(
 ) -> Row:
     """Builds the row of a cell from what is known at its end.
 
-    Args:
-        cell: The cell.
-        cell_id: Its identity.
-        status: How it ended.
-        outcome: Its result; needed for `ok`, absent otherwise.
-        provenance: Where it was computed (`provenance.capture`).
-        started: Start of the first attempt; timezone-aware.
-        ended: End of the last attempt; timezone-aware.
-        failure: Why there is no result.
-        skipped: The plugin's reason for skipping.
-        cost: What a cell without a result had cost when it ended; a result brings its own.
-        attempts: Attempts it took.
-        suite_digest: Digest of the resolved suite (`Store.save_suite`).
-
-    Returns:
-        The row. Metrics that are NaN or infinite become undefined, with a warning that says so.
+    The arguments are fields of `Row`, but for `outcome` (the result; needed for `ok`, absent otherwise), `provenance`
+    (where it was computed) and `cost` (what a cell without a result had cost when it ended; a result brings its own).
+    Metrics that are NaN or infinite become undefined, with a warning that says so.
 
     Raises:
         ValueError: If status and result contradict each other (pydantic's ValidationError is one).
@@ -128,33 +112,22 @@ def code_digest(cell: Cell) -> str:
         A finished cell is stale when `row.code.digest != code_digest(cell)`; `row.plugins[kind].code_digest`
         then tells which plugin changed.
     """
-    parts = {kind: use.code_digest for kind, use in plugin_uses(cell).items()}
+    parts = {kind: use.code_digest for kind, use in cell.plugins.items()}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def plugin_uses(cell: Cell) -> dict[PluginKind, PluginUse]:
-    """Returns the cell's four plugins by kind."""
-    uses: Mapping[PluginKind, PluginUse] = {
-        "dataset": cell.dataset,
-        "backbone": cell.backbone,
-        "aggregator": cell.aggregator,
-        "stress": cell.stress,
-    }
-    return {kind: uses[kind] for kind in PLUGIN_KINDS}
 
 
 def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
     """Returns the record of each of the cell's plugins."""
     return {
         kind: PluginRecord(name=use.name, version=use.version, identity=use.identity, code_digest=use.code_digest)
-        for kind, use in plugin_uses(cell).items()
+        for kind, use in cell.plugins.items()
     }
 
 
 def row_params(cell: Cell) -> RowParams:
     """Returns every resolved parameter of a cell as plain JSON values."""
     return RowParams(
-        **{kind: use.params for kind, use in plugin_uses(cell).items()},
+        **{kind: use.params for kind, use in cell.plugins.items()},
         protocol=cell.protocol.model_dump(mode="json"),
         partition=cell.partition.model_dump(mode="json"),
         tasks=list(cell.tasks) if isinstance(cell.tasks, tuple) else cell.tasks,

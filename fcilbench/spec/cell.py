@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fcilbench.spec.protocol import (
     Closed,
@@ -15,6 +15,15 @@ from fcilbench.spec.protocol import (
     identity_field,
     runtime_field,
 )
+
+PluginKind = Literal["dataset", "backbone", "aggregator", "stress"]
+PLUGIN_KINDS: dict[PluginKind, str] = {
+    "dataset": "datasets",
+    "backbone": "backbones",
+    "aggregator": "aggregators",
+    "stress": "stressors",
+}
+"""The axes of the grid that are plugins, each with its kind of plugin in the registry."""
 
 
 class PluginUse(Closed):
@@ -53,6 +62,11 @@ class Cell(Closed):
     evaluate: Evaluation = identity_field(default_factory=Evaluation)
     runtime: Runtime = runtime_field(default_factory=Runtime)
     limits: Limits = runtime_field(default_factory=Limits)
+
+    @property
+    def plugins(self) -> dict[PluginKind, PluginUse]:
+        """The four plugins by axis."""
+        return {axis: getattr(self, axis) for axis in PLUGIN_KINDS}
 
     @property
     def coords(self) -> dict[str, str | int]:

@@ -102,12 +102,6 @@ def search_space(params: type[Params]) -> dict[str, Space]:
     return spaces
 
 
-def described(field: FieldInfo) -> dict[str, Any]:
-    """Returns what `Field` was told of a hyperparameter beside pydantic's own: its `source` and its search `space`."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    return {"source": extra.get(_SOURCE), "space": extra.get(_SPACE)}
-
-
 def default_of(field: FieldInfo) -> Any:
     """Returns the default of a model field, or `REQUIRED`."""
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True, validated_data={})

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from fcilbench.errors import UsageError
+from fcilbench.spec.cell import PluginKind
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
@@ -21,8 +22,6 @@ SCHEMA_VERSION = 3
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-PluginKind = Literal["dataset", "backbone", "aggregator", "stress"]
-PLUGIN_KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
 
 
 def _to_utc(moment: datetime) -> datetime:

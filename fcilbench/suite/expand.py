@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -14,10 +13,10 @@ from pydantic import ValidationError
 
 from fcilbench.errors import UsageError
 from fcilbench.registry import catalog
-from fcilbench.registry.catalog import Resolved, Unresolved
+from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
 from fcilbench.suite.load import LoadedSuite
@@ -31,13 +30,11 @@ from fcilbench.suite.resolve import (
     Target,
     apply_rule,
     condition_findings,
-    option_findings,
     read_entries,
     read_rules,
-    resolve,
     unused_finding,
 )
-from fcilbench.suite.schema import AXES, PLUGIN_KINDS, Axis, Grid, Suite
+from fcilbench.suite.schema import AXES, Axis, Grid, Suite
 from fcilbench.suite.yaml import Finding, InvalidSuiteError, Problem, place
 
 MAX_CELLS = 10_000
@@ -78,15 +75,14 @@ def expand(loaded: LoadedSuite) -> Expansion:
         InvalidSuiteError: If plugins, their parameters, splits, rules or boards are wrong, or two cells are the same.
     """
     suite, layers = loaded.suite, loaded.layers
+    ran = ("parse", "schema", "plugins")
     with catalog.session():
         entries, findings = read_entries(suite.grid)
         findings += _grid_findings(suite)
-        if findings:
-            raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins"))
         rules = read_rules(suite)
-        findings = [each for rule in rules for each in condition_findings(rule, entries)]
+        findings = findings or [each for rule in rules for each in condition_findings(rule, entries)]
         if findings:
-            raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins"))
+            raise InvalidSuiteError(place(layers, findings), ran)
         builder = _Builder(suite)
         builder.build(entries, rules)
     expansion = builder.expansion
@@ -94,18 +90,14 @@ def expand(loaded: LoadedSuite) -> Expansion:
     seeds = suite.seeds.count if any("seed" in rule.where for rule in rules) else 1
     findings = builder.findings or _duplicates(expansion.cells, builder.points, seeds)
     if findings:
-        raise InvalidSuiteError(place(layers, findings), ran=("parse", "schema", "plugins", "params", "tasks"))
+        raise InvalidSuiteError(place(layers, findings), (*ran, "params", "tasks"))
     unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
-    expansion.unused = place(layers, [unused_finding(rule, entries, suite.grid.partition) for rule in unused])
+    points = list(points_of(suite.grid, entries)) if unused else []
+    expansion.unused = place(layers, [unused_finding(rule, points) for rule in unused])
     missing = (f"{each} ({each.hint})" if each.hint else str(each) for each in place(layers, builder.missing))
     expansion.prerequisites = list(dict.fromkeys(missing))
     expansion.axes = {**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count}
     return expansion
-
-
-def key_of(*parts: Any) -> str:
-    """Returns a dictionary key for JSON-compatible values."""
-    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def points_of(grid: Grid, entries: Entries) -> Iterator[Point]:
@@ -179,12 +171,12 @@ def _grid_findings(suite: Suite) -> list[Finding]:
 
 
 class _Builder:
-    """Builds the cells; every distinct plugin with its options, protocol and split is resolved once.
+    """Builds the cells.
 
     Attributes:
         expansion: The cells so far.
         points: The point of the grid of each cell.
-        findings: What is wrong with the suite.
+        findings: What is wrong with the suite; several cells may find the same.
         missing: What is not on this machine.
     """
 
@@ -195,9 +187,7 @@ class _Builder:
         self.missing: list[Finding] = []
         self._suite = suite
         self._limits = Limits(wall_seconds=suite.limits.wall, retries=suite.limits.retries)
-        self._uses: dict[str, PluginUse | None] = {}
         self._protocols: dict[str, Protocol | None] = {}
-        self._splits: dict[str, tuple[tuple[int, ...], str]] = {}  # tasks and fingerprint of a data set
 
     def build(self, entries: Entries, rules: list[Rule]) -> None:
         """Iterates over the grid: excluded cells are noted with their reason, the others are built."""
@@ -207,27 +197,33 @@ class _Builder:
                 if hits:
                     self.expansion.excluded.append(({**point.labels, "seed": seed}, hits[0].because))
                     continue
-                settings: dict[Target, dict[str, Setting]] = defaultdict(dict)
+                tuned: dict[Target, dict[str, Setting]] = defaultdict(dict)
                 for rule in rules:
                     if not rule.because and rule.matches(point, self._suite.protocol, seed):
-                        self.findings += apply_rule(rule, point, settings)
-                self._add(point, seed, settings)
+                        self.findings += apply_rule(rule, point, tuned)
+                self._add(point, seed, tuned)
 
     def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings]) -> None:
-        keys = {axis: self._use(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
-        uses = {str(axis): use for axis, key in keys.items() if (use := self._uses[key]) is not None}
+        """Adds a cell, unless something is wrong with its plugins, protocol or tasks."""
+        answers = {axis: self._resolve(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
         protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
-        if len(uses) < len(keys) or protocol is None or keys["dataset"] not in self._splits:
+        data = answers["dataset"]
+        tasks = self._split(point.entries["dataset"], data.facts) if data else None
+        if protocol is None or tasks is None or data is None or None in answers.values():
             self.expansion.blocked += 1
             return
-        tasks, fingerprint = self._splits[keys["dataset"]]
-        self._check_samples(point, len(tasks), protocol.clients)
+        self._check_samples(point, len(tasks) * protocol.clients, data.facts.get("train"))
+        uses = {
+            str(axis): entry.use(tuned.get(axis, {}), answer)
+            for axis, entry in point.entries.items()
+            if (answer := answers[axis]) is not None
+        }
         seeds = self._suite.seeds
         cell = Cell(
             suite=self._suite.name,
             protocol=protocol,
             tasks=tasks,
-            data_fingerprint=fingerprint,
+            data_fingerprint=str(data.facts.get("fingerprint", "")),
             partition=point.partition,
             seeds=Seeds(base=seeds.base, index=seed, vary=tuple(seeds.vary)),
             evaluate=self._suite.evaluate,
@@ -238,19 +234,26 @@ class _Builder:
         self.expansion.cells.append(cell)
         self.points.append(point)
 
-    def _check_samples(self, point: Point, tasks: int, clients: int) -> None:
+    def _resolve(self, entry: Entry, tuned: Settings) -> Resolved | None:
+        answer = entry.resolve(tuned)
+        if isinstance(answer, Resolved):
+            name = f"{entry.axis}:{entry.label}"
+            if name not in self.expansion.facts:
+                self.expansion.facts[name] = {**answer.facts, "plugin": entry.ref.name}
+            return answer
+        (self.missing if answer.prerequisite else self.findings).extend(entry.findings(tuned, answer))
+        return None
+
+    def _check_samples(self, point: Point, shares: int, samples: int | None) -> None:
         """Notes a data set whose declared samples cannot give each client its least number of each task."""
         data, least = point.entries["dataset"], point.partition.min_samples
-        samples = self.expansion.facts[f"dataset:{data.label}"].get("train")
-        if samples is not None and samples < tasks * clients * least:
-            message = f"dataset {data.label!r}: {samples} samples do not give {clients} clients {least} of each task"
-            finding = Finding(message, data.path, hint="lower clients, tasks or min_samples", check="tasks")
-            if finding not in self.findings:
-                self.findings.append(finding)
+        if samples is not None and samples < shares * least:
+            message = f"dataset {data.label!r}: {samples} samples do not give each client {least} of each task"
+            self.findings.append(Finding(message, data.path, hint="lower clients, tasks or min_samples", check="tasks"))
 
     def _protocol(self, settings: Settings) -> Protocol | None:
         values = {name: setting.value for name, setting in settings.items()}
-        key = key_of(values)
+        key = repr(sorted(values.items()))
         if key not in self._protocols:
             self._protocols[key] = None
             try:
@@ -262,41 +265,15 @@ class _Builder:
                     self.findings.append(Finding(f"protocol.{problem.message}", path, check="params"))
         return self._protocols[key]
 
-    def _use(self, entry: Entry, tuned: Settings) -> str:
-        """Returns the key of what a cell carries of a plugin: `None` under it means that it cannot be used."""
-        key = key_of(entry.path, {name: setting.value for name, setting in tuned.items()})
-        if key in self._uses:
-            return key
-        settings = {**entry.options, **tuned}
-        answer = resolve([(entry, settings)])[0] if tuned else entry.answer
-        self._uses[key] = None
-        if isinstance(answer, Resolved):
-            self._uses[key] = PluginUse(
-                name=entry.ref.name,
-                label=entry.label,
-                version=answer.version,
-                params=answer.params,
-                identity=answer.identity,
-                code_digest=answer.code_digest,
-            )
-            self.expansion.facts[f"{entry.axis}:{entry.label}"] = {**answer.facts, "plugin": entry.ref.name}
-            if entry.axis == "dataset":
-                self._split(key, entry, answer.facts)
-        elif isinstance(answer, Unresolved) and answer.prerequisite:
-            self.missing += [Finding(each.message, entry.path, hint=each.hint) for each in answer.problems]
-        elif isinstance(answer, Unresolved):
-            self.findings += option_findings(entry, settings, answer)
-        return key
-
-    def _split(self, key: str, entry: Entry, facts: Mapping[str, Any]) -> None:
+    def _split(self, entry: Entry, facts: Mapping[str, Any]) -> tuple[int, ...] | None:
         tasks = getattr(entry.written, "tasks", None)
         try:
-            split = split_classes(tasks, int(facts["classes"]), facts["default_tasks"])
-            self._splits[key] = split, str(facts.get("fingerprint", ""))
+            return split_classes(tasks, int(facts["classes"]), facts["default_tasks"])
         except ValueError as error:
             self.findings.append(Finding(f"dataset {entry.label!r}: {error}", (*entry.path, "tasks"), check="tasks"))
         except KeyError as error:
             self.missing.append(Finding(f"{entry.ref.name} does not declare the fact {error}", entry.path))
+        return None
 
 
 def _duplicates(cells: list[Cell], points: list[Point], seeds: int) -> list[Finding]:

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from fcilbench.errors import SuiteError, UsageError, nearest
 from fcilbench.registry.validation import validate
-from fcilbench.suite.schema import PLUGIN_KINDS, Suite, schema_findings
+from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.suite.schema import Suite, schema_findings
 from fcilbench.suite.yaml import (
     MAX_BYTES,
     MAX_DEPTH,

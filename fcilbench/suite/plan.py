@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.row import PluginRecord, Row
-from fcilbench.suite.expand import Expansion, key_of
+from fcilbench.suite.expand import Expansion
 from fcilbench.suite.select import FAILURES, State, parse_rerun, parse_selectors, state_of_status
 
 PRIOR_SECONDS_PER_SAMPLE = 2e-3
-"""Prior: wall-clock seconds per training sample and visit, of a backbone that does not tell its operations."""
+"""Guess: seconds per training sample and visit, of a backbone that does not tell its operations."""
 _SPEED = {"cpu": 5e10, "gpu/fp32": 4e13, "gpu/bf16": 2.5e14}
-"""Prior: operations per second of a CPU thread on a small ViT, and of an H100 or H200 (a third of its peak)."""
+"""Guess: operations per second of a CPU thread on a small ViT, and of an H100 or H200 (a third of its peak)."""
 _OVERHEAD = {"cpu": 1e-3, "gpu": 1e-4}
 """Lower bound of the seconds per training sample and visit: small models are dominated by overhead."""
-_BACKWARD = 2.0
-"""Operations of the backward pass in forward passes."""
+_PASSES = 3.0
+"""Operations of a training step in forward passes."""
 _UNKNOWN_TRAIN = 10_000
 
 Basis = Literal["measured", "guess"]
@@ -76,21 +76,11 @@ class PlanItem:
 
 
 @dataclass(frozen=True)
-class PlanGroup:
-    """The seeds of one point of the grid: its labels, the number of cells in each state, and distinct reasons."""
-
-    coords: dict[str, str]
-    counts: dict[State, int]
-    why: list[str]
-
-
-@dataclass(frozen=True)
 class Plan:
-    """A dry run: where the cells come from, one item per selected cell in the order of the grid, and its groups."""
+    """A dry run: where the cells come from, and one item per selected cell in the order of the grid."""
 
     expansion: Expansion
     items: list[PlanItem]
-    groups: list[PlanGroup]
 
     @property
     def todo(self) -> list[PlanItem]:
@@ -128,7 +118,7 @@ def make_plan(
     if not selector.statuses.isdisjoint(FAILURES):
         asked.add("failed")
     again = parse_rerun(rerun) | asked
-    costs = CostModel(view, expansion)
+    costs = _Costs(view, expansion)
     items = []
     for cell in expansion.cells:
         identity = cell_id(cell)
@@ -138,7 +128,7 @@ def make_plan(
         if selector.matches(cell.coords, status, state):
             run = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
             items.append(PlanItem(cell, identity, state, why, run, status, *costs.estimate(cell)))
-    return Plan(expansion, items, _groups(items))
+    return Plan(expansion, items)
 
 
 def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[State, str]:
@@ -148,16 +138,15 @@ def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[Sta
     state = state_of_status(row.status if row else None)
     if row is None or row.status in _BROKEN_OFF:
         return state, _BROKEN_OFF[row.status] if row else ""
-    uses = {"dataset": cell.dataset, "backbone": cell.backbone, "aggregator": cell.aggregator, "stress": cell.stress}
-    records = {str(kind): record for kind, record in row.plugins.items()}
-    changed = [use.name for kind, use in uses.items() if _changed(use, records.get(kind), getattr(row.params, kind))]
+    uses = cell.plugins.items()
+    changed = [use.name for kind, use in uses if _changed(use, row.plugins.get(kind), getattr(row.params, kind))]
     if changed:
         before = "" if state == "done" else f" (was {row.status})"
         return "stale", f"code changed: {', '.join(changed)}{before}"
-    if state != "failed":
-        return state, f"skipped: {row.skipped}" if row.status == "skipped" else ""
     failure = row.failure
-    return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
+    if row.status == "skipped":
+        return state, f"skipped: {row.skipped}"
+    return state, f"{failure.kind}: {failure.type}: {failure.message}" if state == "failed" and failure else ""
 
 
 def _changed(use: PluginUse, record: PluginRecord | None, params: Mapping[str, Any]) -> bool:
@@ -176,75 +165,49 @@ def _taken_up_again(state: State, row: Row | None) -> bool:
     return row.status == "killed" or (row.failure is not None and row.failure.kind == "prerequisite")
 
 
-def _groups(items: Iterable[PlanItem]) -> list[PlanGroup]:
-    found: dict[tuple[tuple[str, str], ...], list[PlanItem]] = {}
-    for item in items:
-        coords = tuple((axis, str(value)) for axis, value in item.cell.coords.items() if axis != "seed")
-        found.setdefault(coords, []).append(item)
-    return [
-        PlanGroup(
-            dict(coords),
-            dict(Counter(item.state for item in members)),
-            list(dict.fromkeys(item.why for item in members if item.why)),
-        )
-        for coords, members in found.items()
-    ]
-
-
-class CostModel:
-    """Estimates wall-clock seconds from finished rows of this hardware, else from what the plugins declare."""
+class _Costs:
+    """Estimates wall-clock seconds: from finished rows of this hardware, else from what the backbone declares."""
 
     def __init__(self, view: StoreView, expansion: Expansion) -> None:
-        self._facts, self._gpu = expansion.facts, view.gpu
-        self._equal: dict[str, list[float]] = defaultdict(list)
-        self._similar: dict[str, list[float]] = defaultdict(list)
+        self._facts, self._device = expansion.facts, "gpu" if view.gpu else "cpu"
+        self._measured: dict[str, list[float]] = defaultdict(list)  # seconds per visit of the training samples
         for row in view.rows.values():
-            if view.hardware is None or row.status != "ok" or row.hardware_digest != view.hardware:
-                continue
-            names = {str(kind): (record.name, record.identity) for kind, record in row.plugins.items()}
-            scene = key_of(names.get("dataset"), names.get("backbone"))
-            protocol = row.params.protocol
-            key = key_of(scene, names.get("aggregator", ("", {}))[0], protocol, row.params.tasks)
-            self._equal[key].append(row.cost.wall_s)
-            self._similar[scene].append(row.cost.wall_s / _visits(protocol))
+            if view.hardware is not None and row.status == "ok" and row.hardware_digest == view.hardware:
+                key = _same_work(row.plugins["dataset"], row.plugins["backbone"], row.plugins["aggregator"])
+                self._measured[key].append(row.cost.wall_s / _visits(row.params.protocol))
 
     def estimate(self, cell: Cell) -> tuple[float, Basis]:
         """Returns seconds, and whether they are measured.
 
-        Measured is the median of cells of the same data set, backbone, aggregator, split and protocol. A guess is the
-        median of other cells of the same data set and backbone, scaled by the samples they visit. With none of them it
-        is training and evaluating the backbone's operations at a declared speed; what a method adds is not in it.
+        Both are seconds per visit of the training samples, times the visits of the protocol. Measured is the median of
+        cells with the same data set, backbone and aggregator; a guess is the backbone's operations at a declared speed.
         """
-        scene = key_of((cell.dataset.name, cell.dataset.identity), (cell.backbone.name, cell.backbone.identity))
-        protocol = cell.protocol.model_dump(mode="json")
-        equal = self._equal.get(key_of(scene, cell.aggregator.name, protocol, cell.tasks))
-        if equal:
-            return statistics.median(equal), "measured"
-        similar = self._similar.get(scene)
-        if similar:
-            return statistics.median(similar) * _visits(protocol), "guess"
-        return self._prior(cell, _visits(protocol)), "guess"
+        visits = _visits(cell.protocol.model_dump(mode="json"))
+        measured = self._measured.get(_same_work(cell.dataset, cell.backbone, cell.aggregator))
+        if measured:
+            return statistics.median(measured) * visits, "measured"
+        return self._samples(cell) * self._seconds_per_sample(cell) * visits, "guess"
 
-    def _prior(self, cell: Cell, visits: float) -> float:
+    def _seconds_per_sample(self, cell: Cell) -> float:
         flops: float | None = self._facts.get(f"backbone:{cell.backbone.label}", {}).get("forward_flops")
-        trained = self._samples(cell, "train") * visits
         if flops is None:
-            return trained * PRIOR_SECONDS_PER_SAMPLE
-        speed = _SPEED[f"gpu/{cell.protocol.precision}"] if self._gpu else _SPEED["cpu"] * cell.runtime.threads
-        tasks = cell.tasks or self._facts.get(f"dataset:{cell.dataset.label}", {}).get("default_tasks", 1)
-        # After each task the samples of all tasks so far are evaluated: half of them on average.
-        evaluated = self._samples(cell, "test") * ((tasks if isinstance(tasks, int) else len(tasks)) + 1) / 2
-        training = trained * max(flops * (1.0 + _BACKWARD) / speed, _OVERHEAD["gpu" if self._gpu else "cpu"])
-        return training + evaluated * flops / speed
+            return PRIOR_SECONDS_PER_SAMPLE
+        gpu = self._device == "gpu"
+        speed = _SPEED[f"gpu/{cell.protocol.precision}"] if gpu else _SPEED["cpu"] * cell.runtime.threads
+        return max(_PASSES * flops / speed, _OVERHEAD[self._device])
 
-    def _samples(self, cell: Cell, split: Literal["train", "test"]) -> int:
+    def _samples(self, cell: Cell) -> int:
         facts = self._facts.get(f"dataset:{cell.dataset.label}", {})
-        total = int(facts.get(split, _UNKNOWN_TRAIN))
-        kept = cell.dataset.params.get(f"{split}_per_class")
+        total, kept = int(facts.get("train", _UNKNOWN_TRAIN)), cell.dataset.params.get("train_per_class")
         return min(total, kept * int(facts["classes"])) if isinstance(kept, int) and "classes" in facts else total
+
+
+def _same_work(*plugins: PluginUse | PluginRecord) -> str:
+    """Returns a key of data set and backbone with their options, and of the aggregator without."""
+    scene = [(each.name, sorted(each.identity.items())) for each in plugins[:2]]
+    return repr((scene, [each.name for each in plugins[2:]]))
 
 
 def _visits(protocol: Mapping[str, Any]) -> float:
     """Returns how often local training visits each training sample."""
-    rounds, epochs = protocol.get("rounds", 1), protocol.get("local_epochs", 1)
-    return float(rounds * epochs * protocol.get("participation", 1.0))
+    return float(protocol.get("rounds", 1) * protocol.get("local_epochs", 1) * protocol.get("participation", 1.0))

@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import catalog
-from fcilbench.registry.catalog import Resolved, Unresolved, Use
+from fcilbench.registry.catalog import Resolved, Unresolved
 from fcilbench.registry.entrypoints import PluginRef, lookup
+from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind, PluginUse
+from fcilbench.spec.params import same
 from fcilbench.spec.protocol import Partition, Protocol
-from fcilbench.suite.schema import AXES, PARTITION_KEYS, PLUGIN_KINDS, Grid, PluginAxis, PluginEntry, Suite
+from fcilbench.suite.schema import AXES, PARTITION_KEYS, Grid, PluginEntry, Suite
 from fcilbench.suite.yaml import Finding, KeyPath, one_line
 
 
@@ -33,7 +36,7 @@ class Setting:
 Settings = Mapping[str, Setting]
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """One plugin entry of an axis.
 
@@ -47,10 +50,10 @@ class Entry:
         broken: Whether the plugin cannot be imported.
         options: Parameters of the plugin that the entry sets.
         protocol: Protocol fields that an aggregator's entry sets.
-        answer: What the registry says of these options; `tuned` rules may add others.
+        answers: What the registry says of these options, by what `tuned` rules add to them; likewise `uses`.
     """
 
-    axis: PluginAxis
+    axis: PluginKind
     path: KeyPath
     written: PluginEntry
     ref: PluginRef
@@ -59,26 +62,63 @@ class Entry:
     broken: bool = False
     options: dict[str, Setting] = field(default_factory=dict)
     protocol: dict[str, Setting] = field(default_factory=dict)
-    answer: Resolved | Unresolved | None = None
-
-    @property
-    def names(self) -> frozenset[str]:
-        """All names by which a rule may refer to it."""
-        return frozenset({self.label, self.written.use, self.ref.short, self.ref.name})
+    answers: dict[str, Resolved | Unresolved] = field(default_factory=dict)
+    uses: dict[str, PluginUse] = field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, Any]:
         """Its parameters without `tuned` rules: resolved if they are valid, else as they are written."""
-        if isinstance(self.answer, Resolved):
-            return self.answer.params
+        answer = self.resolve({})
+        if isinstance(answer, Resolved):
+            return answer.params
         return {name: setting.value for name, setting in self.options.items()}
 
+    def resolve(self, tuned: Settings) -> Resolved | Unresolved:
+        """Asks the registry, once, for the entry with these options of `tuned` rules."""
+        key = _key_of(tuned)
+        if key not in self.answers:
+            values = {name: setting.value for name, setting in {**self.options, **tuned}.items()}
+            self.answers[key] = catalog.resolve(self.ref, values)
+        return self.answers[key]
 
-Entries = dict[PluginAxis, list[Entry]]
+    def use(self, tuned: Settings, answer: Resolved) -> PluginUse:
+        """Returns what a cell carries of the plugin with these options; equal cells share it."""
+        key = _key_of(tuned)
+        if key not in self.uses:
+            self.uses[key] = PluginUse(
+                name=self.ref.name,
+                label=self.label,
+                version=answer.version,
+                params=answer.params,
+                identity=answer.identity,
+                code_digest=answer.code_digest,
+            )
+        return self.uses[key]
+
+    def findings(self, tuned: Settings, answer: Unresolved) -> list[Finding]:
+        """Returns what the registry finds wrong, or missing on this machine, with the options."""
+        if answer.prerequisite:
+            return [Finding(each.message, self.path, hint=each.hint) for each in answer.problems]
+        settings, found = {**self.options, **tuned}, []
+        for problem in answer.problems:
+            setting = settings.get(str(problem.loc[0])) if problem.loc else None
+            path = (*setting.path, *problem.loc[1:]) if setting else self.path
+            key = problem.message.startswith("unknown key") and len(problem.loc) == 1
+            message = f"{self.axis} {self.label!r}: {problem.message}"
+            found.append(Finding(message, path, key, problem.hint, "params"))
+        return found
+
+
+Entries = dict[PluginKind, list[Entry]]
+
+
+def _key_of(settings: Settings) -> str:
+    values = {name: setting.value for name, setting in settings.items()}
+    return json.dumps(values, sort_keys=True, default=str) if values else ""
 
 
 def read_entries(grid: Grid) -> tuple[Entries, list[Finding]]:
-    """Looks plugins up, labels the entries, sorts their options and resolves them.
+    """Looks plugins up, labels the entries and sorts their options.
 
     Returns:
         The entries whose plugin exists, and what is wrong with names, labels and keys.
@@ -94,34 +134,13 @@ def read_entries(grid: Grid) -> tuple[Entries, list[Finding]]:
                 findings.append(Finding(error.message, (*path, "use"), hint=error.hint, check="plugins"))
         findings += _assign_labels(entries[axis])
     everything = [entry for axis in entries.values() for entry in axis]
-    with catalog.session():
-        for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
-            entry.fields, entry.broken = description.field_names, description.problem is not None
-            findings += _sort_options(entry)
-        for entry, answer in zip(everything, resolve((each, each.options) for each in everything), strict=True):
-            entry.answer = answer
+    for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
+        entry.fields, entry.broken = description.field_names, description.problem is not None
+        findings += _sort_options(entry)
     return entries, findings
 
 
-def resolve(uses: Iterable[tuple[Entry, Settings]]) -> list[Resolved | Unresolved]:
-    """Asks the registry for entries with these options."""
-    options = ((entry.ref, {name: each.value for name, each in settings.items()}) for entry, settings in uses)
-    return catalog.resolve([Use(ref, values) for ref, values in options])
-
-
-def option_findings(entry: Entry, settings: Settings, answer: Unresolved) -> list[Finding]:
-    """Returns what the registry finds wrong with these options."""
-    findings = []
-    for problem in answer.problems:
-        setting = settings.get(str(problem.loc[0])) if problem.loc else None
-        path = (*setting.path, *problem.loc[1:]) if setting else entry.path
-        key = problem.message.startswith("unknown key") and len(problem.loc) == 1
-        message = f"{entry.axis} {entry.label!r}: {problem.message}"
-        findings.append(Finding(message, path, key, problem.hint, "params"))
-    return findings
-
-
-Target = PluginAxis | Literal["protocol"]
+Target = PluginKind | Literal["protocol"]
 TARGETS: tuple[Target, ...] = (*PLUGIN_KINDS, "protocol")
 
 
@@ -216,7 +235,7 @@ def _shown(value: Any) -> str:
 class Point:
     """One point of the grid, without the seed."""
 
-    entries: Mapping[PluginAxis, Entry]
+    entries: Mapping[PluginKind, Entry]
     partition: Partition
 
     @property
@@ -224,6 +243,17 @@ class Point:
         """The label on each axis, in the order of the grid."""
         plugins = {str(axis): entry.label for axis, entry in self.entries.items()}
         return {axis: plugins.get(axis, self.partition.label) for axis in AXES}
+
+    @cached_property
+    def values(self) -> dict[str, list[Any]]:
+        """What a condition of a rule is compared with, by its key: names by axis, values by `axis.parameter`."""
+        kind, value = self.partition.kind, self.partition.value
+        found: dict[str, list[Any]] = {"partition": [self.partition.label, kind], f"partition.{kind}": [value]}
+        found |= {f"partition.{name}": [each] for name, each in self.partition}
+        for axis, entry in self.entries.items():
+            found[axis] = sorted({entry.label, entry.written.use, entry.ref.short, entry.ref.name})
+            found |= {f"{axis}.{name}": [each] for name, each in entry.params.items()}
+        return found
 
 
 @dataclass
@@ -248,9 +278,14 @@ class Rule:
 
     def matches(self, point: Point, protocol: Protocol, seed: int) -> bool:
         """Says whether all conditions hold for a cell, and remembers that."""
-        holds = all(_holds(key, value, point, protocol, seed) for key, value in self.where.items())
-        self.used = self.used or holds
-        return holds
+        for key, wanted in self.where.items():
+            axis, _, name = key.partition(".")
+            having = [seed] if axis == "seed" else point.values.get(key, ())
+            having = [getattr(protocol, name, None)] if axis == "protocol" else having
+            if not any(same(value, each) for value in _listed(wanted) for each in having):
+                return False
+        self.used = True
+        return True
 
 
 def read_rules(suite: Suite) -> list[Rule]:
@@ -261,32 +296,8 @@ def read_rules(suite: Suite) -> list[Rule]:
     return rules
 
 
-def _holds(key: str, wanted: Any, point: Point, protocol: Protocol, seed: int) -> bool:
-    values = wanted if isinstance(wanted, list) else [wanted]
-    axis, dot, name = key.partition(".")
-    if axis == "seed":
-        return any(_same(value, seed) for value in values)
-    if axis == "partition":
-        return any(_same(value, having) for value in values for having in _partition_values(point.partition, name))
-    if axis == "protocol":
-        return any(_same(value, getattr(protocol, name, None)) for value in values)
-    entry = next(each for each in point.entries.values() if each.axis == axis)
-    if not dot:
-        return any(value in entry.names for value in values if isinstance(value, str))
-    return name in entry.params and any(_same(value, entry.params[name]) for value in values)
-
-
-def _partition_values(partition: Partition, name: str) -> list[Any]:
-    if not name:
-        return [partition.label, partition.kind]
-    if name in ("dirichlet", "quantity"):
-        return [partition.value] if partition.kind == name else []
-    return [getattr(partition, name)]
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compares values as a reader of YAML does: 1 is 1.0, but true is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def _listed(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
 
 
 def apply_rule(rule: Rule, point: Point, tuned: dict[Target, dict[str, Setting]]) -> list[Finding]:
@@ -337,16 +348,13 @@ def _condition_problem(key: str, entries: Entries) -> str | None:
     return None if name in legal else f"unknown key {key!r}{nearest(name, legal)}"
 
 
-def unused_finding(rule: Rule, entries: Entries, partitions: Sequence[Partition]) -> Finding:
+def unused_finding(rule: Rule, points: Sequence[Point]) -> Finding:
     """Says that a rule matches no cell, and which of its words is the name of no entry and of no partition."""
-    legal: dict[str, set[str]] = {axis: {n for entry in found for n in entry.names} for axis, found in entries.items()}
-    legal["partition"] = {name for each in partitions for name in (each.label, each.kind)}
-    details = [
-        f"the grid has no {key} {str(value)!r}{nearest(str(value), legal[key])}"
-        for key, wanted in rule.where.items()
-        for value in (wanted if isinstance(wanted, list) else [wanted])
-        if key in legal and str(value) not in legal[key]
-    ]
-    reason = f": {'; '.join(details)}" if details else ""
+    details = []
+    for key in rule.where.keys() & set(AXES):
+        legal = {name for point in points for name in point.values[key]}
+        strange = [str(value) for value in _listed(rule.where[key]) if str(value) not in legal]
+        details += [f"the grid has no {key} {value!r}{nearest(value, legal)}" for value in strange]
+    reason = f": {'; '.join(sorted(details))}" if details else ""
     message = f"{rule.path[0]}.{rule.path[1]} matches no cell{reason}"
     return Finding(message, rule.path, hint="remove it, or correct its conditions", check="rules")

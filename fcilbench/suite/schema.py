@@ -20,19 +20,10 @@ from fcilbench.registry.validation import sentence
 from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole
 from fcilbench.suite.yaml import Finding
 
-PluginAxis = Literal["dataset", "backbone", "aggregator", "stress"]
 Axis = Literal["dataset", "backbone", "partition", "aggregator", "stress"]
 
 AXES: tuple[Axis, ...] = get_args(Axis)
 """Axes of the grid in the order of the product; the seed is the innermost."""
-
-PLUGIN_KINDS: dict[PluginAxis, str] = {
-    "dataset": "datasets",
-    "backbone": "backbones",
-    "aggregator": "aggregators",
-    "stress": "stressors",
-}
-"""Kind of plugin on each axis."""
 
 
 def _printable(label: str) -> str:

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,7 @@ class Acme(FedAvg):
 """
 
 
-def install(site: Path, source: str) -> None:
-    """Installs a third party's aggregator `acme/acme` into a folder of packages."""
-    info = site / "acme-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "acme_fcil.py").write_text(source)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = acme_fcil:Acme\n")
+POINTS = {"aggregators": {"acme": "acme_fcil:Acme"}}
 
 
 class Cli:
@@ -98,18 +93,18 @@ class Cli:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(put: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One third-party package and one cache of plugins for all tests: filling it imports torch."""
     folder = tmp_path_factory.mktemp("shared")
-    install(folder / "site", PLUGIN)
+    put(folder / "site", "acme", {"acme_fcil.py": PLUGIN}, POINTS)
     return folder
 
 
 @pytest.fixture
-def broken_site(tmp_path: Path) -> Path:
+def broken_site(put: Callable[..., Path], tmp_path: Path) -> Path:
     """A folder of packages whose only plugin cannot be imported."""
-    install(tmp_path / "data" / "broken", "raise RuntimeError('needs a licence')")
-    return tmp_path / "data" / "broken"
+    source = "raise RuntimeError('needs a licence')"
+    return put(tmp_path / "data" / "broken", "acme", {"acme_fcil.py": source}, POINTS)
 
 
 @pytest.fixture

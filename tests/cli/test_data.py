@@ -66,16 +66,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, served: tuple[str, Path]) -> Path:
+def site(put, tmp_path_factory: pytest.TempPathFactory, served: tuple[str, Path]) -> Path:
     """A folder of packages with a third party's data set `pets`."""
-    folder = tmp_path_factory.mktemp("site")
-    info = folder / "petshop-1.0.dist-info"
-    info.mkdir()
     checksum = f"md5:{hashlib.md5(archive()).hexdigest()}"
-    (folder / "petshop.py").write_text(PLUGIN.replace("CHECKSUM", checksum).replace("URL", served[0]))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: petshop\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fcilbench.datasets]\npets = petshop:Pets\n")
-    return folder
+    source = PLUGIN.replace("CHECKSUM", checksum).replace("URL", served[0])
+    return put(
+        tmp_path_factory.mktemp("site"), "petshop", {"petshop.py": source}, {"datasets": {"pets": "petshop:Pets"}}
+    )
 
 
 @pytest.fixture

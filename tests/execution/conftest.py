@@ -42,7 +42,7 @@ class Kit:
 
     def plan(self, *cells: Cell) -> Plan:
         items = [PlanItem(cell, self.id(cell.aggregator.label), "new") for cell in cells]
-        return Plan(Expansion("test", list(cells)), items, [])
+        return Plan(Expansion("test", list(cells)), items)
 
     def row(self, name: str) -> Row:
         return self.store.latest()[self.id(name)]

@@ -1,12 +1,8 @@
 """An executor of a third party, chosen by name: a queue on another machine, of which the supervisor knows nothing."""
 
-import importlib
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.run import run_plan
@@ -55,15 +51,9 @@ class Queue:
 
 
 def test_waiting_in_a_queue_is_no_time_out_but_a_started_cell_has_its_limit(
-    kit: Any, options: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kit: Any, options: RunOptions, install: Any
 ) -> None:
-    info = tmp_path / "site" / "acme_queue-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info.parent / "acme_queue.py").write_text(QUEUE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-queue\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fcilbench.executors]\nqueue = acme_queue:Queue\n")
-    monkeypatch.syspath_prepend(str(info.parent))
-    importlib.invalidate_caches()
+    install("acme-queue", {"acme_queue.py": QUEUE}, {"executors": {"queue": "acme_queue:Queue"}})
     cells = [kit.cell("a", ["rounds:2:0.05"], wall=0.9), kit.cell("b", ["hang"], wall=0.3), kit.cell("c")]
     begun = time.monotonic()
     run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="acme-queue/queue"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError, UsageError
+from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.base import Progress, RunOptions
 from fcilbench.execution.run import run_plan
@@ -115,17 +115,6 @@ def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit: Any, optio
     assert hit.value.hint is not None
     kit.store.rows_path.rmdir()
     assert run_plan(kit.plan(kit.cell("a")), kit.store, options=options).exit_code == OK
-
-
-def test_an_executor_is_chosen_by_name(kit: Any, options: RunOptions) -> None:
-    with pytest.raises(UsageError, match=r"unknown executor 'locl' \(did you mean 'local'\?\)"):
-        run_plan(kit.plan(kit.cell("a")), kit.store, options=replace(options, executor="locl"))
-
-
-def test_the_wall_clock_begins_when_the_worker_does(kit: Any, options: RunOptions) -> None:
-    slow_start = (*(options.worker or ()), "1.0")
-    cell = kit.cell("a", ["rounds:1:0.1"], wall=0.9)
-    assert run_plan(kit.plan(cell), kit.store, options=replace(options, worker=slow_start)).exit_code == OK
 
 
 def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, options: RunOptions) -> None:

@@ -1,7 +1,6 @@
 """The real worker, with a real small experiment: what it says, where prints go, and how each end is named."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -37,14 +36,10 @@ def make_cell(do: str = "", **dataset: Any) -> Cell:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(put: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a worker that has the third party's package installed."""
-    site = tmp_path_factory.mktemp("site")
-    shutil.copy(Path(__file__).parents[1] / "hostile" / "evil.py", site)
-    info = site / "acme-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fcilbench.aggregators]\nacme = evil:Evil\n")
+    evil = (Path(__file__).parents[1] / "hostile" / "evil.py").read_text()
+    site = put(tmp_path_factory.mktemp("site"), "acme", {"evil.py": evil}, {"aggregators": {"acme": "evil:Evil"}})
     return {**os.environ, "PYTHONPATH": str(site), "FCILBENCH_DATA": str(site), "CUDA_VISIBLE_DEVICES": ""}
 
 

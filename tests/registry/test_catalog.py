@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.registry import digest, process
-from fcilbench.registry.catalog import Problem, Resolved, Unresolved, Use, describe, resolve, session
+from fcilbench.registry.catalog import Problem, Resolved, Unresolved, describe, resolve, session
 from fcilbench.registry.entrypoints import lookup
 
 RING = '''
@@ -81,21 +81,18 @@ def test_describe(gossip):
     assert found.problem is None
     assert (found.version, found.summary, found.facts) == ("7", "Average with the ring neighbours.", {"server": "none"})
     assert found.field_names == ("neighbours", "lambda_s", "weights", "shape", "flag")
-    first = found.fields[0]
-    assert (first.type, first.default) == ("int", 1)
-    assert (first.description, first.source) == ("clients on either side", "Table 2")
-    assert first.space == {"low": 0.0, "high": 3.0, "log": False}
-    assert found.fields[2].type == "Path | None"
-    assert found.fields[3].default == [1, 2]
+    first = found.schema["properties"]["neighbours"]
+    assert (first["type"], first["default"], first["maximum"]) == ("integer", 1, 9)
+    assert (first["description"], first["fcilbench_source"]) == ("clients on either side", "Table 2")
+    assert first["fcilbench_space"] == {"low": 0.0, "high": 3.0, "log": False}
     line = 1 + RING.splitlines().index("class Gossip(Plugin):")
     assert found.origin.endswith(f"{gossip.module}.py:{line}")
-    assert found.schema["properties"]["neighbours"]["maximum"] == 9
     assert found.code_digest == digest.code_digest(gossip.module)
     assert gossip.module not in sys.modules
 
 
 def test_resolve_fills_defaults_in(gossip):
-    (found,) = resolve([Use(gossip, {"lambda_s": 1})])
+    found = resolve(gossip, {"lambda_s": 1})
     assert isinstance(found, Resolved)
     assert found.params == {"neighbours": 1, "lambda_s": 1.0, "weights": None, "shape": [1, 2], "flag": False}
     assert isinstance(found.params["lambda_s"], float)
@@ -114,14 +111,12 @@ def test_resolve_fills_defaults_in(gossip):
     ],
 )
 def test_invalid_options(gossip, options, problem):
-    (found,) = resolve([Use(gossip, options)])
+    found = resolve(gossip, options)
     assert found == Unresolved((problem,), prerequisite=False)
 
 
 def test_all_problems_of_one_plugin_are_reported_and_a_crash_is_its_fault(gossip):
-    several, crash = resolve(
-        [Use(gossip, {"lambda_s": 2, "neighbours": -1, "nope": 0}), Use(gossip, {"neighbours": 9})]
-    )
+    several, crash = resolve(gossip, {"lambda_s": 2, "neighbours": -1, "nope": 0}), resolve(gossip, {"neighbours": 9})
     assert [problem.loc for problem in several.problems] == [("neighbours",), ("lambda_s",), ("nope",)]
     assert crash.prerequisite
     assert crash.problems[0].message == "plugin acme/gossip is broken: ZeroDivisionError: nine"
@@ -129,11 +124,11 @@ def test_all_problems_of_one_plugin_are_reported_and_a_crash_is_its_fault(gossip
 
 def test_order_is_kept_and_each_question_is_asked_once_in_an_environment(gossip, asked, install):
     values = [0.1, 0.2, 0.1, 0.3]
-    found = resolve([Use(gossip, {"lambda_s": value}) for value in values])
+    found = [resolve(gossip, {"lambda_s": value}) for value in values]
     assert [each.params["lambda_s"] for each in found] == values
     first = describe([gossip])
     assert len(asked) == 4
-    assert (resolve([Use(gossip, {"lambda_s": 0.1})]), describe([gossip])) == (found[:1], first)
+    assert (resolve(gossip, {"lambda_s": 0.1}), describe([gossip])) == (found[0], first)
     assert len(asked) == 4  # all from the cache
     install("unrelated", {}, {})
     assert describe([gossip])[0].problem is None
@@ -141,48 +136,48 @@ def test_order_is_kept_and_each_question_is_asked_once_in_an_environment(gossip,
 
 
 def test_an_edit_of_the_source_is_seen(gossip, install):
-    (before,) = resolve([Use(gossip)])
+    before = resolve(gossip, {})
     path = Path(sys.path[0]) / f"{gossip.module}.py"
     path.write_text(path.read_text().replace("Field(0.5", "Field(0.75").replace("== 8", "== 7"))
-    (after,) = resolve([Use(gossip)])
+    after = resolve(gossip, {})
     assert (before.params["lambda_s"], after.params["lambda_s"]) == (0.5, 0.75)
     assert before.code_digest != after.code_digest
 
 
 def test_weights_are_identified_by_content(gossip, tmp_path, monkeypatch):
     weights = tmp_path / "w.bin"
-    use = Use(gossip, {"weights": str(weights)})
-    (missing,) = resolve([use])
+    use = {"weights": str(weights)}
+    missing = resolve(gossip, use)
     assert isinstance(missing, Unresolved)
     assert missing.prerequisite
     assert missing.problems == (Problem((), f"weights {weights} are missing", "fetch them"),)
     weights.write_bytes(b"abc")
-    (found,) = resolve([use])  # the failure was not cached
+    found = resolve(gossip, use)  # the failure was not cached
     # SHA-256 of "abc", FIPS 180-2 appendix B.1
     assert found.identity["weights"] == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     weights.write_bytes(b"abd")
     os.utime(weights, ns=(1, 1))
-    (other,) = resolve([use])
+    other = resolve(gossip, use)
     assert other.identity["weights"] != found.identity["weights"]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "w.bin").write_bytes(b"abc")
     os.utime(tmp_path / "a" / "w.bin", ns=(1, 1))
     for folder, expected in ((tmp_path, other), (tmp_path / "a", found)):  # a relative path is another file there
         monkeypatch.chdir(folder)
-        assert resolve([Use(gossip, {"weights": "w.bin"})])[0].identity["weights"] == expected.identity["weights"]
+        assert resolve(gossip, {"weights": "w.bin"}).identity["weights"] == expected.identity["weights"]
 
 
 def test_a_corrupt_or_unwritable_cache_is_ignored(gossip, tmp_path, monkeypatch):
-    expected = resolve([Use(gossip)])
+    expected = resolve(gossip, {})
     entries = list((tmp_path / "cache").rglob("*.json"))
     assert len(entries) == 1
     for content in ("{", "[]", '{"stamps": [], "answer": 3}', '{"stamps": [[]], "answer": {}}', "null"):
         entries[0].write_text(content)
-        assert resolve([Use(gossip)]) == expected
+        assert resolve(gossip, {}) == expected
     assert json.loads(entries[0].read_text())["answer"]["version"] == "7"
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     monkeypatch.setenv("FCILBENCH_CACHE", str(entries[0]))
-    assert resolve([Use(gossip)]) == expected
+    assert resolve(gossip, {}) == expected
 
 
 BROKEN = {
@@ -213,7 +208,7 @@ def test_broken_plugins_are_described_and_hurt_no_other(gossip, install):
     for found, (_, reason) in zip(bad, BROKEN.values(), strict=True):
         assert reason in found.problem
     assert good.problem is None
-    *bad_uses, good_use = resolve([Use(ref) for ref in refs])
+    *bad_uses, good_use = (resolve(ref, {}) for ref in refs)
     assert all(isinstance(found, Unresolved) and found.prerequisite for found in bad_uses)
     assert "plugin bad/raises is broken: ModuleNotFoundError" in bad_uses[0].problems[0].message
     assert isinstance(good_use, Resolved)
@@ -222,7 +217,7 @@ def test_broken_plugins_are_described_and_hurt_no_other(gossip, install):
 def test_kinds_without_parameters_are_described(install):
     install("acme", {"acme_board.py": 'class B:\n    """Ranks."""\n'}, {"boards": {"b": "acme_board:B"}})
     (found,) = describe([lookup("boards", "b")])
-    assert (found.problem, found.summary, found.fields) == (None, "Ranks.", ())
+    assert (found.problem, found.summary, found.field_names) == (None, "Ranks.", ())
 
 
 def test_one_session_is_one_process(gossip, monkeypatch):
@@ -231,9 +226,9 @@ def test_one_session_is_one_process(gossip, monkeypatch):
     monkeypatch.setattr(process.subprocess, "Popen", lambda *a, **k: started.append(1) or original(*a, **k))
     with session():
         describe([gossip])
-        resolve([Use(gossip)])
+        resolve(gossip, {})
         with session():
-            resolve([Use(gossip, {"neighbours": 2})])
+            resolve(gossip, {"neighbours": 2})
     assert len(started) == 1
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcilbench.registry.catalog import Resolved, Use, resolve
+from fcilbench.registry.catalog import Resolved, resolve
 from fcilbench.registry.digest import code_digest, normalised, source_files
 from fcilbench.registry.entrypoints import find, lookup
 from fcilbench.spec.cell import PluginUse
@@ -126,7 +126,7 @@ def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(instal
     install("other", {"other_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "other_ring:Ring"}})
 
     def cell(name):
-        found = resolve([Use(lookup("aggregators", name))])[0]
+        found = resolve(lookup("aggregators", name), {})
         assert isinstance(found, Resolved)
         fields = {"version": found.version, "params": found.params, "identity": found.identity}
         use = PluginUse(name=name, code_digest=found.code_digest, **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,12 @@ from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.yaml import InvalidSuiteError
 
-_spec = importlib.util.spec_from_file_location(
-    "fcilbench_registry_fixtures", Path(__file__).parents[1] / "registry" / "conftest.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-_fixtures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_fixtures)
-install = _fixtures.install
-_own_cache = _fixtures._own_cache
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FCILBENCH_PLUGINS", raising=False)
+
 
 LAB = '''
 from pathlib import Path
@@ -132,13 +128,14 @@ grid:
 """
 
 
+def points(module: str) -> dict[str, dict[str, str]]:
+    return {kind: {name: f"{module}:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
+
+
 @pytest.fixture(scope="session")
-def lab_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lab_site(put: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the laboratory installed in it, and a cache that its tests share."""
-    site = tmp_path_factory.mktemp("lab")
-    points = {kind: {name: f"lab_module:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
-    _fixtures.put(site, "lab", {"lab_module.py": LAB}, points)
-    return site
+    return put(tmp_path_factory.mktemp("lab"), "lab", {"lab_module.py": LAB}, points("lab_module"))
 
 
 @pytest.fixture
@@ -152,8 +149,7 @@ def lab(lab_site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def own_lab(install: Callable[..., Path]) -> Path:
     """Like `lab`, for tests that edit it."""
-    points = {kind: {name: f"own_lab:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
-    return install("lab", {"own_lab.py": LAB}, points) / "own_lab.py"
+    return install("lab", {"own_lab.py": LAB}, points("own_lab")) / "own_lab.py"
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from fcilbench.spec.identity import cell_id
-from fcilbench.suite.expand import expand
+from fcilbench.suite.expand import expand, split_classes
 from fcilbench.suite.load import load_suite
-from fcilbench.suite.yaml import InvalidSuiteError
+from fcilbench.suite.resolve import route
 
 
 @pytest.fixture
@@ -44,11 +41,6 @@ def test_a_cell_is_resolved_completely(cells, base):
     assert len(ring.aggregator.code_digest) == 64
 
 
-def test_plugins_are_not_imported(cells, base, lab):
-    cells(base)
-    assert lab.stem not in sys.modules
-
-
 def test_equal_splits_have_equal_identity(cells, base):
     ways = ["grid.dataset.0.tasks=5", "grid.dataset.0.tasks=[2, 2, 2, 2, 2]", "name=other"]
     ids = {cell_id(cells(base, way)[0]) for way in ways}
@@ -68,15 +60,6 @@ def test_a_data_set_by_parameters_has_its_own_classes_and_digest(cells, base):
     rules = "tuned=[{where: {stress: clean}, set: {dataset.size: 8}}, {where: {seed: 1}, set: {dataset.size: 9}}]"
     found = cells(base, "grid.dataset=[{use: own}]", "grid.aggregator=[mean]", "seeds=2", rules)
     assert [cell.tasks for cell in found] == [(8,), (9,)]
-
-
-def test_default_split_may_be_uneven(cells, base):
-    assert cells(base, "grid.dataset=[cars]")[0].tasks == (*[20] * 9, 16)
-
-
-def test_uneven_count_proposes_a_list(problems, base):
-    (found,) = problems(base, "grid.dataset=[{use: cars, tasks: 10}]")
-    assert "196 classes do not split into 10 equal tasks; list them: tasks: [20, 20, 20, 20, 20, 20, 19, 19" in found
 
 
 @pytest.mark.parametrize(
@@ -298,13 +281,6 @@ def test_wrong_values_of_several_plugins_are_reported_together(problems, base):
     ]
 
 
-def test_ambiguous_plugin_names_both_owners(problems, install, base):
-    install("other", {}, {"aggregators": {"ring": "other:Ring"}})
-    (found,) = problems(base)
-    assert found.startswith("s.yaml:8:22: aggregator 'ring' is ambiguous: lab/ring (")
-    assert "other/ring (other:Ring)" in found
-
-
 def test_one_experiment_twice_is_refused(problems, base):
     (found,) = problems(base.replace("ring]", "ring, {use: ring, lambda_s: 0.5}]"))
     assert found == "s.yaml:8:28: aggregator 'ring[lambda_s=0.5]' is the same experiment as aggregator 'ring'"
@@ -312,36 +288,6 @@ def test_one_experiment_twice_is_refused(problems, base):
     assert found == "s.yaml:8:22: grid.aggregator.1 and grid.aggregator.0 are both 'mean'"
     (found,) = problems(base.replace("[{dirichlet: 0.5}]", "[iid, {kind: iid}]"))
     assert found == "s.yaml:7:20: grid.partition.1 and grid.partition.0 are both 'iid'"
-
-
-def test_hints_and_checks_travel(lab, write, base):
-    with pytest.raises(InvalidSuiteError) as hit:
-        expand(load_suite(write(base.replace("[ten]", "[ring]"))))
-    assert hit.value.problems[0].check == "plugins"
-    assert hit.value.hint == "'ring' is one of the aggregators"
-    assert hit.value.where == "s.yaml:5:13"
-
-
-@pytest.mark.slow
-def test_built_ins_are_planned_without_torch(write):
-    path = write(
-        """\
-        fcilbench: 1
-        name: real
-        grid:
-          dataset: [digits]
-          backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none}]
-          partition: [iid]
-          aggregator: [fedavg, sum]
-        """
-    )
-    code = (
-        "import sys; from fcilbench.suite import expand, load, plan;"
-        f"found = plan.make_plan(expand.expand(load.load_suite({str(path)!r})));"
-        "print(len(found.items), 'torch' in sys.modules, 'fcilbench.plugins' in sys.modules)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert out.strip() == "2 False False"
 
 
 def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base):
@@ -353,4 +299,55 @@ def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base):
 def test_edge_11_too_few_declared_samples_are_told_before_anything_runs(problems, base):
     few = ("grid.dataset=[ten]", "grid.partition=[{quantity: 1, min_samples: 100000}]")
     (found,) = problems(base, *few)
-    assert "dataset 'ten': 1000 samples do not give 4 clients 100000 of each task" in found
+    assert "dataset 'ten': 1000 samples do not give each client 100000 of each task" in found
+
+
+TARGETS = """\
+lambda_s => aggregator lambda_s
+lr => protocol lr
+protocol.rounds => protocol rounds
+aggregator.rounds => aggregator rounds
+protocol.batch_size => protocol batch_size
+backbone.anything => backbone anything
+dataset.train_per_class => dataset train_per_class
+stress.clients => stress clients
+"""
+UNKNOWN = """\
+rounds => ambiguous: write 'aggregator.rounds' or 'protocol.rounds'
+lamda_s => unknown key 'lamda_s' (did you mean 'lambda_s'?)
+aggregator.lr => unknown key 'lr' of the aggregator (one of: lambda_s, rounds)
+protocol.lambda_s => unknown key 'lambda_s' of the protocol
+partition.value => unknown key 'partition.value'
+protocl.lr => unknown key 'protocl.lr' (did you mean 'protocol'?)
+"""
+
+
+@pytest.mark.parametrize("line", TARGETS.splitlines())
+def test_route(line):
+    key, target = line.split(" => ")
+    assert route(key, ["lambda_s", "rounds"]) == tuple(target.split())
+
+
+@pytest.mark.parametrize("line", UNKNOWN.splitlines())
+def test_keys_that_nothing_has(line):
+    key, message = line.split(" => ")
+    with pytest.raises(ValueError, match="key") as hit:
+        route(key, ["lambda_s", "rounds"])
+    assert message in str(hit.value)
+
+
+def test_split_by_hand():
+    assert split_classes(None, 10, 2) == (5, 5)
+    assert split_classes(None, 10, [3, 7]) == (3, 7)
+    assert split_classes(10, 100, 5) == (10,) * 10
+    assert split_classes([20] * 9 + [16], 196, 1) == (*[20] * 9, 16)
+    assert split_classes(1, 3, 3) == (3,)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 10, 99])
+def test_the_proposed_split_is_valid(count):
+    with pytest.raises(ValueError, match="list them: tasks: ") as hit:
+        split_classes(count, 101, 1)
+    proposal = [int(word) for word in str(hit.value).rpartition("[")[2].rstrip("]").split(", ")]
+    assert len(split_classes(proposal, 101, 1)) == count
+    assert max(proposal) - min(proposal) <= 1

@@ -123,73 +123,37 @@ def test_only_selects_and_an_explicit_status_runs_again(expansion):
     assert make_plan(expansion, known, only=["seed:7"]).items == []
 
 
-def test_groups_gather_the_seeds(expansion):
-    plan = make_plan(expansion, view(row(expansion.cells[0]), row(expansion.cells[3], "oom")))
-    coords = {"dataset": "ten", "backbone": "net", "partition": "dirichlet-0.5", "stress": "clean"}
-    first, second = plan.groups
-    assert first.coords == {**coords, "aggregator": "mean"}
-    assert (first.counts, first.why) == ({"done": 1, "new": 1}, [])
-    assert (second.counts, second.why) == ({"new": 1, "failed": 1}, ["oom: T: m"])
-
-
 class TestCost:
     # protocol of the suite: 2 rounds x 5 epochs x participation 1 = 10 visits of 1,000 samples
 
-    def test_prior(self, expansion):
-        item = make_plan(expansion).items[0]
-        assert (item.seconds, item.basis) == (1000 * 10 * PRIOR_SECONDS_PER_SAMPLE, "guess")
+    @pytest.mark.parametrize(
+        ("change", "override", "seconds"),
+        [
+            ("[ten]", "protocol.rounds=2", 1000 * 10 * PRIOR_SECONDS_PER_SAMPLE),
+            ("[{use: ten, train_per_class: 7}]", "protocol.participation=0.5", 70 * 5 * PRIOR_SECONDS_PER_SAMPLE),
+        ],
+    )
+    def test_a_guess_counts_samples_and_visits(self, lab, write, base, *, change, override, seconds):
+        item = make_plan(expand(load_suite(write(base.replace("[ten]", change)), [override]))).items[0]
+        assert (item.seconds, item.basis) == (pytest.approx(seconds), "guess")
 
-    def test_prior_counts_the_samples_that_are_kept(self, lab, write, base):
-        text = base.replace("[ten]", "[{use: ten, train_per_class: 7}]").replace(
-            "rounds: 2", "rounds: 2, participation: 0.5"
-        )
-        item = make_plan(expand(load_suite(write(text)))).items[0]
-        assert item.seconds == pytest.approx(7 * 10 * 2 * 5 * 0.5 * PRIOR_SECONDS_PER_SAMPLE)
-
-    def test_prior_of_a_backbone_that_tells_its_operations(self, own_lab, write, base):
-        """10 visits of 1,000 samples at 3 x 5e9 operations, and (5 + 1) / 2 times 200 test samples at 5e9.
-
-        CPU, 5e10 a second: 10,000 x 0.3 s + 600 x 0.1 s = 3,060 s. GPU in fp32, 4e13: 10,000 x 375 us + 75 ms.
-        """
-        text = own_lab.read_text()
-        text = text.replace('"train": 1000,', '"train": 1000, "test": 200,')
-        own_lab.write_text(text + "\nNet.instance_facts = lambda self: {'forward_flops': 5e9}\n")
+    @pytest.mark.parametrize(("flops", "cpu", "gpu"), [(5e9, 3000.0, 3.75), (1.0, 10.0, 1.0)])
+    def test_a_guess_from_the_backbones_operations(self, own_lab, write, base, *, flops, cpu, gpu):
+        """10,000 samples: 3 x 5e9 operations at 5e10 a second (CPU) or 4e13 (GPU, fp32); tiny models are overhead."""
+        own_lab.write_text(own_lab.read_text() + f"\nNet.instance_facts = lambda self: {{'forward_flops': {flops}}}\n")
         expansion = expand(load_suite(write(base)))
-        assert make_plan(expansion).items[0].seconds == pytest.approx(3060.0)
-        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(3.75 + 0.075)
+        assert make_plan(expansion).items[0].seconds == pytest.approx(cpu)
+        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(gpu)
 
-    def test_prior_of_a_tiny_model_is_overhead(self, own_lab, write, base):
-        own_lab.write_text(own_lab.read_text() + "\nNet.instance_facts = lambda self: {'forward_flops': 1.0}\n")
-        expansion = expand(load_suite(write(base)))
-        assert make_plan(expansion).items[0].seconds == pytest.approx(10_000 * 1e-3, rel=1e-3)
-        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(10_000 * 1e-4, rel=1e-3)
-
-    def test_median_of_equal_cells_on_this_hardware(self, lab, write, base):
-        expansion = expand(load_suite(write(base + "seeds: 4\n")))
-        mean = [cell for cell in expansion.cells if cell.aggregator.label == "mean"]
-        known = view(
-            row(mean[0], wall=10.0),
-            row(mean[1], wall=30.0),
-            row(mean[2], wall=20.0),
-            row(mean[3], "oom", wall=999.0),
-        )
-        items = make_plan(expansion, known).items
-        assert [(item.seconds, item.basis) for item in items[:4]] == [(20.0, "measured")] * 4
-        # rates of the same scene: 1, 2 and 3 seconds a visit, 10 visits
-        assert (items[4].seconds, items[4].basis) == (20.0, "guess")
-
-    def test_other_hardware_is_no_measurement(self, expansion):
-        for known in (
-            view(row(expansion.cells[0], hardware="sha256:there")),
-            view(row(expansion.cells[0]), hardware=None),
-        ):
-            assert make_plan(expansion, known).items[0].basis == "guess"
-            assert make_plan(expansion, known).items[0].seconds == 20.0
-
-    def test_another_protocol_is_scaled_as_a_guess(self, expansion, write):
-        other = expand(load_suite("s.yaml", ["protocol.rounds=6"]))
-        item = make_plan(other, view(row(expansion.cells[0], wall=10.0))).items[0]
-        assert (item.seconds, item.basis) == (30.0, "guess")
+    def test_median_of_cells_with_the_same_plugins_on_this_hardware(self, lab, write, base):
+        cells = expand(load_suite(write(base + "seeds: 4\n"))).cells
+        known = view(*(row(cells[index], wall=wall) for index, wall in enumerate((10.0, 30.0, 20.0))))
+        known.rows[cell_id(cells[3])] = row(cells[3], "oom", wall=999.0)
+        known.rows[cell_id(cells[4])] = row(cells[4], wall=7.0, hardware="sha256:there")
+        for override, factor in (("protocol.rounds=2", 1.0), ("protocol.rounds=6", 3.0)):  # scaled by the visits
+            items = make_plan(expand(load_suite("s.yaml", [override])), known).items
+            assert [(item.seconds, item.basis) for item in items[:4]] == [(20.0 * factor, "measured")] * 4
+            assert items[4].basis == "guess"  # another aggregator, measured on other hardware only
 
 
 def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, base):
