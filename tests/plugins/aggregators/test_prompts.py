@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 from fcilbench.engine.memo import memo_table
+
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.round import run_round, update_rows
