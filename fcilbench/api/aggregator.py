@@ -69,6 +69,11 @@ class Aggregator(Plugin):
 
     trains: ClassVar[bool] = True
 
+    @classmethod
+    def facts(cls) -> dict[str, Any]:
+        """Returns whether the method trains."""
+        return {"trains": cls.trains}
+
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, reproduce, results, run, show
+from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, reproduce, results, run, show, tune
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "
@@ -54,7 +54,7 @@ _VERBS = (
 )
 for _verb, _example in _VERBS:
     app.command(_verb.__name__, epilog=f"Example: [bold]fcilbench {_example}[/bold]")(_verb)
-for _group in (plugins, data, results, module):
+for _group in (tune, plugins, data, results, module):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 

@@ -110,6 +110,18 @@ Tracking = Annotated[
         "environment, else mlflow.db in the results folder. A URI alone is one of mlflow.",
     ),
 ]
+Params = Annotated[
+    Path | None,
+    typer.Option("--params", metavar="LOCK", help="Lock file of `fcilbench tune`, whose values the cells get."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Database of the studies, e.g. postgresql://...; default: studies.db in the folder of the trials.",
+    ),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
 Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]

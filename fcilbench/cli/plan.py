@@ -52,6 +52,7 @@ def plan(
     *,
     out: options.Out = options.RESULTS,
     set_: options.Set = None,
+    params: options.Params = None,
     only: options.Only = None,
     rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
@@ -68,7 +69,7 @@ def plan(
     from fcilbench.execution.devices import choose_devices
 
     devices = choose_devices(gpus)
-    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
     if show_config:
         _show_config(prepared, form)
     else:
@@ -91,6 +92,7 @@ def prepare(
     rerun: str = "stale",
     devices: Sequence[str] = ("",),
     metrics: Collection[str] = (),
+    params: Path | None = None,
 ) -> Prepared:
     """Loads a suite and plans it; writes nothing.
 
@@ -102,6 +104,7 @@ def prepare(
         rerun: Value of `--rerun`.
         devices: Devices that would run it: costs measured on other hardware are no estimate.
         metrics: Metrics that the light rows keep.
+        params: Lock file of `fcilbench tune`.
     """
     from fcilbench.execution.devices import facts_of
     from fcilbench.execution.run import running_cells
@@ -112,7 +115,7 @@ def prepare(
     from fcilbench.suite.plan import StoreView, make_plan
 
     console.log_to_stderr()
-    loaded = load_suite(suite, overrides or ())
+    loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
     rows = store.latest_light(metrics)

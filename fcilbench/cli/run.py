@@ -15,6 +15,7 @@ from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, Prerequisit
 if TYPE_CHECKING:
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.rows import Summary
+    from fcilbench.results.store import Store
     from fcilbench.tracking.base import Tracker
 
 _ASK_ABOVE_HOURS = 10.0
@@ -25,6 +26,7 @@ def run(
     *,
     out: options.Out = options.RESULTS,
     set_: options.Set = None,
+    params: options.Params = None,
     only: options.Only = None,
     rerun: options.Rerun = "stale",
     gpus: options.Gpus = "auto",
@@ -50,7 +52,7 @@ def run(
 
     lookup("executors", executor.partition(",")[0])
     devices = tuple(choose_devices(gpus))
-    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices)
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
     jobs = slots_per_device(prepared, devices, jobs)
     settings = RunOptions(executor, devices, jobs, wait=not no_wait, fail_fast=fail_fast, offline=offline)
     slots = len(devices) * jobs
@@ -87,18 +89,18 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
         prepared.store.prepare()
         digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
         settings = replace(settings, suite_digest=digest)
-        trackers = _trackers(prepared, tracking)
+        trackers = open_trackers(prepared.store, tracking)
     return run_plan(plan, prepared.store, trackers, RunProgress(), settings)
 
 
-def _trackers(prepared: Prepared, option: str | None) -> list[Tracker]:
-    """Opens the tracker. The default one may be missing: rows on disk are what counts."""
+def open_trackers(store: Store, option: str | None) -> list[Tracker]:
+    """Opens the tracker of a results folder. The default one may be missing: rows on disk are what counts."""
     from fcilbench.cli.results import parse_tracking
     from fcilbench.tracking.base import open_tracker
 
     name, uri = parse_tracking(option)
     try:
-        return [] if name == "none" else [open_tracker(name, prepared.store, uri=uri, warn=console.warn)]
+        return [] if name == "none" else [open_tracker(name, store, uri=uri, warn=console.warn)]
     except PrerequisiteError as error:
         console.warn(f"not tracked: {error}")
         return []

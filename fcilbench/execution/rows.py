@@ -49,6 +49,29 @@ class Task:
         return self.cell.limits.retries + 1 - self.attempts
 
 
+class Feed:
+    """Gives a supervisor more tasks while it runs, and may end one early; this one does neither."""
+
+    @property
+    def open(self) -> bool:
+        """Whether more tasks may come, now or later."""
+        return False
+
+    def take(self) -> Task | None:
+        """Returns the next task, or `None` if there is none at this moment."""
+        return None
+
+    def reported(self, cell_id: str, event: Event) -> str | None:
+        """Hears what a worker reports of a cell, and returns the reason if the cell is to be ended now."""
+        return None
+
+    def ended(self, row: Row) -> None:
+        """Hears the row of each task that has ended."""
+
+    def beat(self) -> None:
+        """Called several times a second while the supervisor is alive."""
+
+
 @dataclass(frozen=True)
 class Result:
     """How an attempt ended: with an `outcome` (`ok`), the plugin's reason (`skipped`), or a `failure`."""
@@ -116,8 +139,8 @@ class RowWriter:
         handle: Handle | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         worker: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Writes the row of a task; without a handle it was never started.
+    ) -> Row:
+        """Writes the row of a task and returns it; without a handle it was never started.
 
         `worker` is what its worker reported of its environment.
         """
@@ -137,7 +160,9 @@ class RowWriter:
         )
         if handle is not None:
             self.ran.add(task.cell_id)
-        self.adopt(self.store.append(row), handle)
+        row = self.store.append(row)
+        self.adopt(row, handle)
+        return row
 
     def adopt(self, row: Row, handle: Handle | None) -> None:
         """Shows a row that is in the store to trackers and display."""
@@ -196,6 +221,11 @@ def timed_out(seconds: float) -> Result:
     """Returns the result of an attempt that reached its wall-clock limit."""
     message = f"stopped after {seconds:g} s, the suite's limits.wall"
     return Result("timeout", failure=Failure(kind="timeout", type="wall", message=message))
+
+
+def ended_early(reason: str) -> Result:
+    """Returns the result of a cell whose rest nobody needs."""
+    return Result("interrupted", failure=Failure(kind="pruned", type="pruned", message=reason))
 
 
 def interrupted(message: str) -> Result:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.base import Executor, Progress, RunOptions, guarded
 from fcilbench.execution.lease import living_owner
-from fcilbench.execution.rows import RowWriter, Summary, Task
+from fcilbench.execution.rows import Feed, RowWriter, Summary, Task
 from fcilbench.execution.supervisor import Supervisor
 from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
@@ -38,25 +38,62 @@ def run_plan(
         PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
     """
     options = options or RunOptions()
-    progress = guarded(progress or Progress(), "progress display")
     known = store.latest_light(METRICS)
     selected = [item.cell_id for item in plan.items]
     # Two equal points of the grid are one cell. What another run works on is waited for.
     todo = {item.cell_id: item.cell for item in plan.items if item.run or item.awaited}
     if not todo:
         return Summary({cell_id: known[cell_id] for cell_id in selected if cell_id in known})
+    tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
+    facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
+    writer, supervisor = supervise(
+        tasks,
+        store,
+        trackers=trackers,
+        progress=progress or Progress(),
+        options=options,
+        suite=(plan.expansion.name, facts),
+    )
+    rows = {**known, **writer.written}
+    found = {cell_id: rows[cell_id] for cell_id in selected if cell_id in rows}
+    return Summary(found, frozenset(writer.ran), supervisor.elsewhere, supervisor.interrupts > 0)
+
+
+def supervise(
+    tasks: list[Task],
+    store: Store,
+    *,
+    trackers: Iterable[Tracker],
+    progress: Progress,
+    options: RunOptions,
+    suite: tuple[str, dict[str, Any]],
+    feed: Feed | None = None,
+    cells: int | None = None,
+) -> tuple[RowWriter, Supervisor]:
+    """Runs tasks, and those of a feed, under a supervisor.
+
+    Args:
+        tasks: Tasks that are known beforehand.
+        store: Results folder.
+        trackers: Get each row.
+        progress: Display.
+        options: How to run.
+        suite: Name of the suite and facts about the run, for the trackers.
+        feed: Gives more tasks during the run.
+        cells: Number of cells that the display announces, if it is not that of the tasks.
+
+    Raises:
+        PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
+    """
+    progress = guarded(progress, "progress display")
     watching = [guarded(tracker, type(tracker).__name__) for tracker in trackers]
     writer = RowWriter(store, watching, progress, options.suite_digest)
-    tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
-    executor = cast(
-        Callable[[RunOptions], Executor],
-        entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0])),
-    )(options)
-    supervisor = Supervisor(tasks, writer, executor, progress, options)
-    progress.run_started(len(tasks), executor.places)
-    facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
+    plugin = entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0]))
+    executor = cast(Callable[[RunOptions], Executor], plugin)(options)
+    supervisor = Supervisor(tasks, writer, executor, progress, options, feed=feed)
+    progress.run_started(len(tasks) if cells is None else cells, executor.places)
     for tracker in watching:
-        tracker.suite_started(plan.expansion.name, facts)
+        tracker.suite_started(*suite)
     try:
         supervisor.run()
     except OSError as error:
@@ -68,9 +105,7 @@ def run_plan(
         progress.run_finished()
         for tracker in watching:
             tracker.suite_finished(supervisor.interrupts > 0)
-    rows = {**known, **writer.written}
-    found = {cell_id: rows[cell_id] for cell_id in selected if cell_id in rows}
-    return Summary(found, frozenset(writer.ran), supervisor.elsewhere, supervisor.interrupts > 0)
+    return writer, supervisor
 
 
 def running_cells(store: Store) -> dict[str, str]:

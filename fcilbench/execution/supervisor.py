@@ -15,7 +15,7 @@ from typing import Any
 from fcilbench.execution import lease, rows
 from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions
 from fcilbench.execution.lease import Lease, Owner, take
-from fcilbench.execution.rows import Result, RowWriter, Task
+from fcilbench.execution.rows import Feed, Result, RowWriter, Task
 from fcilbench.spec.row import Row
 
 _TICK = 0.2
@@ -43,7 +43,7 @@ class _Running:
 
 
 class Supervisor:
-    """Runs tasks, in order, until each has its row.
+    """Runs tasks, in order, until each has its row; then those of the feed, until it closes.
 
     Attributes:
         elsewhere: Cells that another living process works on, with that process.
@@ -51,7 +51,14 @@ class Supervisor:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], writer: RowWriter, executor: Executor, progress: Progress, options: RunOptions
+        self,
+        tasks: Sequence[Task],
+        writer: RowWriter,
+        executor: Executor,
+        progress: Progress,
+        options: RunOptions,
+        *,
+        feed: Feed | None = None,
     ) -> None:
         self.elsewhere: dict[str, str] = {}
         self.interrupts = 0
@@ -63,6 +70,7 @@ class Supervisor:
         self._options = options
         self._device = executor.device
         self._progress = progress
+        self._feed = feed or Feed()
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
@@ -71,7 +79,7 @@ class Supervisor:
         """Runs all tasks; returns when each has a row or is left to another process."""
         with self._signals_counted():
             try:
-                while ((self._waiting or self._alone or self._awaited) and not self._stop) or self._running:
+                while (self._more and not self._stop) or self._running:
                     if self.interrupts:
                         self._interrupt()
                         break
@@ -85,13 +93,20 @@ class Supervisor:
             for task in (*self._waiting, *self._alone):
                 self._never_started(task)
 
+    @property
+    def _more(self) -> bool:
+        return bool(self._waiting or self._alone or self._awaited or self._feed.open)
+
     def _assign(self) -> None:
         while not self._stop:
             # Tasks that need a device for themselves come last, so that devices run empty once and nobody starves.
             queue = self._waiting or self._alone
-            if not queue or not self._executor.accepts(queue[0].alone):
+            if not self._executor.accepts(bool(queue) and queue[0].alone):
                 return
-            self._begin(queue.popleft())
+            task = queue.popleft() if queue else self._feed.take()
+            if task is None:
+                return
+            self._begin(task)
 
     def _begin(self, task: Task) -> None:
         """Starts an attempt, unless somebody else works on the cell or has finished it."""
@@ -105,6 +120,7 @@ class Supervisor:
         self.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
             self._rows.adopt(held, None)
+            self._feed.ended(held)
             return
         job = Job(
             cell=task.cell.model_dump(mode="json"),
@@ -135,9 +151,13 @@ class Supervisor:
                 self._end(running, rows.interrupted(_RESUMABLE) if asked else rows.result_of(event, folder))
             else:
                 self._progress.cell_event(handle, running.task.cell_id, event)
+                if reason := self._feed.reported(running.task.cell_id, event):
+                    self._executor.kill(handle)
+                    self._end(running, rows.ended_early(reason))
 
     def _watch(self) -> None:
         """Looks at the clocks and at other runs, and renews the leases."""
+        self._feed.beat()
         for task in [*self._awaited]:
             if lease.living_owner(self._rows.store.cell_dir(task.cell_id)) is None:  # it is over, or has died
                 self._awaited.remove(task)
@@ -173,11 +193,12 @@ class Supervisor:
             (self._alone if task.alone else self._waiting).append(task)
             return
         try:
-            self._rows.record(task, end, running.handle, self._device, running.environment)
+            row = self._rows.record(task, end, running.handle, self._device, running.environment)
             if end.status in ("ok", "failed"):  # nothing goes on from it
                 (self._rows.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()
+        self._feed.ended(row)
         if self._options.fail_fast and end.status not in ("ok", "skipped"):
             self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
 
@@ -195,7 +216,7 @@ class Supervisor:
     def _never_started(self, task: Task) -> None:
         """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
         if task.known is None or task.attempts:
-            self._rows.record(task, rows.interrupted(self._stop or "not started"))
+            self._feed.ended(self._rows.record(task, rows.interrupted(self._stop or "not started")))
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:

@@ -77,6 +77,7 @@ def build_row(
         host_digest=provenance.host_digest,
         code=code,
         data=Data(fingerprint=outcome.data_fingerprint if outcome else None, declared=cell.data_fingerprint),
+        tuned_from=cell.tuned_from,
         attempts=attempts,
         started=started,
         ended=ended,

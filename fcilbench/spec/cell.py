@@ -62,6 +62,7 @@ class Cell(Closed):
     evaluate: Evaluation = identity_field(default_factory=Evaluation)
     runtime: Runtime = runtime_field(default_factory=Runtime)
     limits: Limits = runtime_field(default_factory=Limits)
+    tuned_from: str | None = runtime_field(None, description="digest of the lock file that gave it hyperparameters")
 
     @property
     def plugins(self) -> dict[PluginKind, PluginUse]:

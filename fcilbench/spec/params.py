@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-_SPACE, _SOURCE = "fcilbench_space", "fcilbench_source"
+SPACE = "fcilbench_space"
+"""Key of a field's extra JSON Schema under which its search space stands."""
+_SOURCE = "fcilbench_source"
 
 REQUIRED: Any = ...
 """What `default_of` returns for a field without a default."""
@@ -57,7 +59,7 @@ def Field(  # noqa: N802 -- spelt as pydantic spells it
     """
     extra: dict[str, Any] = {}
     if space is not None:
-        extra[_SPACE] = space.model_dump(mode="json", exclude_none=True)
+        extra[SPACE] = space.model_dump(mode="json", exclude_none=True)
     if source is not None:
         extra[_SOURCE] = source
     return pydantic.Field(default, json_schema_extra=extra or None, **constraints)
@@ -92,13 +94,13 @@ class PresetParams(Params):
         return {**cls.presets[name], **raw} if isinstance(name, str) and name in cls.presets else raw
 
 
-def search_space(params: type[Params]) -> dict[str, Space]:
+def search_space(params: type[BaseModel]) -> dict[str, Space]:
     """Returns the declared search space of each tunable hyperparameter, by name."""
     spaces: dict[str, Space] = {}
     for name, field in params.model_fields.items():
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and _SPACE in extra:
-            spaces[name] = Space.model_validate(extra[_SPACE])
+        if isinstance(extra, dict) and SPACE in extra:
+            spaces[name] = Space.model_validate(extra[SPACE])
     return spaces
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from fcilbench.spec.params import SPACE, Space
+
 TaskIdentity = Literal["none", "inferred", "oracle"]
 """What an evaluation tells a method about the task of a test sample (see `fcilbench.api.predict`)."""
 
@@ -15,14 +17,15 @@ Role = Literal["identity", "runtime"]
 _KEY = "fcilbench_role"
 
 
-def identity_field(default: Any = ..., **constraints: Any) -> Any:
+def identity_field(default: Any = ..., *, space: Space | None = None, **constraints: Any) -> Any:
     """Declares a field that makes two cells different: it enters `cell_id`.
 
     Args:
         default: Default value; `...` makes the field required.
+        space: Search space for `fcilbench tune`, of a hyperparameter of every method that trains.
         **constraints: Anything `pydantic.Field` takes (`ge`, `description`, `default_factory`, ...).
     """
-    return _field("identity", default, constraints)
+    return _field("identity", default, constraints, {} if space is None else {SPACE: space.model_dump(mode="json")})
 
 
 def runtime_field(default: Any = ..., **constraints: Any) -> Any:
@@ -37,10 +40,9 @@ def role_of(field: FieldInfo) -> Role | None:
     return role if role in ("identity", "runtime") else None  # type: ignore[return-value]
 
 
-def _field(role: Role, default: Any, constraints: dict[str, Any]) -> Any:
-    if "default_factory" in constraints:
-        return Field(json_schema_extra={_KEY: role}, **constraints)
-    return Field(default, json_schema_extra={_KEY: role}, **constraints)
+def _field(role: Role, default: Any, constraints: dict[str, Any], extra: dict[str, Any] | None = None) -> Any:
+    given = {} if "default_factory" in constraints else {"default": default}
+    return Field(json_schema_extra={_KEY: role, **(extra or {})}, **given, **constraints)
 
 
 class Closed(BaseModel):
@@ -57,7 +59,7 @@ class Protocol(Closed):
     local_epochs: int = identity_field(5, ge=1, le=10_000, description="epochs E over a client's data per round")
     batch_size: int = identity_field(16, ge=1, le=1_000_000, description="samples per local step")
     participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
-    lr: float = identity_field(1e-5, gt=0.0, description="learning rate")
+    lr: float = identity_field(1e-5, gt=0.0, description="learning rate", space=Space(low=1e-5, high=1e-2, log=True))
     optimizer: Literal["adamw", "adam", "sgd"] = identity_field(
         "adamw", description="local optimiser, made new for each client and round"
     )

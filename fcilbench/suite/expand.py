@@ -186,6 +186,7 @@ class _Builder:
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
         self._suite = suite
+        self._lock = suite.lock_digest
         self._limits = Limits(wall_seconds=suite.limits.wall, retries=suite.limits.retries)
         self._protocols: dict[str, Protocol | None] = {}
 
@@ -198,12 +199,14 @@ class _Builder:
                     self.expansion.excluded.append(({**point.labels, "seed": seed}, hits[0].because))
                     continue
                 tuned: dict[Target, dict[str, Setting]] = defaultdict(dict)
+                locked = False
                 for rule in rules:
                     if not rule.because and rule.matches(point, self._suite.protocol, seed):
                         self.findings += apply_rule(rule, point, tuned)
-                self._add(point, seed, tuned)
+                        locked = locked or rule.locked
+                self._add(point, seed, tuned, self._lock if locked else None)
 
-    def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings]) -> None:
+    def _add(self, point: Point, seed: int, tuned: Mapping[Target, Settings], lock: str | None) -> None:
         """Adds a cell, unless something is wrong with its plugins, protocol or tasks."""
         answers = {axis: self._resolve(entry, tuned.get(axis, {})) for axis, entry in point.entries.items()}
         protocol = self._protocol({**point.entries["aggregator"].protocol, **tuned.get("protocol", {})})
@@ -229,6 +232,7 @@ class _Builder:
             evaluate=self._suite.evaluate,
             runtime=self._suite.runtime,
             limits=self._limits,
+            tuned_from=lock,
             **uses,
         )
         self.expansion.cells.append(cell)

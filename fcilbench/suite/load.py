@@ -66,13 +66,14 @@ class LoadedSuite:
         return layer.at is None and layer.name != str(self.path)
 
 
-def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
+def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | None = None) -> LoadedSuite:
     """Loads and validates a suite.
 
     Args:
         path: The suite's file.
         overrides: `path=value` each; the value is YAML, list indices are allowed
             (`grid.backbone.0.weights=model.safetensors`).
+        params: Lock file of `fcilbench tune`, whose rules come after those of the suite.
 
     Raises:
         InvalidSuiteError: If anything is wrong with it; one line per problem, with place and nearest legal word.
@@ -82,6 +83,11 @@ def load_suite(path: Path | str, overrides: Sequence[str] = ()) -> LoadedSuite:
     path = Path(path)
     layers = _read(path, None, ())
     values: Any = functools.reduce(merge, (layer.value for layer in layers))
+    own = values.get("tuned", [])
+    if params is not None and isinstance(own, list):  # anything else is refused below
+        rules = _locked_rules(params, len(own))
+        layers += rules
+        values = {**values, "tuned": [*own, *(rule.value for rule in rules)]}
     for text in overrides:
         layer, values = override(values, text)
         layers.append(layer)
@@ -114,6 +120,17 @@ def _read(path: Path, where: str | None, chain: tuple[Path, ...]) -> list[Layer]
         circle = " -> ".join(each.name for each in (*chain, base))
         _refuse(f"`extends` runs in a circle: {circle}", here)
     return [*_read(base, here, chain), layer]
+
+
+def _locked_rules(path: Path, first: int) -> list[Layer]:
+    """Returns the rules of a lock file, each as a layer of its own that is named by its place in the file."""
+    layer = parse(_bytes(path, None), str(path))
+    rules = layer.value.get("tuned") if isinstance(layer.value, dict) else None
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) and "study" in rule for rule in rules):
+        _refuse("not a lock file: `fcilbench tune` writes one, with the study behind each `tuned` rule", f"{path}:1:1")
+    return [
+        Layer(layer.find(("tuned", index))[1], rule, None, ("tuned", first + index)) for index, rule in enumerate(rules)
+    ]
 
 
 def _bytes(path: Path, where: str | None) -> bytes:

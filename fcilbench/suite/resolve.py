@@ -266,6 +266,7 @@ class Rule:
         where_path: Path of the map that holds the conditions.
         values: What a `tuned` rule sets, by key.
         because: Why an `exclude` rule leaves cells out; empty for a `tuned` rule.
+        locked: Whether it comes from a lock file, whose conditions are labels and nothing else.
         used: Whether it applied to a cell.
     """
 
@@ -274,6 +275,7 @@ class Rule:
     where_path: KeyPath
     values: dict[str, Any] = field(default_factory=dict)
     because: str = ""
+    locked: bool = False
     used: bool = False
 
     def matches(self, point: Point, protocol: Protocol, seed: int) -> bool:
@@ -284,13 +286,18 @@ class Rule:
             having = [getattr(protocol, name, None)] if axis == "protocol" else having
             if not any(same(value, each) for value in _listed(wanted) for each in having):
                 return False
+            if self.locked and point.labels[key] != wanted:
+                return False
         self.used = True
         return True
 
 
 def read_rules(suite: Suite) -> list[Rule]:
     """Returns the `tuned` and the `exclude` rules of a suite."""
-    rules = [Rule(("tuned", i), each.where, ("tuned", i, "where"), each.set) for i, each in enumerate(suite.tuned)]
+    rules = [
+        Rule(("tuned", i), each.where, ("tuned", i, "where"), each.set, locked=each.study is not None)
+        for i, each in enumerate(suite.tuned)
+    ]
     for i, each in enumerate(suite.exclude):
         rules.append(Rule(("exclude", i), each.where, ("exclude", i), because=each.because))
     return rules

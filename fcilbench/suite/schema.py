@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -17,7 +19,7 @@ from pydantic import (
 )
 
 from fcilbench.registry.validation import sentence
-from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole
+from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole, TaskIdentity
 from fcilbench.suite.yaml import Finding
 
 Axis = Literal["dataset", "backbone", "partition", "aggregator", "stress"]
@@ -106,11 +108,35 @@ class Grid(Closed):
 Conditions = Annotated[dict[str, Any], Field(min_length=1)]
 
 
+class StudyRecord(Closed):
+    """What `fcilbench tune` spent on the values of a rule, and what came of it."""
+
+    digest: str = Field(description="SHA-256 of all finished trials: draws, states and scores")
+    trials: int = Field(ge=0, description="draws that were tried, failed ones included; 0: nothing to tune")
+    losers: int = Field(ge=0, description="draws that lost to the one in `set`, with those pruned and failed")
+    pruned: int = Field(0, ge=0, description="losers that were ended early")
+    failed: int = Field(0, ge=0, description="losers without a score")
+    budget: int = Field(ge=0, description="communication rounds that the trials were allowed: trials x seeds x T x R")
+    rounds: int = Field(0, ge=0, description="communication rounds that they took")
+    seconds: float = Field(0.0, ge=0, description="wall-clock seconds that they took")
+    score: float | None = Field(None, description="mean over tuning seeds of the winner's validation accuracy")
+    scored: str = Field("", description="what the score is: metric and task identity")
+
+
 class TunedRule(Closed):
     """Values for the cells that meet all conditions; the last rule that sets a key wins."""
 
     where: Conditions = Field(description="conditions: an axis or `axis.parameter`, with one value or a list of them")
-    set: Conditions = Field(description="values: `axis.parameter`, `protocol.key`, or a bare key for the aggregator")
+    set: dict[str, Any] = Field(
+        description="values: `axis.parameter`, `protocol.key`, or a bare key for the aggregator"
+    )
+    study: StudyRecord | None = Field(None, description="where the values come from, in a lock file")
+
+    @model_validator(mode="after")
+    def _sets_something(self) -> TunedRule:
+        if not self.set and self.study is None:
+            raise ValueError("set: no value, so the rule would change nothing")
+        return self
 
 
 class ExcludeRule(Closed):
@@ -147,6 +173,18 @@ def _seed_plan(raw: Any) -> Any:
 SeedForms = Annotated[
     SeedPlan, BeforeValidator(_seed_plan, json_schema_input_type=Annotated[int, Field(ge=1)] | SeedPlan)
 ]
+
+
+class Tuning(Closed):
+    """The budget of `fcilbench tune`: equal for every method and scenario. The trials never see test data."""
+
+    trials: int = Field(16, ge=1, le=100_000, description="draws of hyperparameters for each method and scenario")
+    seeds: int = Field(1, ge=1, le=1_000, description="tuning seeds that each draw is trained with")
+    validation: float = Field(
+        0.2, gt=0.0, le=0.5, description="share of each class's training samples that is held out for the score"
+    )
+    task_identity: TaskIdentity = Field("inferred", description="task identity whose final averaged accuracy scores")
+
 
 _DURATION = r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$"
 
@@ -185,12 +223,20 @@ class Suite(Closed):
     protocol: Protocol = Protocol()
     grid: Grid
     tuned: tuple[TunedRule, ...] = ()
+    tuning: Tuning = Tuning()
     exclude: tuple[ExcludeRule, ...] = ()
     seeds: SeedForms = SeedPlan()
     evaluate: Evaluation = Evaluation()
     limits: SuiteLimits = SuiteLimits()
     runtime: Runtime = Runtime()
     boards: tuple[str, ...] = Field(("accuracy",), max_length=100)
+
+    @property
+    def lock_digest(self) -> str | None:
+        """SHA-256 of the rules that `fcilbench tune` wrote, which rows cite as `tuned_from`; `None` without any."""
+        rules = [rule.model_dump(mode="json") for rule in self.tuned if rule.study]
+        record = json.dumps(rules, sort_keys=True, separators=(",", ":"))
+        return f"sha256:{hashlib.sha256(record.encode()).hexdigest()}" if rules else None
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""`fcilbench tune`: searches hyperparameters at equal budgets, and shows what was found and spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fcilbench.cli import console, options
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, NothingSelectedError, PrerequisiteError
+
+if TYPE_CHECKING:
+    from fcilbench.tuning.lock import Found
+    from fcilbench.tuning.study import Subject
+
+
+class _SuiteFirst(TyperGroup):
+    """Reads `tune SUITE` as `tune start SUITE`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SuiteFirst,
+    no_args_is_help=True,
+    help="Tune the methods of a suite at equal budgets: `fcilbench tune SUITE`, then `fcilbench tune show SUITE`.",
+)
+
+
+@app.command(epilog="Example: [bold]fcilbench tune suites/quickstart.yaml -s tuning.trials=8[/bold]")
+def start(
+    suite: options.SuiteFile,
+    *,
+    out: options.Out = options.RESULTS,
+    set_: options.Set = None,
+    only: options.Only = None,
+    storage: options.Storage = None,
+    gpus: options.Gpus = "auto",
+    jobs: options.Jobs = None,
+    executor: options.Executor = "local",
+    data: options.Data = None,
+    tracking: options.Tracking = None,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Draw hyperparameters, train each draw on tuning seeds, and write the best ones to a lock file.
+
+    The suite's `tuning:` section sets the budget, which is equal for every method and scenario. Scores come from a
+    validation split of the training data; test data are never looked at. The same command again continues to the total
+    and never beyond it; several processes may share the work. `fcilbench run SUITE --params LOCK` uses the result.
+    """
+    from fcilbench.cli.progress import RunProgress
+    from fcilbench.cli.run import open_trackers
+    from fcilbench.execution.base import RunOptions
+    from fcilbench.execution.devices import choose_devices, default_jobs
+    from fcilbench.registry.entrypoints import lookup
+    from fcilbench.results.store import Store
+    from fcilbench.tracking.uri import tracking_uri
+    from fcilbench.tuning.lock import found_by, write_lock
+    from fcilbench.tuning.search import tune
+    from fcilbench.tuning.study import open_storage, storage_url, trial_suite
+
+    lookup("executors", executor)
+    devices = choose_devices(gpus)
+    loaded, subjects = _subjects(suite, set_, only)
+    _say_budget(subjects)
+    store = Store(out / "tuning")
+    store.prepare()
+    trials = trial_suite(loaded.suite)
+    settings = RunOptions(
+        executor=executor,
+        devices=tuple(devices),
+        jobs=jobs or default_jobs(devices, trials.runtime.threads),
+        offline=offline,
+        suite_digest=store.save_suite(trials.model_dump(mode="json", exclude_none=True)),
+        grace_seconds=2.0,
+    )
+    database = open_storage(storage_url(store.root, storage))
+    tracker = tracking if tracking or tracking == "none" else f"mlflow={tracking_uri(out)}"
+    trouble, interrupted = tune(
+        subjects,
+        database,
+        store,
+        suite=trials.name,
+        trackers=open_trackers(store, tracker),
+        progress=RunProgress(),
+        options=settings,
+        say=console.say,
+    )
+    found = found_by(subjects, database)
+    lock = store.root / f"{loaded.suite.name}.lock.yaml"
+    write_lock(lock, found)
+    _show(found, options.Form.TABLE)
+    console.say(f"wrote {lock}{'' if all(each.complete for each in found) else ', of unfinished studies'}")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if trouble:
+        raise PrerequisiteError(f"tuning stopped: {trouble}", hint="the same command continues to the total")
+    if any(each.subject.space and each.best is None and not each.skipped for each in found):
+        raise typer.Exit(CELLS_FAILED)
+
+
+@app.command(epilog="Example: [bold]fcilbench tune show suites/quickstart.yaml --plots plots[/bold]")
+def show(
+    suite: options.SuiteFile,
+    *,
+    out: options.Out = options.RESULTS,
+    set_: options.Set = None,
+    only: options.Only = None,
+    storage: options.Storage = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", help="Also draw parallel coordinates and slices, as PNG.")
+    ] = None,
+    data: options.Data = None,
+    form: options.Format = options.Form.TABLE,
+    verbose: options.Verbose = False,
+) -> None:
+    """Show the best values, their importances and the spend of each method and scenario; trains nothing."""
+    from fcilbench.tuning.lock import found_by, plot
+    from fcilbench.tuning.study import open_storage, storage_url
+
+    _, subjects = _subjects(suite, set_, only)
+    folder = out / "tuning"
+    if storage is None and not (folder / "studies.db").is_file():
+        raise NothingSelectedError(f"no studies in {folder}", hint="`fcilbench tune SUITE --out DIR` makes them")
+    found = found_by(subjects, open_storage(storage_url(folder, storage)))
+    _show(found, form)
+    if plots is not None:
+        for each in found:
+            for file in plot(each, plots):
+                console.say(f"wrote {file}")
+
+
+def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] | None) -> tuple[Any, list[Subject]]:
+    """Loads a suite and returns it with the methods and scenarios that `--only` selects."""
+    from fcilbench.suite.load import load_suite
+    from fcilbench.suite.select import parse_selectors
+    from fcilbench.tuning.study import subjects_of
+
+    loaded, chosen = load_suite(suite, overrides or ()), parse_selectors(only or ())
+    subjects = [each for each in subjects_of(loaded) if chosen.matches(each.cells[0].coords)]
+    if not subjects:
+        raise NothingSelectedError("no method is selected", hint="look at --only and at the suite's exclude rules")
+    return loaded, subjects
+
+
+def _say_budget(subjects: Sequence[Subject]) -> None:
+    for each in subjects:
+        cell, name = each.cells[0], " ".join(each.where.values())
+        if each.space:
+            counts = {"trial": each.trials, "seed": len(each.cells), "task": each.tasks, "round": cell.protocol.rounds}
+            product = " x ".join(f"{number} {word}{'s' * (number > 1)}" for word, number in counts.items())
+            console.say(f"{name}: {product} = at most {each.budget} rounds; draws {', '.join(each.space)}")
+        else:
+            console.say(f"{name}: no hyperparameters to tune, spends nothing")
+
+
+def _show(found: Sequence[Found], form: options.Form) -> None:
+    rows, records = [], []
+    for each in found:
+        record, importances = each.record, each.importances
+        values = each.best.params if each.best else {}
+        state = f"{record.trials}/{each.subject.trials}" if each.subject.space else "none to tune"
+        shown = ", ".join(
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+        )
+        shown = f"does not run: {each.skipped}" if each.skipped else shown
+        ranking = ", ".join(f"{key.partition('.')[2]} {value:.2f}" for key, value in importances.items())
+        score = "" if record.score is None else f"{record.score:.4f}"
+        spend = (f"{record.rounds}/{record.budget}", console.duration(record.seconds))
+        rows.append((*each.subject.where.values(), state, record.pruned, record.failed, *spend, score, shown, ranking))
+        records.append({**each.rule, "importances": importances, "skipped": each.skipped})
+    axes = ("dataset", "backbone", "partition", "aggregator")
+    headers = (*axes, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
+    console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))

@@ -1,0 +1,1 @@
+"""Tunes the methods of a suite at equal budgets on validation data. Never imports torch."""

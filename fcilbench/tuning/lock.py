@@ -1,0 +1,136 @@
+"""What the studies found and spent: the lock file that `run --params` takes, importances and plots."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from fcilbench.files import write_atomic
+from fcilbench.suite.schema import StudyRecord
+from fcilbench.tuning.study import Subject, attempts, best, origin
+
+_HEAD = """\
+# Written by `fcilbench tune`. Use it with `fcilbench run SUITE --params THIS_FILE`: rows then cite its digest.
+# `trials: 0` means that a method has no hyperparameters to tune; an empty `set` leaves the suite's own values.
+"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the study of a subject has found so far.
+
+    Attributes:
+        study: The study; `None` if there is nothing to tune, or nothing was tried yet.
+        finished: Its finished draws.
+    """
+
+    subject: Subject
+    study: optuna.Study | None = None
+    finished: tuple[FrozenTrial, ...] = ()
+
+    @property
+    def skipped(self) -> str:
+        """Why the method does not run in this scenario; empty if it does."""
+        return str(self.study.user_attrs.get("skipped", "")) if self.study else ""
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """The trial that won."""
+        return best(self.finished)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the budget's trials are finished."""
+        return len(self.finished) == self.subject.trials or bool(self.skipped)
+
+    @property
+    def record(self) -> StudyRecord:
+        """What was spent."""
+        content = [[origin(each), each.params, each.state.name, each.value] for each in self.finished]
+        winner, states = self.best, [each.state for each in self.finished]
+        return StudyRecord(
+            digest=f"sha256:{hashlib.sha256(json.dumps([self.subject.name, content]).encode()).hexdigest()}",
+            trials=len(states),
+            losers=len(states) - (winner is not None),
+            pruned=states.count(TrialState.PRUNED),
+            failed=states.count(TrialState.FAIL),
+            budget=self.subject.budget,
+            rounds=round(self._spent("rounds")),
+            seconds=round(self._spent("seconds"), 1),
+            score=winner.value if winner else None,
+            scored=f"faa/{self.subject.tuning.task_identity}" if self.subject.space else "",
+        )
+
+    def _spent(self, name: str) -> float:
+        return sum(float(each.user_attrs.get(name, 0.0)) for each in self.finished)
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """The rule of the lock file."""
+        values = self.best.params if self.best else {}
+        return {"where": self.subject.where, "set": dict(values), "study": self.record.model_dump(mode="json")}
+
+    @property
+    def importances(self) -> dict[str, float]:
+        """Share of the score's variance that each hyperparameter explains (fANOVA); empty with too few trials."""
+        scored = sum(each.state is TrialState.COMPLETE for each in self.finished)
+        if self.study is None or len(self.subject.space) < 2 or scored <= len(self.subject.space):
+            return {}
+        with contextlib.suppress(ValueError, RuntimeError):
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+            return dict(optuna.importance.get_param_importances(self.study, evaluator=evaluator))
+        return {}
+
+
+def found_by(subjects: Iterable[Subject], storage: RDBStorage) -> list[Found]:
+    """Returns what the study of each subject has found; a study that does not exist is not made."""
+    results = []
+    for subject in subjects:
+        result = Found(subject)
+        if subject.space:
+            with contextlib.suppress(KeyError):
+                study = optuna.load_study(study_name=subject.name, storage=storage)
+                last = attempts(study.get_trials(deepcopy=False), subject.trials)
+                result = Found(subject, study, tuple(each for each in last if each.state.is_finished()))
+        results.append(result)
+    return results
+
+
+def write_lock(path: Path, found: Sequence[Found]) -> None:
+    """Writes the lock file: a rule for each method and scenario that runs."""
+    from ruamel.yaml import YAML
+
+    text, yaml = io.StringIO(), YAML()
+    yaml.width = 1000
+    yaml.dump({"fcilbench": 1, "tuned": [each.rule for each in found if not each.skipped]}, text)
+    write_atomic(path, _HEAD + text.getvalue())
+
+
+def plot(found: Found, folder: Path) -> list[Path]:
+    """Draws parallel coordinates and slices of a study as PNG files and returns them; none without two scores."""
+    if found.study is None or sum(each.state is TrialState.COMPLETE for each in found.finished) < 2:
+        return []
+    import matplotlib.pyplot as plt
+    from optuna.visualization import matplotlib as drawing
+
+    plt.switch_backend("agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    name = "-".join(found.subject.where.values()).replace("/", "_")
+    for kind, draw in (("parallel", drawing.plot_parallel_coordinate), ("slice", drawing.plot_slice)):
+        draw(found.study)
+        plt.gcf().suptitle(" ".join(found.subject.where.values()), fontsize="small")
+        files.append(folder / f"{name}-{kind}.png")
+        plt.savefig(files[-1], dpi=120, bbox_inches="tight")
+        plt.close("all")
+    return files

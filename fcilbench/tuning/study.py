@@ -1,0 +1,294 @@
+"""What is searched: for each method and scenario its space, its cells with tuning seeds, and its Optuna study.
+
+All studies have one sampler and one pruner. A study is found again by its name, which holds a digest of its cells and
+its space: with another protocol, space or validation share it is another study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, TrialState
+
+from fcilbench.errors import PrerequisiteError, SuiteError
+from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Resolved, Use
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.identity import cell_id
+from fcilbench.spec.params import Space, search_space
+from fcilbench.spec.protocol import Evaluation, Protocol
+from fcilbench.suite.expand import expand
+from fcilbench.suite.load import LoadedSuite
+from fcilbench.suite.resolve import Entry, read_entries
+from fcilbench.suite.schema import SeedPlan, Suite, Tuning
+
+GRACE_SECONDS = 30
+"""Silence after which a running trial counts as lost."""
+BEAT_SECONDS = 5
+"""Time between two heartbeats of a running trial."""
+_RANDOM_DRAWS = 5
+"""Trials that TPE waits for: draws before them are random."""
+_FIRST_RUNG = 2
+"""Tasks after which the first half of the trials is pruned: after one task nothing is forgotten yet."""
+_SEARCH = {"sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    retry_lost = RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)
+"""Puts the values of a trial that was lost on the way back into its study, as the next trial to run."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One method in one scenario.
+
+    Attributes:
+        cells: Its cell for each tuning seed, with the values that the suite gives.
+        space: What may be drawn, by key of a `set` rule; empty if there is nothing to tune.
+        tuning: The budget.
+    """
+
+    cells: tuple[Cell, ...]
+    space: Mapping[str, BaseDistribution]
+    tuning: Tuning
+
+    @property
+    def where(self) -> dict[str, str]:
+        """Its labels on the axes; a stressor is none of them, since the values are used under all of them."""
+        axes = ("dataset", "backbone", "partition", "aggregator")
+        return {axis: str(self.cells[0].coords[axis]) for axis in axes}
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        tasks = self.cells[0].tasks
+        return len(tasks) if isinstance(tasks, tuple) else tasks or 1
+
+    @property
+    def trials(self) -> int:
+        """Number of draws: none without a space."""
+        return self.tuning.trials if self.space else 0
+
+    @property
+    def budget(self) -> int:
+        """Communication rounds of all trials if none is pruned: trials x seeds x tasks x rounds."""
+        return self.trials * len(self.cells) * self.tasks * self.cells[0].protocol.rounds
+
+    @cached_property
+    def name(self) -> str:
+        """Name of its study."""
+        record = [_SEARCH, [cell_id(cell) for cell in self.cells], {k: repr(v) for k, v in self.space.items()}]
+        digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        return f"{self.cells[0].suite} {' '.join(self.where.values())} {digest[:12]}"
+
+    def drawn(self, values: Mapping[str, Any]) -> list[Cell]:
+        """Returns the cells of a draw.
+
+        Raises:
+            SuiteError: If the values do not go together.
+        """
+        split: dict[str, dict[str, Any]] = {"protocol": {}, "aggregator": {}}
+        for key, value in values.items():
+            target, _, name = key.partition(".")
+            split[target][name] = value
+        cells = []
+        for cell in self.cells:
+            use = cell.aggregator
+            answer = catalog.resolve([Use(_ref(use.name), {**use.params, **split["aggregator"]})])[0]
+            if not isinstance(answer, Resolved):
+                raise SuiteError("; ".join(problem.message for problem in answer.problems))
+            changed = use.model_copy(update={"params": answer.params, "identity": answer.identity})
+            protocol = Protocol.model_validate({**cell.protocol.model_dump(), **split["protocol"]})
+            cells.append(cell.model_copy(update={"aggregator": changed, "protocol": protocol}))
+        return cells
+
+
+def _ref(name: str) -> Any:
+    from fcilbench.registry.entrypoints import lookup
+
+    return lookup("aggregators", name)
+
+
+def trial_suite(suite: Suite) -> Suite:
+    """Returns the suite of the trials: tuning seeds, a validation split in place of the test data, no second stressor.
+
+    The seeds derive from another base than the suite's own, so that no order, partition or training seed is reported.
+    """
+    tuning, seeds = suite.tuning, suite.seeds
+    base = int.from_bytes(hashlib.sha256(f"fcilbench/tuning/{seeds.base}".encode()).digest()[:8], "big") >> 1
+    stress = suite.grid.stress if "stress" in suite.grid.zip else suite.grid.stress[:1]
+    return suite.model_copy(
+        update={
+            "name": f"{suite.name}-tuning",
+            "grid": suite.grid.model_copy(update={"stress": stress}),
+            "protocol": suite.protocol.model_copy(update={"validation": tuning.validation}),
+            "seeds": SeedPlan(count=tuning.seeds, base=base, vary=seeds.vary),
+            "evaluate": Evaluation(task_identity=(tuning.task_identity,)),
+            "boards": (),
+        }
+    )
+
+
+def subjects_of(loaded: LoadedSuite) -> list[Subject]:
+    """Returns the methods and scenarios of a suite, in the order of its grid.
+
+    Raises:
+        InvalidSuiteError: If the suite is wrong.
+        PrerequisiteError: If something that it needs is missing here.
+    """
+    trials = replace(loaded, suite=trial_suite(loaded.suite))
+    expansion = expand(trials)
+    if expansion.prerequisites:
+        raise PrerequisiteError(
+            f"missing here: {'; '.join(expansion.prerequisites)}", hint="`fcilbench doctor SUITE` says more"
+        )
+    entries = {entry.label: entry for entry in read_entries(trials.suite.grid)[0]["aggregator"]}
+    grouped: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in expansion.cells:
+        grouped.setdefault(tuple(str(value) for axis, value in cell.coords.items() if axis != "seed"), []).append(cell)
+    spaces = {label: _space(entry) for label, entry in entries.items()}
+    subjects = [
+        Subject(tuple(cells), spaces[cells[0].aggregator.label], loaded.suite.tuning) for cells in grouped.values()
+    ]
+    return list({subject.name: subject for subject in subjects}.values())
+
+
+def _space(entry: Entry) -> dict[str, BaseDistribution]:
+    """Returns what may be drawn for an entry: declared spaces, but for the values that the entry itself gives."""
+    (description,) = catalog.describe([entry.ref])
+    space = {
+        f"protocol.{name}": _distribution(found, "float")
+        for name, found in search_space(Protocol).items()
+        if description.facts.get("trains", True) and name not in entry.protocol
+    }
+    own = {name: setting.value for name, setting in entry.options.items()}
+    for field in description.fields:
+        if field.space is None or field.name in own:
+            continue
+        found = Space.model_validate(field.space)
+        if found.choices is not None:  # a choice that the entry's other options leave without effect is refused
+            uses = [Use(entry.ref, {**own, field.name: choice}) for choice in found.choices]
+            answers = zip(found.choices, catalog.resolve(uses), strict=True)
+            found = Space(choices=tuple(choice for choice, answer in answers if isinstance(answer, Resolved)))
+        if found.choices is None or len(found.choices) > 1:
+            space[f"aggregator.{field.name}"] = _distribution(found, field.type)
+    return space
+
+
+def _distribution(space: Space, type_: str) -> BaseDistribution:
+    if space.choices is not None:
+        return CategoricalDistribution(space.choices)
+    assert space.low is not None
+    assert space.high is not None
+    if type_ == "int":
+        return IntDistribution(int(space.low), int(space.high), log=space.log)
+    return FloatDistribution(space.low, space.high, log=space.log)
+
+
+class SeededTpe(optuna.samplers.BaseSampler):
+    """TPE whose random numbers depend on the study, the parameter and the number of the draw, and on nothing else.
+
+    So a study that was interrupted draws what it would have drawn without.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._seed = seed
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Returns nothing: parameters are drawn one by one."""
+        return {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Returns nothing, as there is no joint space."""
+        return {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draws one parameter."""
+        text = f"{self._seed}/{draw_number(study.get_trials(deepcopy=False), origin(trial))}/{param_name}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_DRAWS)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+
+def origin(trial: FrozenTrial) -> int:
+    """Returns the number of the trial that first drew these values: another one if they were lost and are retried."""
+    number = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
+    return trial.number if number is None else number
+
+
+def draw_number(trials: Iterable[FrozenTrial], number: int) -> int:
+    """Returns how many draws came before a trial; retries of lost trials draw nothing."""
+    return sum(origin(trial) == trial.number for trial in trials if trial.number < number)
+
+
+def attempts(trials: Iterable[FrozenTrial], total: int) -> list[FrozenTrial]:
+    """Returns the last attempt at each of the first `total` draws, in the order of the draws."""
+    last: dict[int, FrozenTrial] = {}
+    for trial in sorted(trials, key=lambda each: each.number):
+        last[origin(trial)] = trial
+    return [last[number] for number in sorted(last)][:total]
+
+
+def best(finished: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Returns the completed trial of the largest score, the earlier one of equals; failed and pruned ones never win."""
+    known = [each for each in finished if each.state is TrialState.COMPLETE and math.isfinite(each.value or 0.0)]
+    return max(known, key=lambda each: (each.value, -each.number), default=None)
+
+
+def storage_url(folder: Path, option: str | None) -> str:
+    """Returns where studies are kept: the option, else a SQLite file in the folder of the trials."""
+    return option or f"sqlite:///{folder.resolve() / 'studies.db'}"
+
+
+def open_storage(url: str) -> RDBStorage:
+    """Opens the database of the studies.
+
+    Raises:
+        PrerequisiteError: If it cannot be opened.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    for message in ("Heartbeat of storage is supposed", "The reported value is ignored"):  # ours beats, and resumes
+        warnings.filterwarnings("ignore", message=message)
+    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return RDBStorage(
+            url,
+            engine_kwargs=options,
+            heartbeat_interval=BEAT_SECONDS,
+            grace_period=GRACE_SECONDS,
+            heartbeat_stale_trial_callback=retry_lost,
+        )
+    except Exception as error:  # of SQLAlchemy, or of a driver that is not installed
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise PrerequisiteError(
+            f"the database of the studies cannot be opened: {reason}",
+            hint="--storage takes a URL such as postgresql://user@host/name, whose driver must be installed",
+        ) from error
+
+
+def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
+    """Opens the study of a subject; it is made if it is new."""
+    return optuna.create_study(
+        storage=storage,
+        study_name=subject.name,
+        load_if_exists=True,
+        direction="maximize",
+        sampler=SeededTpe(subject.name),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=_FIRST_RUNG, reduction_factor=2),
+    )
