@@ -1,0 +1,159 @@
+"""`fcilbench tune` in real processes: budgets, a lock file and its rows, kills, Ctrl-C and a shared study."""
+
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+TINY = (("[fedavg, acme]", "[fedavg, ncm]"), ("seeds: 1", "tuning: {trials: 3, validation: 0.5}\nseeds: 1"))
+DATASET = """\
+import os
+from fcilbench.api import Corpus, Samples
+from fcilbench.plugins.datasets.digits import Digits
+class Scrambled(Digits):
+    "Digits; SCRAMBLE moves the labels of the test images."
+    version = "1"
+    fingerprint = ""
+    def load(self, root):
+        corpus = super().load(root)
+        labels = (corpus.test.labels + int(os.environ.get("SCRAMBLE", "0"))) % 10
+        return Corpus(corpus.train, Samples(corpus.test.inputs, labels), corpus.class_names)
+"""
+
+
+def lock(cli: Any, out: str = "results") -> dict[str, dict[str, Any]]:
+    text = (cli.folder / out / "tuning" / "tiny.lock.yaml").read_text()
+    return {rule["where"]["aggregator"]: rule for rule in YAML(typ="safe").load(text)["tuned"]}
+
+
+def trials(cli: Any, out: str = "results") -> list[tuple[int, str]]:
+    """Number and state of each trial of the only study."""
+    with sqlite3.connect(
+        f"file:{cli.folder / out / 'tuning' / 'studies.db'}?mode=ro", uri=True, timeout=30
+    ) as database:
+        return list(database.execute("SELECT number, state FROM trials ORDER BY number"))
+
+
+def wait_for(condition: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except (OSError, sqlite3.Error):
+            pass
+        time.sleep(0.1)
+    pytest.fail("waited in vain")
+
+
+def rows(cli: Any, folder: str) -> list[dict[str, Any]]:
+    return cli.json("show", "--out", folder)["rows"]
+
+
+def test_tune_spends_its_total_and_run_cites_the_lock_file(cli: Any) -> None:
+    cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg, acme, ncm]"), TINY[1])
+    done = cli("tune", "tiny.yaml")
+    assert done.returncode == 3, done.stderr  # nothing is known of acme, whose trials all fail
+    assert "fedavg: 3 trials x 1 seed x 2 tasks x 1 round = at most 6 rounds; draws protocol.lr" in done.stderr
+    assert "ncm: no hyperparameters to tune, spends nothing" in done.stderr
+    found = lock(cli)
+    study = found["fedavg"]["study"]
+    assert (study["trials"], study["losers"], study["failed"], study["budget"], study["rounds"]) == (3, 2, 0, 6, 6)
+    assert (found["acme"]["set"], found["acme"]["study"]["failed"], found["acme"]["study"]["score"]) == ({}, 3, None)
+    assert (found["ncm"]["set"], found["ncm"]["study"]["trials"], found["ncm"]["study"]["rounds"]) == ({}, 0, 0)
+    tried = rows(cli, "results/tuning")
+    assert sorted(row["status"] for row in tried) == ["failed"] * 3 + ["ok"] * 3
+    scores = {
+        row["params"]["protocol"]["lr"]: row["metrics"]["faa/inferred"]["value"] for row in tried if row["metrics"]
+    }
+    assert scores[found["fedavg"]["set"]["protocol.lr"]] == max(scores.values()) == study["score"]
+    with sqlite3.connect(cli.folder / "results" / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM tags WHERE key = 'fcilbench.row'").fetchone() == (6,)
+    assert cli("tune", "tiny.yaml").returncode == 3
+    assert len(rows(cli, "results/tuning")) == 6  # the total is spent
+    more = cli("tune", "tiny.yaml", "-s", "tuning.trials=4", "--only", "aggregator:fedavg")
+    assert more.returncode == 0, more.stderr
+    assert len(rows(cli, "results/tuning")) == 7
+    shown = cli("tune", "show", "tiny.yaml", "-s", "tuning.trials=4", "--plots", "plots", "--format", "json")
+    assert '"trials": 4' in shown.stdout
+    assert {path.name for path in (cli.folder / "plots").iterdir()} == {
+        f"digits-timm-iid-fedavg-{kind}.png" for kind in ("parallel", "slice")
+    }
+    cli("run", "tiny.yaml", "--params", "results/tuning/tiny.lock.yaml", "--tracking", "none")
+    reported = {row["coords"]["aggregator"]: row for row in rows(cli, "results")}
+    assert reported["fedavg"]["params"]["protocol"]["lr"] == lock(cli)["fedavg"]["set"]["protocol.lr"]
+    assert len({row["tuned_from"] for row in reported.values() if row["tuned_from"]}) == 1
+    assert reported["fedavg"]["tuned_from"].startswith("sha256:")
+    assert reported["fedavg"]["params"]["protocol"]["validation"] == 0.0
+    wrong = cli("run", "tiny.yaml", "--params", "tiny.yaml")
+    assert (wrong.returncode, "not a lock file" in wrong.stderr, "tiny.yaml:1:1" in wrong.stderr) == (2, True, True)
+
+
+def test_scrambled_test_labels_change_no_trial(cli: Any, tmp_path: Path) -> None:
+    info = tmp_path / "data" / "site" / "other-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / "other_data.py").write_text(DATASET)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fcilbench.datasets]\nscrambled = other_data:Scrambled\n")
+    cli.suite("tiny.yaml", *TINY, ("use: digits", "use: scrambled"))
+    path = f"{info.parent}:{cli.environment['PYTHONPATH']}"
+    for shift in ("0", "1"):
+        done = cli("tune", "tiny.yaml", "--out", shift, "--tracking", "none", PYTHONPATH=path, SCRAMBLE=shift)
+        assert done.returncode == 0, done.stderr
+    assert {key: lock(cli, "0")["fedavg"][key] for key in ("where", "set")} == {
+        key: lock(cli, "1")["fedavg"][key] for key in ("where", "set")
+    }
+    plain, scrambled = ({row["cell_id"]: row["accuracy"] for row in rows(cli, f"{s}/tuning")} for s in "01")
+    assert plain == scrambled
+    assert len(plain) == 3
+
+
+def test_a_killed_search_goes_on_to_its_total_and_draws_nothing_twice(cli: Any) -> None:
+    cli.suite("tiny.yaml", *TINY)
+    process = cli.start("tune", "tiny.yaml", "--jobs", "1", "--tracking", "none")
+    wait_for(lambda: (0, "COMPLETE") in trials(cli) and len(trials(cli)) > 1)
+    process.kill()
+    process.communicate()
+    (first,) = [row for row in rows(cli, "results/tuning") if row["status"] == "ok"][:1]
+    done = cli("tune", "tiny.yaml", "--jobs", "1", "--tracking", "none")
+    assert done.returncode == 0, done.stderr
+    found = trials(cli)
+    assert [state for _, state in found if state != "FAIL"] == ["COMPLETE"] * 3
+    assert len(found) <= 4  # the one that was lost is failed, and its values are tried again
+    unbroken = cli("tune", "tiny.yaml", "--jobs", "1", "--tracking", "none", "--out", "unbroken")
+    assert unbroken.returncode == 0, unbroken.stderr
+    ends = [
+        {row["cell_id"]: row["model_digest"] for row in rows(cli, f"{out}/tuning")} for out in ("results", "unbroken")
+    ]
+    assert ends[0] == ends[1]
+    assert ends[0][first["cell_id"]] == first["model_digest"]
+    assert lock(cli)["fedavg"]["study"]["digest"] == lock(cli, "unbroken")["fedavg"]["study"]["digest"]
+
+
+def test_ctrl_c_ends_soon_and_loses_no_finished_trial(cli: Any) -> None:
+    cli.suite("tiny.yaml", TINY[1])
+    process = cli.start("tune", "tiny.yaml", "--jobs", "1", ACME="sleep")  # the second trial, of acme, never ends
+    wait_for(lambda: sorted(state for _, state in trials(cli)) == ["COMPLETE", "RUNNING"])
+    time.sleep(1.0)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert time.monotonic() - asked < 5.0
+    assert process.returncode == 130
+    assert sorted(state for _, state in trials(cli)) == ["COMPLETE", "FAIL", "WAITING"]
+    assert lock(cli)["fedavg"]["study"]["trials"] == 1
+
+
+def test_two_processes_share_one_study(cli: Any) -> None:
+    cli.suite("tiny.yaml", TINY[0], (TINY[1][0], TINY[1][1].replace("trials: 3", "trials: 4")))
+    both = [cli.start("tune", "tiny.yaml", "--jobs", "1", "--tracking", "none") for _ in range(2)]
+    ends = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ends
+    done = [row for row in rows(cli, "results/tuning") if row["status"] == "ok"]
+    assert len({row["params"]["protocol"]["lr"] for row in done}) == len(done) == 4
+    assert all("complete" in err for _, err in ends)  # each of them trained some
+    assert [state for _, state in trials(cli) if state != "FAIL"] == ["COMPLETE"] * 4

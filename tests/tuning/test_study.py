@@ -1,0 +1,124 @@
+"""Studies: their spaces, budgets and seeds, what an interrupted one draws, and who can win."""
+
+import math
+import os
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from fcilbench.federation.tasks import TaskStream
+from fcilbench.suite.load import load_suite
+from fcilbench.tuning.study import (
+    SeededTpe,
+    Subject,
+    attempts,
+    best,
+    open_storage,
+    open_study,
+    origin,
+    retry_lost,
+    storage_url,
+    subjects_of,
+)
+
+SUITE = """\
+fcilbench: 1
+name: small
+protocol: {clients: 2, rounds: 3, lr: 1e-3}
+grid:
+  dataset: [{use: digits, tasks: 5}]
+  backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}]
+  partition: [{dirichlet: 0.5}]
+  aggregator: [fedavg, sum, {use: sum, label: fixed, selector: ridge, spatial_surgery: "off", lr: 1e-4}, ncm]
+  stress: [none, dropout]
+tuning: {trials: 4, seeds: 2}
+seeds: 3
+"""
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    """The subjects of the suite by the label of their method."""
+    folder = tmp_path_factory.mktemp("suite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "FCILBENCH_CACHE", str(folder / "cache"))
+        (folder / "small.yaml").write_text(SUITE)
+        found = subjects_of(load_suite(folder / "small.yaml"))
+    return {each.where["aggregator"]: each for each in found}
+
+
+def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_without_effect(subjects):
+    assert set(subjects["fedavg"].space) == {"protocol.lr"}
+    assert subjects["fedavg"].space["protocol.lr"].log
+    surgery = {"aggregator.lambda_s", "aggregator.k_pct"}
+    assert set(subjects["sum"].space) == {"protocol.lr", "aggregator.target", "aggregator.selector"} | surgery
+    assert set(subjects["fixed"].space) == surgery  # without surgery there is one legal target
+    assert not subjects["ncm"].space
+
+
+def test_budgets_are_equal_and_counted(subjects):
+    """4 trials x 2 seeds x 5 tasks x 3 rounds = 120 rounds, under the first stressor only."""
+    assert {name: (each.trials, each.budget) for name, each in subjects.items()} == {
+        "fedavg": (4, 120),
+        "sum": (4, 120),
+        "fixed": (4, 120),
+        "ncm": (0, 0),
+    }
+    assert {cell.stress.label for each in subjects.values() for cell in each.cells} == {"none"}
+
+
+def test_tuning_seeds_orders_and_validation_data_are_disjoint_from_the_reported_ones(subjects):
+    tuning = [cell.seeds for cell in subjects["sum"].cells]
+    reported = [seeds.model_copy(update={"base": 0, "index": index}) for index in range(100) for seeds in tuning[:1]]
+    roles = ("order", "partition", "train")
+    mine, theirs = ({each.of(role) for each in group for role in roles} for group in (tuning, reported))
+    assert (len(mine), len(theirs)) == (6, 300)
+    assert not mine & theirs
+    orders = [{TaskStream.draw(10, (2,) * 5, each.of("order")).order for each in group} for group in (tuning, reported)]
+    assert not orders[0] & orders[1]
+    assert {cell.protocol.validation for cell in subjects["sum"].cells} == {0.2}
+
+
+def test_a_draw_is_a_cell_with_its_values(subjects):
+    values = {"protocol.lr": 0.005, "aggregator.selector": "ridge", "aggregator.k_pct": 0.05}
+    one, two = subjects["sum"].drawn(values)
+    assert (one.protocol.lr, one.aggregator.params["selector"], one.seeds.index) == (0.005, "ridge", 0)
+    assert one.aggregator.identity == {"selector": "ridge"}  # 0.05 is the default: the same cell as without it
+    assert (two.aggregator, two.protocol, two.seeds.index) == (one.aggregator, one.protocol, 1)
+
+
+def run(subject: Subject, folder, total: int, lost: tuple[int, ...] = ()) -> optuna.Study:
+    """Draws and scores trials; those whose number is in `lost` are interrupted and retried."""
+    folder.mkdir(exist_ok=True)
+    study = open_study(subject, open_storage(storage_url(folder, None)))
+    while len(attempts(study.trials, 99)) < total or any(each.state is TrialState.WAITING for each in study.trials):
+        trial = study.ask(fixed_distributions=dict(subject.space))
+        if trial.number in lost:
+            study.tell(trial, state=TrialState.FAIL)
+            retry_lost(study, study.trials[trial.number])
+        else:
+            study.tell(trial, -abs(math.log(trial.params["protocol.lr"] / 1e-3)) - trial.params["aggregator.lambda_s"])
+    return study
+
+
+def test_an_interrupted_study_draws_what_the_unbroken_one_draws_and_nothing_twice(subjects, tmp_path):
+    whole, broken = (run(subjects["sum"], tmp_path / n, 9, lost) for n, lost in (("a", ()), ("b", (2, 6, 7))))
+    assert isinstance(whole.sampler, SeededTpe)
+    drawn = [each.params for each in attempts(whole.trials, 99)]
+    assert [each.params for each in attempts(broken.trials, 99)] == drawn
+    assert len({each["protocol.lr"] for each in drawn}) == 9
+    assert len(broken.trials) == 12
+    assert [origin(each) for each in broken.trials] == [0, 1, 2, 2, 4, 5, 6, 6, 6, 9, 10, 11]
+    assert len(run(subjects["sum"], tmp_path / "a", 9).trials) == 9
+
+
+def test_failed_pruned_and_undefined_trials_never_win():
+    def made(state, value=None):
+        return create_trial(state=state, value=value, intermediate_values={} if value is None else {1: value})
+
+    losers = [made(TrialState.FAIL), made(TrialState.PRUNED, 0.99), made(TrialState.RUNNING)]
+    assert best(losers) is None
+    winner = made(TrialState.COMPLETE, 0.2)
+    assert best([*losers, winner, made(TrialState.COMPLETE, 0.1)]) is winner
+    assert best([made(TrialState.COMPLETE, math.inf), winner]) is winner
