@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample
@@ -199,6 +200,58 @@ class Here:
         """Returns the row's plugins whose installed code is another one."""
         records = row.plugins.values()
         return [each.name for each in records if each.code_digest != self.digests.get(each.name, each.code_digest)]
+
+
+def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
+    """Compares what was spent on tuning each method of a scenario.
+
+    Args:
+        rows: Rows.
+        suites: Resolved suites by their digest: the rules from lock files tell the spend.
+
+    Returns:
+        The rows, with a warning each where a method was tuned with another budget than most, not at all, or had nothing
+        to tune; and a note on each tuned scenario.
+    """
+    spent: dict[str, Mapping[str, Any] | None] = {}
+    usual: dict[tuple[str, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
+    for row in rows:
+        spent[row.cell_id] = study = _study_of(row, suites.get(row.suite_digest or "", {}))
+        if study and study["trials"]:
+            usual[_place(row)][study["trials"], study["budget"]] += 1
+    notes = [
+        f"{' / '.join(place)}: tuned on held-out training samples with {trials} trials, at most {budget:,} rounds"
+        for place, found in usual.items()
+        for trials, budget in (found.most_common(1)[0][0],)
+    ]
+    marked = []
+    for row in rows:
+        study, most = spent[row.cell_id], usual[_place(row)].most_common(1)
+        warning = _tuning_warning(study, most[0][0]) if most else ""
+        marked.append(row.model_copy(update={"warnings": [*row.warnings, warning]}) if warning else row)
+    return marked, tuple(notes)
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
+
+
+def _study_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the study behind a row's values, from the last rule of a lock file that is about it."""
+    rules = suite.get("tuned", ()) if row.tuned_from else ()
+    found = [each for each in rules if each.get("study") and each["where"].items() <= row.coords.items()]
+    return found[-1]["study"] if found else None
+
+
+def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int]) -> str:
+    if study is None:
+        return "not tuned, while others of this scenario are"
+    if study["trials"] == 0:
+        return "no hyperparameters to tune: it spent nothing"
+    if (study["trials"], study["budget"]) == usual:
+        return ""
+    spent = f"{study['trials']} trials and at most {study['budget']:,} rounds"
+    return f"tuned with another budget than most: {spent}, not {usual[0]} and {usual[1]:,}"
 
 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:

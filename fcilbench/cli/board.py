@@ -31,6 +31,7 @@ def board(
     out: options.Out = options.RESULTS,
     suite: options.OfSuite = None,
     set_: options.Set = None,
+    params: options.Params = None,
     only: options.Only = None,
     data: options.Data = None,
     reference: options.Reference = None,
@@ -60,7 +61,7 @@ def board(
         store, planned = Store(out), None
         rows = select_rows(store, only, metrics=metrics)
     else:
-        prepared = prepare(suite, set_, out, only=only, metrics=metrics)
+        prepared = prepare(suite, set_, out, only=only, metrics=metrics, params=params)
         store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
         rows = [row for cell_id, row in prepared.rows.items() if cell_id in planned]
     if not rows:
@@ -115,12 +116,17 @@ def build_board(
     planned: Mapping[str, Cell] | None = None,
     reference: Reference | None = None,
 ) -> Any:
-    """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan."""
-    from fcilbench.boards.notes import origin_notes
+    """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan.
+
+    Rows get a warning where their tuning was not that of the others.
+    """
+    from fcilbench.boards.notes import origin_notes, tuning_notes
 
     here = _here(rows, store)
+    suites = {digest: store.suite(digest) or {} for row in rows if (digest := row.suite_digest)}
+    rows, tuning = tuning_notes(rows, suites)
     built = _board(name).build(rows, planned, here, reference)
-    return built.model_copy(update={"notes": (*built.notes, *origin_notes(rows, here))})
+    return built.model_copy(update={"notes": (*built.notes, *tuning, *origin_notes(rows, here))})
 
 
 def board_metrics(name: str) -> tuple[str, ...]:

@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from fcilbench import __version__
-from fcilbench.cli import board, check, console, data, doctor, module, plan, plugins, reproduce, results, run, show, tune
+from fcilbench.cli import (
+    board,
+    check,
+    console,
+    data,
+    doctor,
+    module,
+    plan,
+    plugins,
+    reproduce,
+    results,
+    run,
+    show,
+    tune,
+)
 
 _EPILOG = (
     "Exit codes: 0 all selected cells ok, 1 internal error, 2 usage or invalid suite, 3 finished but some cells are "

@@ -122,6 +122,10 @@ Storage = Annotated[
         help="Database of the studies, e.g. postgresql://...; default: studies.db in the folder of the trials.",
     ),
 ]
+Plots = Annotated[
+    Path | None,
+    typer.Option("--plots", metavar="DIR", help="Also draw parallel coordinates and slices into this folder, as PNG."),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
 Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,11 +29,11 @@ class _SuiteFirst(TyperGroup):
 app = typer.Typer(
     cls=_SuiteFirst,
     no_args_is_help=True,
-    help="Tune the methods of a suite at equal budgets: `fcilbench tune SUITE`, then `fcilbench tune show SUITE`.",
+    help="Tune the methods of a suite at equal budgets. `tune SUITE` is short for `tune start SUITE`.",
 )
 
 
-@app.command(epilog="Example: [bold]fcilbench tune suites/quickstart.yaml -s tuning.trials=8[/bold]")
+@app.command(epilog="Example: [bold]fcilbench tune start suites/quickstart.yaml -s tuning.trials=8[/bold]")
 def start(
     suite: options.SuiteFile,
     *,
@@ -67,7 +67,7 @@ def start(
     from fcilbench.tuning.search import tune
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite
 
-    lookup("executors", executor)
+    lookup("executors", executor.partition(",")[0])
     devices = choose_devices(gpus)
     loaded, subjects = _subjects(suite, set_, only)
     _say_budget(subjects)
@@ -115,9 +115,7 @@ def show(
     set_: options.Set = None,
     only: options.Only = None,
     storage: options.Storage = None,
-    plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", help="Also draw parallel coordinates and slices, as PNG.")
-    ] = None,
+    plots: options.Plots = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
-from fcilbench.boards.notes import Here
+from fcilbench.boards.notes import Here, tuning_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
 from fcilbench.errors import UsageError
@@ -142,3 +142,31 @@ def test_every_figure_of_the_paper_is_there(tmp_path):
     (tmp_path / "bad.json").write_text(json.dumps({"records": 1}))
     with pytest.raises(UsageError, match=r"bad.json is no file of printed figures"):
         Reference.load(tmp_path)
+
+
+def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
+    """a and b: 4 trials of at most 40 rounds; c: 8 and 80; d has nothing to tune; e was not tuned."""
+    budgets = {"a": (4, 40), "b": (4, 40), "c": (8, 80), "d": (0, 0)}
+    where = {"dataset": "digits", "backbone": "vit", "partition": "dirichlet-0.5"}
+    rules = [
+        {"where": {**where, "aggregator": name}, "set": {}, "study": {"trials": trials, "budget": budget}}
+        for name, (trials, budget) in budgets.items()
+    ]
+    suite = {"tuned": [{"where": {"aggregator": "a"}, "set": {"lr": 1}}, *rules]}
+    rows = []
+    for name in "abcde":
+        cell = make_cell(name).model_copy(update={"tuned_from": "sha256:lock" if name in budgets else None})
+        rows.append(make_row(cell, {"faa/none": 0.5}, suite_digest="sha256:suite"))
+    marked, notes = tuning_notes(rows, {"sha256:suite": suite})
+    assert [row.tuned_from for row in rows] == ["sha256:lock"] * 4 + [None]
+    assert {row.coords["aggregator"]: row.warnings for row in marked if row.warnings} == {
+        "c": ["tuned with another budget than most: 8 trials and at most 80 rounds, not 4 and 40"],
+        "d": ["no hyperparameters to tune: it spent nothing"],
+        "e": ["not tuned, while others of this scenario are"],
+    }
+    assert notes == (
+        "digits / vit / dirichlet-0.5: tuned on held-out training samples with 4 trials, at most 40 rounds",
+    )
+    assert tuning_notes(rows[4:], {}) == (rows[4:], ())
+    text = render(AccuracyBoard().build(marked), "table")
+    assert "c warns: tuned with another budget than most" in text
