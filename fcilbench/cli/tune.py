@@ -83,7 +83,7 @@ def start(
         grace_seconds=2.0,
     )
     database = open_storage(storage_url(store.root, storage))
-    tracker = tracking if tracking or tracking == "none" else f"mlflow={tracking_uri(out)}"
+    tracker = tracking or f"mlflow={tracking_uri(out)}"
     trouble, interrupted = tune(
         subjects,
         database,
