@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fcilbench.errors import PrerequisiteError, SuiteError
 from fcilbench.registry import catalog
-from fcilbench.registry.catalog import Resolved, Use
+from fcilbench.registry.catalog import Resolved
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
-from fcilbench.spec.params import Space, search_space
+from fcilbench.spec.params import SPACE, Space, search_space
 from fcilbench.spec.protocol import Evaluation, Protocol
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import LoadedSuite
@@ -105,7 +106,7 @@ class Subject:
         cells = []
         for cell in self.cells:
             use = cell.aggregator
-            answer = catalog.resolve([Use(_ref(use.name), {**use.params, **split["aggregator"]})])[0]
+            answer = catalog.resolve(_ref(use.name), {**use.params, **split["aggregator"]})
             if not isinstance(answer, Resolved):
                 raise SuiteError("; ".join(problem.message for problem in answer.problems))
             changed = use.model_copy(update={"params": answer.params, "identity": answer.identity})
@@ -168,21 +169,20 @@ def _space(entry: Entry) -> dict[str, BaseDistribution]:
     """Returns what may be drawn for an entry: declared spaces, but for the values that the entry itself gives."""
     (description,) = catalog.describe([entry.ref])
     space = {
-        f"protocol.{name}": _distribution(found, "float")
+        f"protocol.{name}": _distribution(found, "number")
         for name, found in search_space(Protocol).items()
         if description.facts.get("trains", True) and name not in entry.protocol
     }
     own = {name: setting.value for name, setting in entry.options.items()}
-    for field in description.fields:
-        if field.space is None or field.name in own:
+    for name, field in description.schema.get("properties", {}).items():
+        if SPACE not in field or name in own:
             continue
-        found = Space.model_validate(field.space)
+        found = Space.model_validate(field[SPACE])
         if found.choices is not None:  # a choice that the entry's other options leave without effect is refused
-            uses = [Use(entry.ref, {**own, field.name: choice}) for choice in found.choices]
-            answers = zip(found.choices, catalog.resolve(uses), strict=True)
-            found = Space(choices=tuple(choice for choice, answer in answers if isinstance(answer, Resolved)))
+            legal = [isinstance(catalog.resolve(entry.ref, {**own, name: each}), Resolved) for each in found.choices]
+            found = Space(choices=tuple(compress(found.choices, legal)))
         if found.choices is None or len(found.choices) > 1:
-            space[f"aggregator.{field.name}"] = _distribution(found, field.type)
+            space[f"aggregator.{name}"] = _distribution(found, field.get("type", "number"))
     return space
 
 
@@ -191,7 +191,7 @@ def _distribution(space: Space, type_: str) -> BaseDistribution:
         return CategoricalDistribution(space.choices)
     assert space.low is not None
     assert space.high is not None
-    if type_ == "int":
+    if type_ == "integer":
         return IntDistribution(int(space.low), int(space.high), log=space.log)
     return FloatDistribution(space.low, space.high, log=space.log)
 
