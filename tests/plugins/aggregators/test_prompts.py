@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fcilbench.engine.memo import memo_table
 
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
@@ -70,7 +69,9 @@ def test_answers_do_not_depend_on_the_batch(trained):
 def test_chosen_prompts_do_not_depend_on_the_batch(make_experiment):
     federation = build(make_experiment(METHODS["l2p"](), backbone=vit()))
     keys, method = federation.model.piece("extractor.keys"), federation.experiment.aggregator
-    tables = [memo_table(federation.model, federation.test, method.query, size, "fp32") for size in (1, 3, 8, 100)]
+    federation.model.network.eval()
+    batches = [torch.arange(len(federation.test)).split(size) for size in (1, 3, 8, 100)]
+    tables = [torch.cat([method.query(federation.model, federation.test.plain(r)) for r in rows]) for rows in batches]
     chosen = [select(table, keys, 3)[0] for table in tables]
     assert all(torch.equal(each, chosen[0]) for each in chosen)
     assert len(chosen[0].unique(dim=0)) > 1
