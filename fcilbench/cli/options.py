@@ -59,7 +59,9 @@ Set = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="EXPR", help="Select cells: axis:value,status:failed (all terms hold; globs; repeat for or)."
+        "--only",
+        metavar="EXPR",
+        help="Select cells: axis:value,status:failed,shard:2/5 (all hold; globs; repeat for or).",
     ),
 ]
 RESULTS = Path("results")

@@ -75,7 +75,7 @@ def export(
     from fcilbench.suite.select import parse_selectors
 
     store, chosen = Store(out), parse_selectors(only or ())
-    rows = [row for row in store.latest().values() if chosen.matches(row.coords, row.status)]
+    rows = [row for row in store.latest().values() if chosen.matches(row.cell_id, row.coords, row.status)]
     if not rows:
         raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
     if target.suffix in SUFFIXES:

@@ -59,7 +59,7 @@ def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[st
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
-    return [row for row in store.latest_light(metrics).values() if chosen.matches(row.coords, row.status)]
+    return [row for row in store.latest_light(metrics).values() if chosen.matches(row.cell_id, row.coords, row.status)]
 
 
 def find_row(store: Store, prefix: str) -> Row:
@@ -94,7 +94,8 @@ def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) ->
     texts: dict[str, str] = {}
     for row in store.scan():
         texts.pop(row.cell_id, None)
-        if chosen.matches(row.coords, row.status):  # a later row that is not selected takes an earlier one's place
+        # A later row that is not selected takes an earlier one's place.
+        if chosen.matches(row.cell_id, row.coords, row.status):
             texts[row.cell_id] = _filled(row).to_json()
     if not texts:
         raise nothing(store)

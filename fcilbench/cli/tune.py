@@ -138,12 +138,14 @@ def show(
 
 def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] | None) -> tuple[Any, list[Subject]]:
     """Loads a suite and returns it with the methods and scenarios that `--only` selects."""
+    from fcilbench.spec.identity import cell_id
     from fcilbench.suite.load import load_suite
     from fcilbench.suite.select import parse_selectors
     from fcilbench.tuning.study import subjects_of
 
     loaded, chosen = load_suite(suite, overrides or ()), parse_selectors(only or ())
-    subjects = [each for each in subjects_of(loaded) if chosen.matches(each.cells[0].coords)]
+    firsts = [(each, each.cells[0]) for each in subjects_of(loaded)]
+    subjects = [each for each, cell in firsts if chosen.matches(cell_id(cell), cell.coords)]
     if not subjects:
         raise NothingSelectedError("no method is selected", hint="look at --only and at the suite's exclude rules")
     return loaded, subjects

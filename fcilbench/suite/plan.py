@@ -125,7 +125,7 @@ def make_plan(
         row = view.rows.get(identity)
         state, why = state_of(cell, row, view.running.get(identity))
         status = row.status if row else None
-        if selector.matches(cell.coords, status, state):
+        if selector.matches(identity, cell.coords, status, state):
             run = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
             items.append(PlanItem(cell, identity, state, why, run, status, *costs.estimate(cell)))
     return Plan(expansion, items)

@@ -1,7 +1,8 @@
 """Which cells a command works on: the states of cells, `--only` and `--rerun`.
 
 One `--only` is a comma-separated list of `axis:value` terms that all hold; several are alternatives. Values may hold
-`*`, `?` and `[...]`, and are compared with labels as boards show them.
+`*`, `?` and `[...]`, and are compared with labels as boards show them. `shard:2/5` is the second of five parts into
+which the cells fall by their ids, for machines that share no folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ POLICIES: dict[str, frozenset[State]] = {
 """Values of `--rerun` and the states that they run again. New cells always run. Cells that broke off or lacked
 something on this machine are taken up again unless the policy is `never`."""
 
-_KEYS = (*AXES, "seed", "status")
+_KEYS = (*AXES, "seed", "status", "shard")
+_SHARD = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 _EXAMPLE = "for example --only aggregator:sum,dataset:cifar100 or --only status:failed"
 
 
@@ -41,14 +43,19 @@ class Selector:
 
     alternatives: tuple[tuple[tuple[str, str], ...], ...] = ()
 
-    def matches(self, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None) -> bool:
-        """Says whether a cell is selected, by its coordinates, its row's status and its state in a plan.
+    def matches(
+        self, cell_id: str, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None
+    ) -> bool:
+        """Says whether a cell is selected, by its id, its coordinates, its row's status and its state in a plan.
 
         Without a state, the one that follows from the status is taken.
         """
         known = {status, state or state_of_status(status)} - {None}
 
         def holds(key: str, value: str) -> bool:
+            if key == "shard":
+                part, parts = map(int, value.split("/"))
+                return int(cell_id[:16], 16) % parts == part - 1
             having = known if key == "status" else {coords.get(key)}
             return any(_equal(str(each), value) for each in having)
 
@@ -67,7 +74,7 @@ def parse_selectors(expressions: Sequence[str]) -> Selector:
         UsageError: If one is not of the form `axis:value,...`, or names an unknown axis or status.
 
     Example:
-        >>> parse_selectors(["aggregator:s*,seed:0"]).matches({"aggregator": "sum", "seed": 0})
+        >>> parse_selectors(["aggregator:s*,seed:0"]).matches("1a", {"aggregator": "sum", "seed": 0})
         True
     """
     return Selector(tuple(_terms(expression) for expression in expressions))
@@ -107,6 +114,9 @@ def _terms(expression: str) -> tuple[tuple[str, str], ...]:
         legal = {*STATUSES, *STATES}
         if key == "status" and not any(_equal(each, value) for each in legal):
             raise UsageError(f"--only {expression!r}: unknown status {value!r}{nearest(value, legal)}", hint=_EXAMPLE)
+        shard = _SHARD.fullmatch(value)
+        if key == "shard" and not (shard and 1 <= int(shard[1]) <= int(shard[2])):
+            raise UsageError(f"--only {expression!r}: no shard {value!r}", hint="shard:2/5 is the second of five")
         terms.append((key, value))
     if not terms:
         raise UsageError("--only needs a term axis:value", hint=_EXAMPLE)

@@ -121,6 +121,13 @@ def test_only_selects_and_an_explicit_status_runs_again(expansion):
     assert [item.run for item in make_plan(expansion, known, "never", only=["status:stale"]).items] == [True]
     assert len(make_plan(expansion, known, only=["seed:0,aggregator:ring", "seed:1,aggregator:mean"]).items) == 2
     assert make_plan(expansion, known, only=["seed:7"]).items == []
+    shards = [make_plan(expansion, only=[f"shard:{part}/3"]).items for part in (1, 2, 3)]
+    ids = [[item.cell_id for item in items] for items in shards]
+    assert sorted(each for own in ids for each in own) == sorted(item.cell_id for item in make_plan(expansion).items)
+    assert [{int(each[:16], 16) % 3 for each in own} - {part} for part, own in enumerate(ids)] == [set()] * 3
+    for wrong in ("shard:0/3", "shard:4/3", "shard:2"):
+        with pytest.raises(UsageError, match="no shard"):
+            make_plan(expansion, only=[wrong])
 
 
 class TestCost:

@@ -36,7 +36,7 @@ CELL = {
     ],
 )
 def test_terms_and_alternatives(expressions, selected):
-    assert parse_selectors(expressions).matches(CELL) is selected
+    assert parse_selectors(expressions).matches("", CELL) is selected
 
 
 # expression | status of the row | state in the plan | selected
@@ -60,7 +60,8 @@ status:failed,dataset:x | oom | - | no
 @pytest.mark.parametrize("line", STATUS.splitlines())
 def test_status_is_that_of_the_row_or_of_the_plan(line):
     expression, status, state, selected = line.split(" | ")
-    found = parse_selectors([expression]).matches(CELL, *(None if each == "-" else each for each in (status, state)))
+    known = (None if each == "-" else each for each in (status, state))
+    found = parse_selectors([expression]).matches("", CELL, *known)
     assert found is (selected == "yes")
 
 
@@ -77,7 +78,7 @@ def test_status_is_that_of_the_row_or_of_the_plan(line):
 )
 def test_wrong_expressions(expression, message):
     if message is None:
-        assert parse_selectors([expression]).matches({"seed": 1})
+        assert parse_selectors([expression]).matches("", {"seed": 1})
         return
     with pytest.raises(UsageError) as hit:
         parse_selectors([expression])
