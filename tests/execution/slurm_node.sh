@@ -5,6 +5,9 @@ set -euo pipefail
 folder=$1
 host=$(hostname -s)
 mkdir -p "$folder/state" "$folder/spool"
+read -r controller daemon < <(python3 -c 'import socket
+ports = [socket.create_server(("", 0)) for _ in range(2)]
+print(*(each.getsockname()[1] for each in ports))')
 if ! pgrep -x munged > /dev/null; then
   mkdir -p /run/munge
   chown munge: /run/munge
@@ -20,8 +23,8 @@ StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool
 SlurmctldPidFile=$folder/slurmctld.pid
 SlurmdPidFile=$folder/slurmd.pid
-SlurmctldPort=17717
-SlurmdPort=17718
+SlurmctldPort=$controller
+SlurmdPort=$daemon
 SlurmctldLogFile=$folder/slurmctld.log
 SlurmdLogFile=$folder/slurmd.log
 ProctrackType=proctrack/linuxproc

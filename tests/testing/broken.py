@@ -254,9 +254,11 @@ class MeanOfMeans(Aggregator):
 class OneStreamForAllLayers(Aggregator):
     """Sketches its layers' inputs from one random stream, so the layers take turns in it batch by batch."""
 
+    layers = ("extractor.*",)
+
     def statistics(self, client):
         random, sketches = client.random("sketch"), {}
-        for inputs in client.inputs(["extractor.*"]):
+        for inputs in client.inputs(self.layers):
             for name, rows in inputs.items():
                 draws = torch.from_numpy(random.standard_normal((len(rows), 3))).to(rows)
                 sketches[name] = sketches.get(name, 0) + draws.T @ rows

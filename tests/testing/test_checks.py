@@ -55,9 +55,11 @@ def test_checks_have_unique_ids_one_line_statements_and_a_fix(kind):
         assert len(each.fix) > 20
 
 
-def test_a_sketch_from_one_stream_passes_where_there_is_one_layer_and_fails_on_the_transformer():
-    assert result("statistics-batch-size", broken.OneStreamForAllLayers, CONVOLUTION).status == "passed"
-    found = result("statistics-batch-size", broken.OneStreamForAllLayers)
+def test_a_breach_on_the_transformer_alone_is_found_and_says_so():
+    class OnLinearLayers(broken.OneStreamForAllLayers):
+        layers = ("*.body.5", "*.blocks.*")  # one layer of the convolution, many of the transformer
+
+    found = result("statistics-batch-size", OnLinearLayers)
     assert found.status == "failed"
     assert found.found.endswith("(on the kit's vision transformer)")
 
