@@ -143,10 +143,10 @@ def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[Sta
     if changed:
         before = "" if state == "done" else f" (was {row.status})"
         return "stale", f"code changed: {', '.join(changed)}{before}"
+    if state != "failed":
+        return state, f"skipped: {row.skipped}" if row.status == "skipped" else ""
     failure = row.failure
-    if row.status == "skipped":
-        return state, f"skipped: {row.skipped}"
-    return state, f"{failure.kind}: {failure.type}: {failure.message}" if state == "failed" and failure else ""
+    return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
 
 
 def _changed(use: PluginUse, record: PluginRecord | None, params: Mapping[str, Any]) -> bool:
