@@ -83,13 +83,12 @@ def start(
         grace_seconds=2.0,
     )
     database = open_storage(storage_url(store.root, storage))
-    tracker = tracking or f"mlflow={tracking_uri(out)}"
     trouble, interrupted = tune(
         subjects,
         database,
         store,
         suite=trials.name,
-        trackers=open_trackers(store, tracker),
+        trackers=open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"),
         progress=RunProgress(),
         options=settings,
         say=console.say,
@@ -99,6 +98,11 @@ def start(
     write_lock(lock, found)
     _show(found, options.Form.TABLE)
     console.say(f"wrote {lock}{'' if all(each.complete for each in found) else ', of unfinished studies'}")
+    _end(found, trouble, interrupted)
+
+
+def _end(found: Sequence[Found], trouble: str | None, interrupted: bool) -> None:
+    """Ends the command with the exit code that its outcome has; returns if all went well."""
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if trouble:

@@ -99,12 +99,15 @@ def load(ref: PluginRef) -> type:
 
     Raises:
         BrokenPluginError: If its module cannot be imported or holds no such class.
+        PrerequisiteError: If it says that a package it needs is missing.
     """
     module_name, _, attribute = ref.target.partition(":")
     try:
         found: object = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
+    except PrerequisiteError:
+        raise
     except (Exception, SystemExit) as error:  # a plugin may even call exit() while it is imported
         raise BrokenPluginError(ref.name, reason_of(error)) from error
     if not isinstance(found, type):
