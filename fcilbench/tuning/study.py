@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError
 
 from fcilbench.errors import PrerequisiteError, SuiteError
 from fcilbench.registry import catalog
@@ -255,8 +258,10 @@ def storage_url(folder: Path, option: str | None) -> str:
     return option or f"sqlite:///{folder.resolve() / 'studies.db'}"
 
 
-def open_storage(url: str) -> RDBStorage:
+def open_storage(url: str, tries: int = 6) -> RDBStorage:
     """Opens the database of the studies.
+
+    Processes that make the tables of a new database at the same time get in each other's way; each then tries again.
 
     Raises:
         PrerequisiteError: If it cannot be opened.
@@ -275,6 +280,9 @@ def open_storage(url: str) -> RDBStorage:
             heartbeat_stale_trial_callback=retry_lost,
         )
     except Exception as error:  # of SQLAlchemy, or of a driver that is not installed
+        if isinstance(error, DBAPIError) and tries > 1:
+            time.sleep(random.uniform(0.1, 1.0))
+            return open_storage(url, tries - 1)
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise PrerequisiteError(
             f"the database of the studies cannot be opened: {reason}",

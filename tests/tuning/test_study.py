@@ -2,6 +2,8 @@
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import optuna
 import pytest
@@ -122,3 +124,16 @@ def test_failed_pruned_and_undefined_trials_never_win():
     winner = made(TrialState.COMPLETE, 0.2)
     assert best([*losers, winner, made(TrialState.COMPLETE, 0.1)]) is winner
     assert best([made(TrialState.COMPLETE, math.inf), winner]) is winner
+
+
+def test_processes_that_start_together_make_one_database(tmp_path):
+    together = Barrier(4)
+
+    def opened(_):
+        together.wait()
+        return open_storage(storage_url(tmp_path, None))
+
+    with ThreadPoolExecutor(4) as pool:
+        storages = list(pool.map(opened, range(4)))
+    optuna.create_study(storage=storages[0], study_name="one")
+    assert [[each.study_name for each in storage.get_all_studies()] for storage in storages] == [["one"]] * 4
