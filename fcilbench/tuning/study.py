@@ -43,8 +43,8 @@ BEAT_SECONDS = 5
 """Time between two heartbeats of a running trial."""
 _RANDOM_DRAWS = 5
 """Trials that TPE waits for: draws before them are random."""
-_FIRST_RUNG = 2
-"""Tasks after which the first half of the trials is pruned: after one task nothing is forgotten yet."""
+_FIRST_RUNG = 3
+"""Tasks after which the worse half of the trials is pruned: earlier, what learns fast looks better than what lasts."""
 _SEARCH = {"sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
 
 with warnings.catch_warnings():
