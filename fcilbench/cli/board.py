@@ -123,7 +123,7 @@ def build_board(
     from fcilbench.boards.notes import origin_notes, tuning_notes
 
     here = _here(rows, store)
-    suites = {digest: store.suite(digest) or {} for row in rows if (digest := row.suite_digest)}
+    suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     built = _board(name).build(rows, planned, here, reference)
     return built.model_copy(update={"notes": (*built.notes, *tuning, *origin_notes(rows, here))})
