@@ -139,7 +139,7 @@ class FlatModel(NetHandle):
         head = {id(parameter) for parameter in network.head.parameters()}
         trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         parameters = sorted(trainable, key=lambda named: id(named[1]) in head)  # a stable sort: the head comes last
-        if sum(id(parameter) in head for _, parameter in parameters) != 2:
+        if sum(id(parameter) in head for _, parameter in parameters) != len(head):
             raise ValueError("the classifier head's weight and bias must stay trainable")
         for _, parameter in parameters:
             if parameter.dtype != torch.float32:
@@ -148,9 +148,9 @@ class FlatModel(NetHandle):
         floats = [each for each in buffers if each[2].is_floating_point()]
         self._integers = [owner for _, owner, buffer in buffers if not buffer.is_floating_point()]
         pieces = _pieces([*parameters, *((name, buffer) for name, _, buffer in floats)])
-        body, total = pieces[len(parameters) - 2].start, pieces[len(parameters) - 1].span.stop
+        body, total = pieces[len(parameters) - len(head)].start, pieces[len(parameters) - 1].span.stop
         whole = pieces[-1].span.stop
-        classes, features = network.head.weight.shape
+        classes, features = network.head.out_features, network.head.in_features
         self.layout = Layout(slice(0, body), slice(body, total), slice(total, whole), classes, features, pieces)
         self.vector, self.gradient = torch.empty(whole, device=device), torch.zeros(total, device=device)
         views = self.named(self.vector)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api.aggregator import Request, masked_cross_entropy
+from fcilbench.api.aggregator import No, Request, masked_cross_entropy
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.client import Batch, Context, Net
 from fcilbench.api.message import Wire
@@ -68,6 +68,25 @@ class ComponentViT(PromptedViT):
         prompts, keys, attention = (torch.cat([getattr(task, part) for task in self.tasks], dim=1) for part in PARTS)
         with torch.autocast(query.device.type, enabled=False):
             return torch.einsum("lbm,lmnd->lbnd", component_weights(query, attention, keys), prompts)
+
+
+class TaskHead(nn.Module):
+    """A classifier head `[C, F]` whose rows are pieces by task, so that those of one task train and travel alone.
+
+    Args:
+        head: The head whose rows are taken over.
+        tasks: Number of classes of each task.
+    """
+
+    def __init__(self, head: nn.Linear, tasks: Sequence[int]) -> None:
+        super().__init__()
+        self.out_features, self.in_features = head.weight.shape
+        self.weight = nn.ParameterList(rows.clone() for rows in torch.split(head.weight.detach(), list(tasks)))
+        self.bias = nn.ParameterList(rows.clone() for rows in torch.split(head.bias.detach(), list(tasks)))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to logits `[B, C]`."""
+        return F.linear(features, torch.cat(list(self.weight)), torch.cat(list(self.bias)))
 
 
 def component_weights(query: torch.Tensor, attention: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -140,10 +159,11 @@ class CodaPrompt(PromptMethod):
     Omega(A)), Omega(U) = ||U U^T - I||^2.
 
     Each task has M / T components: the server draws them orthogonal to all earlier ones, clients train and send only
-    these and the head, FedAvg merges them, and earlier ones stay as they are. Inference needs no task identity.
+    these and the head's rows of the task, FedAvg merges them, and all others stay as they are. Inference needs no task
+    identity.
     """
 
-    version = "1"
+    version = "2"  # only the task's rows of the head travel
     breaks: ClassVar = {
         "idle-task": "the server draws a task's components at its start, before it knows whether a client has samples"
     }
@@ -193,6 +213,14 @@ class CodaPrompt(PromptMethod):
         tasks = len(request.tasks)
         return ComponentViT(plain, tasks, self.params.components // tasks, self.params.length)
 
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
+        """Freezes the transformer, inserts the components, and cuts the head by task."""
+        answer = super().prepare(network, request)
+        if answer is None:
+            assert isinstance(network.head, nn.Linear)
+            network.head = TaskHead(network.head, request.tasks)
+        return answer
+
     def begin_task(self, server: Server) -> None:
         """Draws the task's components, for each block and tensor orthogonal to those of all earlier tasks."""
         for part in PARTS:
@@ -204,8 +232,8 @@ class CodaPrompt(PromptMethod):
             server.step(drawn.flatten().to(server.vector) - server.vector[new.span], new.span)
 
     def wire(self, server: Server) -> Wire:
-        """Trains and sends the components of the current task and the head."""
-        pieces = (_name(server.task.index, "*"), "head.*")
+        """Trains and sends the components of the current task, and its rows of the head."""
+        pieces = (_name(server.task.index, "*"), f"head.*.{server.task.index}")
         return Wire(train=pieces, up=pieces)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:

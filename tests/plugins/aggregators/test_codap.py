@@ -183,26 +183,31 @@ def test_the_first_task_uses_its_own_components_alone(make_experiment):
     assert [each.keys.shape for each in extractor.tasks] == [(2, 2, 16)] * 4
 
 
-def test_only_the_current_tasks_components_travel(play):
-    """Up: two components of 4 x 16 + 2 x 16 numbers in two blocks, and the head. Down: all once, then what changed."""
+def test_only_the_current_tasks_components_and_head_rows_travel(play):
+    """Up: two components of 4 x 16 + 2 x 16 numbers in two blocks, and the task's rows. Down: all once, then changes.
+
+    After the first download a client gets what the seven rounds before its other seven downloads have moved, and the
+    components that are drawn at the start of three tasks.
+    """
     settings = {"clients": 2, "partition": Partition(kind="iid"), "backbone": backbone(), "tasks": (3, 3, 2, 2)}
     cost = play(method(), **settings).cost
-    components, head = 2 * 2 * (4 * 16 + 16 + 16) * 4, (10 * 16 + 10) * 4
-    assert cost.bytes_up == 2 * 4 * 2 * (components + head)
-    assert cost.bytes_down == 2 * (4 * components + head + (4 * 2 - 1) * (components + head) + 3 * components)
+    components, row = 2 * 2 * (4 * 16 + 16 + 16) * 4, (16 + 1) * 4
+    assert cost.bytes_up == 2 * 2 * (4 * components + 10 * row)
+    moved = (4 * 2 - 1) * components + (2 * 10 - 2) * row  # the last round's result is never sent
+    assert cost.bytes_down == 2 * (4 * components + 10 * row + moved + 3 * components)
 
 
 def meta_vit_b(tasks, **params):
     with torch.device("meta"):
         extractor = FeatureExtractor(timm.create_model("vit_base_patch16_224", num_classes=0), 768)
         extractor.transformer = Transformer(tokens=197, width=768, depth=12, heads=12)
-        network = Network(extractor, 100)
-        request = Request("vision", 100, tasks, 10, Protocol(), {})
+        network = Network(extractor, sum(tasks))
+        request = Request("vision", sum(tasks), tasks, 10, Protocol(), {})
         return CodaPrompt(CodaPrompt.Params(**params)).prepare(network, request), network
 
 
 def test_bytes_of_vit_b16():
-    """5 x 768,000 floats and the head: 15.668 MB; the components of one of ten tasks and the head go up."""
+    """5 x 768,000 floats and the head: 15.668 MB; one of ten tasks' components and rows go up: 1.567 MB."""
     answer, network = meta_vit_b((10,) * 10)
     assert answer is None
     layout = FlatModel(network, torch.device("meta")).layout
@@ -215,7 +220,7 @@ def test_bytes_of_vit_b16():
         task = type("Task", (), {"index": 3})
 
     sent = uploaded(CodaPrompt().wire(Server()), layout)
-    assert sum(piece.span.stop - piece.span.start for piece in sent) == 384_000 + 76_900
+    assert 4 * sum(piece.span.stop - piece.span.start for piece in sent) == 4 * (384_000 + 7_690) == 1_566_760
 
 
 def test_tasks_that_do_not_divide_the_pool_and_pools_that_do_not_fit():
