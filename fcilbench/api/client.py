@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -169,6 +170,12 @@ class Client(Protocol):
         They are named as in the network: the weight of a layer is the piece `<name>.weight` of the state vector, the
         factors of a LoRA layer (see `lora_layers`) are `<name>.lora_A...` and `<name>.lora_B...`.
         `diagonal(name)` says whether only a Gram's diagonal is wanted. Padding tokens of texts are left out.
+        """
+
+    def low_precision(self) -> AbstractContextManager[object]:
+        """Returns the context in which the network's passes have the protocol's precision; outside it is float32.
+
+        Gram matrices and other sums of what the network computes stay float32 and float64.
         """
 
     def random(self, purpose: str) -> np.random.Generator:

@@ -1,6 +1,6 @@
 """Passes over a client's samples for a method's statistics: inputs of layers, their Gram matrices, gradients.
 
-All of them run in float32, outside of autocast, with the network in the mode that the caller has set.
+Products and sums are float32 and float64; the network runs in the mode and the arithmetic that the caller has set.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fcilbench.api.client import Batch, LayerGram, Net
 from fcilbench.api.lora import LoraLinear
 from fcilbench.api.message import matches
 from fcilbench.engine.model import FlatModel
+from fcilbench.engine.precision import without_autocast
 
 Masked = tuple[torch.Tensor, torch.Tensor | None]
 """Inputs of a batch, and which of its tokens `[B, length]` are no padding (`None` for images)."""
@@ -81,7 +82,8 @@ def _watch(
 
     def record(name: str, x: torch.Tensor) -> None:
         fits = mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape
-        take(name, x.float(), mask if fits else None)
+        with without_autocast(x.device):
+            take(name, x.float(), mask if fits else None)
 
     with ExitStack() as hooks:
         for name, layer in layers:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from fcilbench.api.message import Message
 from fcilbench.api.schedule import Task
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.precision import autocast
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
 from fcilbench.engine.step import batch_spans
 from fcilbench.federation.experiment import Federation, RoundContext
@@ -101,6 +104,10 @@ class ClientSession:
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
         return layer_grams(self._federation.model, diagonal, self._masked())
+
+    def low_precision(self) -> AbstractContextManager[object]:
+        """Returns the context in which the network's passes have the protocol's precision."""
+        return self._federation.model.arithmetic(partial(autocast, self.protocol.precision, self.index.device))
 
     def cut_short(self) -> None:
         """Leaves a straggler the part of its samples, drawn at random, that its statistics still cover."""

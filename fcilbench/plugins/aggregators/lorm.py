@@ -39,7 +39,7 @@ class LoRM(Aggregator):
     and never sent. Clients train with the masked cross-entropy.
     """
 
-    version = "1"
+    version = "2"  # the pass for the Grams has the protocol's precision
 
     class Params(PresetParams):
         """Hyperparameters of LoRM."""
@@ -106,7 +106,8 @@ class LoRM(Aggregator):
 
     def _grams(self, client: Client) -> Message:
         """Returns Grams in float32: the upper triangle, or for gamma = 0 the diagonal."""
-        grams = client.grams(lambda name: self._gamma(name) == 0.0)
+        with client.low_precision():
+            grams = client.grams(lambda name: self._gamma(name) == 0.0)
         totals = {_GRAM + name: gram.total.float() for name, gram in grams.items()}
         return {name: total if total.dim() == 1 else pack_symmetric(total) for name, total in totals.items()}
 

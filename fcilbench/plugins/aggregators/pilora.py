@@ -41,7 +41,7 @@ class PILoRA(Aggregator):
     The softmax runs over all prototypes, those of later tasks included: the number of classes must be known.
     """
 
-    version = "1"
+    version = "2"  # the pass for the class means has the protocol's precision
 
     class Params(PresetParams):
         """Hyperparameters of PILoRA."""
@@ -128,7 +128,8 @@ class PILoRA(Aggregator):
         """Sends its count of each class of the task `[c]`, and the mean features of those it has enough of `[l, F]`."""
         task = client.task
         labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
-        sums, counts = class_sums(labelled, task.size, client.feature_dim)
+        with client.low_precision():
+            sums, counts = class_sums(labelled, task.size, client.feature_dim)
         enough = counts * client.protocol.local_epochs > self.params.min_visits
         return {
             "means": (sums[enough] / counts[enough, None]).float(),
