@@ -1,5 +1,6 @@
 """LoRM: the closed forms by hand and against least squares, bytes, frozen weights, what is deployed."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,9 @@ from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.precision import relative_difference
 from fcilbench.engine.statistics import layer_grams
+from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.outcome import MODULE, read_module
 from fcilbench.federation.round import run_round, update_rows
@@ -211,6 +214,8 @@ def test_a_rank_above_that_of_the_inputs_stays_finite():
 class MetaClient:
     """A client of a network without weights."""
 
+    low_precision = staticmethod(nullcontext)
+
     def __init__(self, method, body, inputs, features=768):
         with torch.device("meta"):
             network = Network(FeatureExtractor(body, features), 100)
@@ -258,6 +263,19 @@ def test_factors_of_text_models():
 
 
 # ---------------------------------------------------------------- real rounds
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("fp32", 0.0, 0.0), ("bf16", 1e-5, 0.03)])
+def test_grams_of_the_protocols_precision_are_float32_sums(make_experiment, norm_backbone, precision, least, most):
+    """bfloat16 keeps 8 bits of an input; of thousands of products its sums would lose far more than 3 %."""
+    federation = build(make_experiment(lorm(rank=2), backbone=norm_backbone, precision=precision))
+    client = ClientSession(federation, RoundContext(federation.schedule.phases[0], 0), 0)
+    federation.model.network.eval()
+    with client.low_precision():
+        found = client.grams(lambda name: name == "head")
+    for name, exact in client.grams(lambda name: name == "head").items():
+        assert found[name].total.dtype == torch.float64
+        assert least <= relative_difference(found[name].total, exact.total) <= most
 
 
 def test_rounds_alternate_and_the_backbone_never_moves(make_experiment, norm_backbone):

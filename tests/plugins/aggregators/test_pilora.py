@@ -1,5 +1,6 @@
 """PILoRA: loss and merge by hand, bytes, what trains in which task, networks."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -133,7 +134,7 @@ def test_means_of_classes_with_enough_visits():
     batch = Batch(features, torch.tensor([0, 0, 1]), torch.ones(3), Task(0, 0, 2))
     net = SimpleNamespace(features=lambda inputs: inputs)
     client = SimpleNamespace(net=net, task=batch.task, feature_dim=2, batches=lambda: [batch])
-    client.protocol = Protocol(local_epochs=3)
+    client.protocol, client.low_precision = Protocol(local_epochs=3), nullcontext
     sent = pilora().statistics(client)
     assert (sent["counts"].tolist(), sent["means"].tolist()) == ([2, 0], [[2.0, 3.0]])
     assert pilora(preset="original").statistics(client)["counts"].tolist() == [2, 1]
@@ -150,7 +151,8 @@ def test_bytes_of_vit_b16():
     features = torch.randn(20, 768)
     batch = Batch(features, torch.arange(20) % 10, torch.ones(20), Task(0, 0, 10))
     net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=batch.task, feature_dim=768, batches=lambda: [batch], protocol=Protocol())
+    client = SimpleNamespace(net=net, task=batch.task, feature_dim=768, batches=lambda: [batch])
+    client.protocol, client.low_precision = Protocol(), nullcontext
     assert (moved + nbytes(method.statistics(client))) / 1e6 == pytest.approx(0.1106, abs=1e-4)
     held = nbytes({p.name: model.vector[p.span] for p in model.layout.select(["*.lora_*", "*prototypes*"])})
     assert held / 1e6 == pytest.approx(0.7987, abs=1e-4)
