@@ -14,6 +14,7 @@ from fcilbench.spec.row import Row
 
 CONTROL = "‡"
 """Mark of a control."""
+INTERVAL = "± is the half width of the 95 % confidence interval of the mean over seeds (Student t)"
 
 
 def block_notes(
@@ -66,8 +67,7 @@ def board_notes(
             "mean rank over scenarios: of methods with a rank in every one of them; its interval is a bootstrap over "
             "scenarios and seeds, the critical difference is Nemenyi's (Demšar 2006)"
         )
-    notes.append("± is the half width of the 95 % confidence interval of the mean over seeds (Student t)")
-    return tuple(notes)
+    return (*notes, INTERVAL)
 
 
 def _differences(facts: Sequence[Mapping[str, str]]) -> str:
@@ -268,7 +268,8 @@ def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
     commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
     if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
         named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()) if commit)
-        notes.append(f"rows come from commits {named} of fcilbench; this checkout is {(here.commit or 'none')[:7]}")
+        checkout = f"; this checkout is {here.commit[:7]}" if here.commit else ""
+        notes.append(f"rows come from commits {named} of fcilbench{checkout}")
     if any(row.code.dirty for row in results):
         notes.append(f"{sum(bool(row.code.dirty) for row in results)} rows were made with uncommitted changes")
     return (*notes, *_environment_notes(results, here))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
-from fcilbench.boards.notes import CONTROL
+from fcilbench.boards.notes import CONTROL, INTERVAL
 from fcilbench.boards.scenario import as_facts
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.protocol import Protocol
@@ -41,6 +41,23 @@ def render(board: Board, form: str = "table", *, width: int = 100) -> str:
     if form not in FORMATS:
         raise UsageError(f"a board has no form {form!r}{nearest(form, FORMATS)}")
     return FORMATS[form](board, width)
+
+
+def brief(board: Board) -> Board:
+    """Returns what of a board fits one screen: the figure that ranks each column group, without ranks and notes."""
+    blocks = [
+        block.model_copy(
+            update={
+                "groups": tuple(g.model_copy(update={"columns": g.columns[:1]}) for g in block.groups if g.ranked),
+                "entries": tuple(
+                    e.model_copy(update={"ranks": {}, "reasons": (), "warnings": ()}) for e in block.entries
+                ),
+                "notes": (),
+            }
+        )
+        for block in board.blocks
+    ]
+    return board.model_copy(update={"blocks": tuple(blocks), "notes": (INTERVAL,)})
 
 
 def format_estimate(estimate: Estimate, column: Column, seeds: int) -> str:
@@ -166,7 +183,8 @@ def _text(board: Board, width: int) -> str:
         fits = max(map(len, whole)) <= width
         for table in [whole] if fits else [_table(block, (group,), width) for group in block.groups]:
             lines += ["", *table]
-        lines += ["", *(f"- {note}" for note in notes_of(block))]
+        notes = notes_of(block)
+        lines += ["", *(f"- {note}" for note in notes)] if notes else []
     for heading, rows in overall_tables(board):
         lines += ["", heading, "", *text_table([_OVERALL], rows, width=width, right=(1, 2))]
     return clean("\n".join([*lines, "", *(f"* {note}" for note in board.notes)])) + "\n"

@@ -24,25 +24,33 @@ from fcilbench.spec.row import Row
 from fcilbench.tables import clean, flatten
 
 
-def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store) -> str:
+def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store, title: str = "fcilbench report") -> str:
     """Returns the report.
 
     Args:
         boards: Boards of the rows, in the order of the page; those without a block are left out.
         rows: The rows behind them; light ones are read again from the store.
         store: Their results folder, for matrices, curves and environments.
+        title: Heading of the page.
     """
-    from jinja2 import Environment
-
     wanted = {row.cell_id for row in rows}
     whole = {cell_id: row for cell_id, row in store.latest().items() if cell_id in wanted}
     place = {cell_id: number for number, cell_id in enumerate(whole)}
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        files("fcilbench.boards").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    )
     data = {**_data(whole.values(), store), "charts": []}
     shown = [_board(board, place, whole, data["charts"]) for board in boards if board.blocks]
-    return clean(page.render(boards=shown, control=CONTROL, count=len(whole), data=_packed(data)))
+    return _page(title=title, boards=shown, control=CONTROL, count=len(whole), data=_packed(data))
+
+
+def render_index(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns a page that lists other pages in one table; the first cell of a row is the folder of its page."""
+    return _page(title=title, heads=heads, rows=rows, boards=[], data=_packed({}))
+
+
+def _page(**values: Any) -> str:
+    from jinja2 import Environment
+
+    text = files("fcilbench.boards").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    return clean(Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text).render(values))
 
 
 def _packed(value: Any) -> str:
@@ -109,7 +117,7 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
                     "name": entry.aggregator,
                     "x": statistics.fmean(row.cost.bytes_up + row.cost.bytes_down for row in own),
                     "y": found.mean,
-                    "half": found.half_width,
+                    "half": found.half_width and float(f"{found.half_width:.6g}"),  # equal on every machine
                     "curve": _mean_curve(curves),
                     "own": [place[each] for each in entry.cells if each in place],
                 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fcilbench.spec.row import Row
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
-_REPORT = ("accuracy", "overhead", "robustness")
+REPORT = ("accuracy", "overhead", "robustness")
 """Boards of the HTML report."""
 
 
@@ -55,7 +55,7 @@ def board(
 
     lookup("boards", name)  # before anything else: a typo is not "no rows"
     chosen = _form(form, output)
-    names = (name, *(each for each in _REPORT if each != name)) if chosen == "html" else (name,)
+    names = (name, *(each for each in REPORT if each != name)) if chosen == "html" else (name,)
     metrics = [metric for each in names for metric in board_metrics(each)]
     if suite is None:
         store, planned = Store(out), None
@@ -115,14 +115,17 @@ def build_board(
     store: Store,
     planned: Mapping[str, Cell] | None = None,
     reference: Reference | None = None,
+    *,
+    portable: bool = False,
 ) -> Any:
     """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan.
 
-    Rows get a warning where their tuning was not that of the others.
+    Rows get a warning where their tuning was not that of the others. A `portable` board compares the rows with this
+    checkout's code, and neither with its commit nor with this machine: everyone who has the code gets the same board.
     """
     from fcilbench.boards.notes import origin_notes, tuning_notes
 
-    here = _here(rows, store)
+    here = _here(rows, store, portable)
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     built = _board(name).build(rows, planned, here, reference)
@@ -155,7 +158,7 @@ def _form(form: options.Form, output: Path | None) -> str:
     return told or str(form)
 
 
-def _here(rows: Sequence[Row], store: Store) -> Here:
+def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     from fcilbench.boards.notes import Here
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import find
@@ -171,11 +174,11 @@ def _here(rows: Sequence[Row], store: Store) -> Here:
     for env in {row.env for row in rows}:
         record = store.environment(env)
         if record is not None:
-            found = environment_difference({**record, "worker": {}}, {**own, "worker": {}})
+            found = {} if portable else environment_difference({**record, "worker": {}}, {**own, "worker": {}})
             environments[env] = _some(
                 [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             )
-    return Here(source_state()[0], ENGINE_VERSION, digests, environments)
+    return Here(None if portable else source_state()[0], ENGINE_VERSION, digests, environments)
 
 
 def _some(parts: Sequence[str], shown: int = 4) -> str:

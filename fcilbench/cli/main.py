@@ -22,6 +22,7 @@ from fcilbench.cli import (
     results,
     run,
     show,
+    site,
     tune,
 )
 
@@ -61,6 +62,7 @@ _VERBS = (
     (check.check, "check suites/quickstart.yaml --deep"),
     (board.board, "board accuracy --out results -o board.md"),
     (board.figure, "figure curves --out results -o curves.pdf"),
+    (site.site, "site leaderboards"),
     (show.show, "show 9f2c --out results"),
     (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-baselines"),
     (check.schema, "schema suite"),

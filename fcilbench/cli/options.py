@@ -34,7 +34,7 @@ def _verbose(value: bool) -> bool:
     return value
 
 
-def _use_data_root(value: Path | None) -> Path:
+def use_data_root(value: Path | None) -> Path:
     """Returns the data root and puts it into the environment, where plugins and worker processes look for it."""
     from fcilbench.data.root import ENVIRONMENT, data_root
 
@@ -99,7 +99,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="ROOT",
-        callback=_use_data_root,
+        callback=use_data_root,
         help="Data root; default: FCILBENCH_DATA of the environment, else the user cache.",
     ),
 ]
@@ -160,6 +160,8 @@ Tolerance = Annotated[
         help="Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01.",
     ),
 ]
+Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the sample.")]
 Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", callback=_quiet, help="Errors and results only.", show_default=False)
 ]

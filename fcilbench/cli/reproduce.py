@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from fcilbench.cli import console, options
 from fcilbench.errors import CELLS_FAILED, OK, PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.results.compare import Difference
+    from fcilbench.results.compare import Comparison, Difference
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
 
@@ -21,6 +23,8 @@ OUT = Path("reproduced")
 _SAME_ORIGIN = {"*": 1e-9}
 _ELSEWHERE = {"accuracy/*": 0.05, "*": 0.01}
 """Tolerances: entries of the matrix are of fewer test images than the metrics."""
+_SHOWN = 4
+"""Differences that a line names."""
 
 
 def reproduce(
@@ -44,37 +48,72 @@ def reproduce(
     """
     from fcilbench.cli.results import parse_tolerances
     from fcilbench.cli.show import find_row
-    from fcilbench.results.compare import compare, pair_up
     from fcilbench.results.store import Store
 
     published = Store(source)
     row = find_row(published, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: there is no result to reproduce")
-    here = _train(row, out, gpus, offline)
-    found = compare(row, here, {})
-    strict = found.same_origin and here.device == "cpu"
-    allowed = {**parse_tolerances(tolerance), **(_SAME_ORIGIN if strict else _ELSEWHERE)}
-    pairs = pair_up(row, here, allowed)
-    bad = not all(each.within for each in pairs) or (strict and "model" in found.digests) or "data" in found.digests
-    _show(form, pairs, row, here)
+    again = train_again(row, out, gpus, offline, parse_tolerances(tolerance))
+    here, digests = again.here, again.found.digests
+    if here is None:
+        raise typer.Exit(again.exit_code)
+    _show(form, again.pairs, row, here)
     for line in _origin_lines(published, row, Store(out), here):
         console.say(line)
-    why = "though environment and code are the same" if strict else "as it may in another environment or by other code"
-    for name, (there, now) in found.digests.items():
+    why = "though environment and code are the same" if again.strict else "as it may by other code or elsewhere"
+    for name, (there, now) in digests.items():
         console.say(f"the {name}'s digest differs, {why}: published {there}, here {now}")
-    if "model" not in found.digests:
+    if "model" not in digests:
         console.say("the model's digest is equal")
-    console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if bad else 'reproduced'}; rows in {out}")
-    raise typer.Exit(CELLS_FAILED if bad else OK)
+    console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if again.problem else 'reproduced'}; rows in {out}")
+    raise typer.Exit(CELLS_FAILED if again.problem else OK)
 
 
-def _train(row: Row, out: Path, gpus: str, offline: bool) -> Row:
-    """Trains the cell of a row and returns its new row.
+@dataclass(frozen=True)
+class Again:
+    """A published cell that was trained again.
+
+    Attributes:
+        here: Its new row; `None` if it did not end here.
+        pairs: Every number of both results.
+        strict: Whether results must be equal: the environment and code of the row, on a CPU.
+        problem: Why it is not reproduced, in one line; empty if it is.
+        exit_code: Exit code of the run.
+    """
+
+    here: Row | None
+    found: Comparison
+    pairs: list[Difference]
+    strict: bool
+    problem: str
+    exit_code: int = OK
+
+
+def train_again(row: Row, out: Path, gpus: str, offline: bool, tolerance: Mapping[str, float]) -> Again:
+    """Trains the cell of a row here and compares the results.
 
     Raises:
-        Exit: If the cell fails here.
+        PrerequisiteError: If the cell cannot run here.
     """
+    from fcilbench.results.compare import compare, pair_up
+
+    here, exit_code = _train(row, out, gpus, offline)
+    found = compare(row, here or row, {})
+    if here is None or here.status != "ok":
+        problem = f"does not end here: {here.reason if here else 'no row'}"
+        console.say(f"cell {row.cell_id[:12]} {problem}")
+        return Again(None, found, [], False, problem, exit_code or CELLS_FAILED)
+    strict = found.same_origin and here.device == "cpu"
+    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE)})
+    parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in pairs if not each.within]
+    wrong = [name for name in found.digests if name == "data" or strict]
+    parts += [f"another digest of the {name}" for name in wrong]
+    return Again(here, found, pairs, strict, "; ".join(parts[:_SHOWN]))
+
+
+def _train(row: Row, out: Path, gpus: str, offline: bool) -> tuple[Row | None, int]:
+    """Trains the cell of a row and returns its new row, if there is one, and the exit code of the run."""
     from fcilbench.cli.plan import prepare
     from fcilbench.cli.run import train
     from fcilbench.execution.base import RunOptions
@@ -91,11 +130,7 @@ def _train(row: Row, out: Path, gpus: str, offline: bool) -> Row:
     if item.cell_id != row.cell_id:
         console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
     summary = train(prepared, RunOptions(devices=devices, offline=offline), "none")
-    here = summary.rows.get(item.cell_id)
-    if here is None or here.status != "ok":
-        console.say(f"cell {row.cell_id[:12]} does not end here: {here.reason if here else 'no row'}")
-        raise typer.Exit(summary.exit_code or CELLS_FAILED)
-    return here
+    return summary.rows.get(item.cell_id), summary.exit_code
 
 
 def suite_of(row: Row) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +16,11 @@ from fcilbench.errors import CELLS_FAILED, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from fcilbench.results.merge import Conflict
+    from fcilbench.results.store import Store
+    from fcilbench.results.verify import Problem
+    from fcilbench.spec.row import Row
 
-app = typer.Typer(help="Merge, export and track results folders.", no_args_is_help=True)
+app = typer.Typer(help="Merge, export, verify and track results folders.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: [bold]fcilbench results merge machine-a machine-b --out all[/bold]")
@@ -83,6 +89,71 @@ def export(
         console.show(f"{target}: {len(rows)} rows")
     else:
         console.show(f"{target}: {export_rows(store, Store(target), rows)} rows")
+
+
+@app.command(epilog="Example: [bold]fcilbench results verify leaderboards/mine --sample 3[/bold]")
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder that was exported.", metavar="FOLDER", show_default=False)],
+    *,
+    sample: options.Sample = 1,
+    seed: options.Seed = 0,
+    out: options.Out = Path("reproduced"),
+    tolerance: options.Tolerance = None,
+    gpus: options.Gpus = "auto",
+    data: options.Data = None,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Check a submission: rows, identities, data, environments and curves; then train some of its cells again.
+
+    Each problem is one line, `file:line: what`. The cells of the sample are drawn at random and compared as by
+    `fcilbench reproduce`. Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
+    """
+    from fcilbench.cli.reproduce import train_again
+    from fcilbench.results.store import Store
+    from fcilbench.results.verify import Problem
+    from fcilbench.results.verify import verify as verify_store
+
+    store = Store(folder)
+    rows, problems = verify_store(store)
+    problems += _data_problems(store, rows)
+    for each in problems:
+        console.show(str(each))
+    # The order of the lines must not choose the sample.
+    results = sorted((row.cell_id, number) for number, row in rows.items() if row.status == "ok")
+    drawn = Random(seed).sample(results, min(sample, len(results)))
+    for cell_id, number in drawn:
+        again = train_again(rows[number], out, gpus, offline, parse_tolerances(tolerance))
+        if again.problem:
+            problems.append(Problem(store.rows_path, number, f"cell {cell_id[:12]}: not reproduced: {again.problem}"))
+            console.show(str(problems[-1]))
+    console.say(f"{folder}: {len(rows)} rows, {len(drawn)} of them trained again, {len(problems)} problems")
+    if problems:
+        raise typer.Exit(CELLS_FAILED)
+
+
+def _data_problems(store: Store, rows: Mapping[int, Row]) -> list[Problem]:
+    """Returns the rows whose data are not what is on this machine; data that are not here are named and not checked."""
+    from fcilbench.execution.probe import verify_datasets
+    from fcilbench.results.verify import Problem
+
+    lines: dict[str, list[int]] = defaultdict(list)
+    for number, row in rows.items():
+        if row.data.fingerprint is not None:
+            lines[json.dumps([row.plugins["dataset"].name, row.params.dataset])].append(number)
+    problems = []
+    uses = [json.loads(each) for each in lines]
+    answers = verify_datasets([(name, params) for name, params in uses]) if uses else []
+    for (name, _), numbers, (reason, digest) in zip(uses, lines.values(), answers, strict=True):
+        if reason:
+            console.say(f"the data of {len(numbers)} rows are not compared: {name}: {reason}")
+            continue
+        for number in numbers:
+            if rows[number].data.fingerprint != digest:
+                text = f"cell {rows[number].cell_id[:12]}: other data of {name} than here ({digest})"
+                problems.append(Problem(store.rows_path, number, text))
+    return problems
 
 
 @app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking mlflow=http://tracking:5000[/bold]")

@@ -107,14 +107,21 @@ def open_trackers(store: Store, option: str | None) -> list[Tracker]:
 
 
 def _show_boards(prepared: Prepared, summary: Summary) -> None:
-    from fcilbench.boards.render import render
-    from fcilbench.cli.board import build_board
+    """Prints what of each board fits one screen, and writes the report of all boards."""
+    from fcilbench.boards.render import brief, render
+    from fcilbench.boards.report import render_report
+    from fcilbench.cli.board import REPORT, build_board
+    from fcilbench.files import write_atomic
 
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
-    rows = list(summary.rows.values())
-    if any(row.status == "ok" for row in rows):
-        for name in prepared.loaded.suite.boards:
-            console.show(render(build_board(name, rows, prepared.store, planned), width=console.width()))
+    rows, store = list(summary.rows.values()), prepared.store
+    if not any(row.status == "ok" for row in rows):
+        return
+    boards = {name: build_board(name, rows, store, planned) for name in {*REPORT, *prepared.loaded.suite.boards}}
+    for name in prepared.loaded.suite.boards:
+        console.show(render(brief(boards[name]), width=console.width()))
+    report = render_report([boards[name] for name in REPORT], rows, store, title=prepared.plan.expansion.name)
+    write_atomic(store.root / "report.html", report)
 
 
 def _say_summary(prepared: Prepared, summary: Summary) -> None:
@@ -128,3 +135,8 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
     for cell_id, owner in summary.elsewhere.items():
         console.say(f"  elsewhere {cell_id[:12]}  {owner}")
     console.say(f"rows in {prepared.store.rows_path}; `fcilbench show ID` prints one")
+    if summary.counts["ok"]:
+        console.say(
+            f"Next: open {prepared.store.root / 'report.html'}; its notes say what a claim must beat (controls, ‡), "
+            "its learning curves where a method forgets"
+        )

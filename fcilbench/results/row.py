@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any, get_args
 
 from fcilbench.results.provenance import Provenance
-from fcilbench.spec.cell import Cell, PluginKind
+from fcilbench.spec.cell import Cell, PluginKind, PluginUse
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
 from fcilbench.spec.outcome import Cost, Outcome
-from fcilbench.spec.protocol import SeedRole
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds
 from fcilbench.spec.row import (
     SCHEMA_VERSION,
     Code,
@@ -135,4 +135,29 @@ def row_params(cell: Cell) -> RowParams:
         seeds=cell.seeds.model_dump(mode="json", exclude={"index"}),
         evaluate=list(cell.evaluate.task_identity),
         runtime=cell.runtime.model_dump(mode="json"),
+    )
+
+
+def cell_of(row: Row) -> Cell:
+    """Returns the cell of a row with all that identifies it: the inverse of `build_row`, without runtime and limits.
+
+    Raises:
+        ValueError: If this version of fcilbench has no such cell (pydantic's ValidationError is one).
+    """
+    params = row.params
+    uses = {
+        kind: PluginUse(name=each.name, version=each.version, identity=each.identity, code_digest=each.code_digest)
+        for kind, each in row.plugins.items()
+    }
+    return Cell.model_validate(
+        {
+            **uses,
+            "suite": row.suite,
+            "protocol": Protocol.model_validate(params.protocol),
+            "tasks": tuple(params.tasks) if isinstance(params.tasks, list) else params.tasks,
+            "data_fingerprint": row.data.declared,
+            "partition": Partition.model_validate(params.partition),
+            "seeds": Seeds.model_validate({**params.seeds, "index": row.seed}),
+            "evaluate": Evaluation(task_identity=tuple(params.evaluate)),
+        }
     )

@@ -30,23 +30,25 @@ ENGINE_VERSION = 2
 """Raise it when federation, engine or vectors compute other numbers (the golden runs tell)."""
 
 
-def canonical(cell: Cell) -> dict[str, Any]:
+def canonical(cell: Cell, engine: int = ENGINE_VERSION) -> dict[str, Any]:
     """Returns the identity record of a cell: its identity fields that are not at their default, as plain JSON values.
+
+    `engine` is the engine version that computed the cell, if it is not that of this checkout.
 
     Raises:
         TypeError: If a field of a model on the way has no role, or a value is not JSON.
         ValueError: If a number is not finite.
     """
-    versions = {"identity": IDENTITY_VERSION, "protocol": PROTOCOL_VERSION, "engine": ENGINE_VERSION}
+    versions = {"identity": IDENTITY_VERSION, "protocol": PROTOCOL_VERSION, "engine": engine}
     return {"versions": versions, "cell": _plain(cell)}
 
 
-def cell_id(cell: Cell) -> str:
-    """Returns the identity of a cell: 64 hexadecimal digits.
+def cell_id(cell: Cell, engine: int = ENGINE_VERSION) -> str:
+    """Returns the identity of a cell: 64 hexadecimal digits; the arguments are those of `canonical`.
 
     Keys are sorted and separators compact; floats are written by `repr`, the shortest text that reads back equal.
     """
-    record = json.dumps(canonical(cell), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    record = json.dumps(canonical(cell, engine), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(record.encode()).hexdigest()
 
 

@@ -31,11 +31,11 @@ ALL = dict(commands())
 
 def test_all_verbs_are_there() -> None:
     assert {" ".join(path) for path in ALL} == {
-        *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce"),
+        *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
         *("tune start", "tune show"),
         *("plugins test", "plugins new", "plugins list", "plugins show"),
         *("data list", "data verify", "data fetch", "data path"),
-        *("results merge", "results export", "results sync", "module export", "module inspect"),
+        *("results merge", "results export", "results sync", "results verify", "module export", "module inspect"),
     }
 
 

@@ -98,7 +98,7 @@ def test_the_aggregator_is_the_third_party_package_and_under_40_lines():
 
 
 def test_the_grid_is_yaml_with_these_methods():
-    (block,) = [block for language, block in BLOCKS if language == "yaml"]
+    block = next(block for language, block in BLOCKS if language == "yaml")
     entries = YAML(typ="safe", pure=True).load(block)["grid"]["aggregator"]
     assert entries[2] == "acme-fcil/gossip"
     assert entries[3]["neighbours"] == 2

@@ -1,6 +1,8 @@
 """A third party's package: found, tested by its own test file and by the command line, and run beside a built-in."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,28 @@ def test_it_runs_in_a_suite_beside_fedavg(acme):
     assert found["gossip"]["params"]["aggregator"] == {"neighbours": 1}
     digests = {row["model_digest"] for row in rows}
     assert len(digests) == 3  # four unequal clients: each method ends elsewhere
+
+
+@pytest.mark.slow
+def test_contributings_recipe_compares_a_method_with_a_published_board_without_running_the_baselines(acme, tmp_path):
+    """Its commands as they stand there, on a small published board in the place of the quick start's."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    recipe = text.split("## Compare with a published board")[1].split("\n## ")[0]
+    suite, commands = re.findall(r"```(?:yaml|bash)\n(.*?)```", recipe, re.DOTALL)
+    (tmp_path / "suites").mkdir()
+    published = SUITE.replace(", acme-fcil/gossip, {use: gossip, label: wide, neighbours: 2}", ", sum, joint, ncm")
+    (tmp_path / "suites" / "quickstart.yaml").write_text(published)
+    made = acme.fcilbench("run", "suites/quickstart.yaml", "--tracking", "none", "--out", "made", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    acme.fcilbench("results", "export", "leaderboards/quickstart", "--out", "made", cwd=tmp_path)
+    (tmp_path / "mine.yaml").write_text(suite)
+    done = {}
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        done[" ".join(words[:2])] = each = acme.fcilbench(*words, cwd=tmp_path)
+        assert each.returncode == 0, each.stderr
+    assert "mine: 1 ok; 1 trained in this run" in done["run mine.yaml"].stderr
+    methods = [line.split()[0] for line in done["board accuracy"].stdout.splitlines() if " 1/1 " in line]
+    assert sorted({*methods}) == ["acme-fcil/gossip", "fedavg", "joint", "ncm", "sum"]
+    assert "5 rows, 1 of them trained again, 0 problems" in done["results verify"].stderr
+    assert (tmp_path / "leaderboards" / "mine" / "README.md").is_file()

@@ -1,0 +1,131 @@
+"""Checks a results folder that somebody submits: what its rows say must follow from what travels with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fcilbench.errors import UsageError
+from fcilbench.results.light import metric_values
+from fcilbench.results.provenance import digest, hardware_digest
+from fcilbench.results.row import cell_of
+from fcilbench.results.store import Store
+from fcilbench.spec.identity import IDENTITY_VERSION, cell_id
+from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.row import Row, parse_row
+
+_ROUNDING = 1e-9
+
+
+class Problem(NamedTuple):
+    """What is wrong at a line of a file; `str` gives one line of text."""
+
+    path: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def verify(store: Store) -> tuple[dict[int, Row], list[Problem]]:
+    """Checks every row of a folder without training anything.
+
+    A row must fit the schema; its cell id and seeds must follow from its parameters; its environment and resolved
+    suite must be there and have the digests that the row names. A result must also have a curve that ends in its
+    accuracy matrix, the declared data, and metrics that follow from its matrix.
+
+    Returns:
+        The rows by line, and the problems.
+
+    Raises:
+        UsageError: If the folder holds no rows.
+    """
+    if not store.exists():
+        raise UsageError(f"{store.root} holds no rows.jsonl", hint="`fcilbench results export` writes such a folder")
+    rows: dict[int, Row] = {}
+    problems: list[Problem] = []
+    for number, line in enumerate(store.rows_path.read_bytes().splitlines(), start=1):
+        try:
+            row = rows[number] = parse_row(json.loads(line))
+        except (ValueError, RecursionError, UsageError) as error:
+            problems.append(Problem(store.rows_path, number, f"not a row: {' '.join(str(error).split())[:200]}"))
+            continue
+        said = f"cell {row.cell_id[:12]}: "
+        found = [*_identity(row), *_records(store, row), *(_result(row) if row.status == "ok" else ())]
+        problems += [Problem(store.rows_path, number, said + text) for text in found]
+        if row.status == "ok":
+            problems += _curve(store, row, Problem(store.rows_path, number, said))
+    return rows, problems
+
+
+def _identity(row: Row) -> Iterator[str]:
+    """Yields what of a row's identity does not follow from its parameters."""
+    if row.identity_version != IDENTITY_VERSION or row.code.engine_version is None:
+        yield f"identity version {row.identity_version}, which this fcilbench ({IDENTITY_VERSION}) cannot compute"
+        return
+    try:
+        cell = cell_of(row)
+        expected = cell_id(cell, row.code.engine_version)
+    except (ValueError, TypeError) as error:
+        yield f"no cell has such parameters: {' '.join(str(error).split())[:200]}"
+        return
+    if expected != row.cell_id:
+        yield f"its parameters are those of cell {expected[:12]}"
+    wrong = [role for role, seed in row.seeds.items() if seed != cell.seeds.of(role)]
+    if wrong:
+        yield f"seeds of {', '.join(wrong)} do not follow from seed {row.seed}"
+
+
+def _records(store: Store, row: Row) -> Iterator[str]:
+    """Yields what is wrong with the environment and the resolved suite that travel with a row."""
+    record = store.environment(row.env)
+    if record is None or digest(record) != row.env:
+        yield f"its environment {_path(store, store.environment_path(row.env))} is {'another' if record else 'missing'}"
+    elif hardware_digest(record) != row.hardware_digest:
+        yield "its hardware digest is not that of its environment"
+    suite = store.suite(row.suite_digest) if row.suite_digest else None
+    if suite is None or digest(suite) != row.suite_digest:
+        yield f"its resolved suite is {'another' if suite else 'missing'}"
+
+
+def _result(row: Row) -> Iterator[str]:
+    """Yields what contradicts itself in a result."""
+    if row.data.declared and row.data.fingerprint != row.data.declared:
+        yield f"its data {row.data.fingerprint} are not the declared {row.data.declared}"
+    if not row.accuracy or not row.model_digest:
+        yield "a result without accuracy matrix or model digest"
+    derived = metric_values(row, [name for name, metric in METRICS.items() if metric.function is not None])
+    for name, value in derived.items():
+        recorded = row.metrics[name].value if name in row.metrics else value.value
+        if not _same(recorded, value.value):
+            yield f"{name} is {recorded}, but {value.value} by its accuracy matrix"
+
+
+def _curve(store: Store, row: Row, at: Problem) -> Iterator[Problem]:
+    """Yields what is wrong with the curve of a result; `at` is its row."""
+    path = store.cell_dir(row.cell_id) / "rounds.jsonl"
+    if not path.is_file():
+        yield at._replace(text=f"{at.text}its curve {_path(store, path)} is missing")
+        return
+    ends: dict[str, dict[int, Any]] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            event = json.loads(line)
+            for identity, values in event.get("accuracy", {}).items():
+                ends.setdefault(identity, {})[event["task"]] = values
+        except (ValueError, RecursionError, AttributeError, KeyError):
+            yield Problem(path, number, "not an event of a curve")
+    for identity, matrix in row.accuracy.items():
+        if ends.get(identity, {}).get(len(matrix) - 1) != matrix[-1]:
+            yield at._replace(text=f"{at.text}its curve does not end in the accuracies under {identity}")
+
+
+def _path(store: Store, path: Path) -> str:
+    return path.relative_to(store.root).as_posix()
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return one == other or (one is not None and other is not None and abs(one - other) <= _ROUNDING)

@@ -1,0 +1,74 @@
+"""What `results verify` checks without training, on the rows that leaderboards/quickstart publishes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fcilbench.errors import UsageError
+from fcilbench.results.store import Store
+from fcilbench.results.verify import verify
+
+PUBLISHED = Path(__file__).parents[2] / "leaderboards" / "quickstart"
+
+
+@pytest.fixture
+def store(tmp_path):
+    shutil.copytree(PUBLISHED, tmp_path / "mine")
+    return Store(tmp_path / "mine")
+
+
+def change(store, line, edit):
+    """Edits the row at a line of rows.jsonl and returns it."""
+    lines = store.rows_path.read_text().splitlines()
+    row = json.loads(lines[line - 1])
+    edit(row)
+    lines[line - 1] = json.dumps(row)
+    store.rows_path.write_text("\n".join(lines) + "\n")
+    return row
+
+
+def test_a_published_folder_has_no_problem(store):
+    rows, problems = verify(store)
+    assert problems == []
+    assert len(rows) == len(store.rows()) > 0
+    with pytest.raises(UsageError, match=r"holds no rows\.jsonl"):
+        verify(Store(store.root / "cells"))
+
+
+EDITS = {
+    "its parameters are those of cell": lambda row: row["params"]["protocol"].update(lr=0.5),
+    "seeds of train do not follow from seed": lambda row: row["seeds"].update(train=7),
+    "faa/none is 0.99, but ": lambda row: row["metrics"]["faa/none"].update(value=0.99),
+    "its curve does not end in the accuracies under none": lambda row: row["accuracy"]["none"][-1].reverse(),
+    "are not the declared sha256": lambda row: row["data"].update(fingerprint="sha256:" + "0" * 64),
+    "its hardware digest is not that of its environment": lambda row: row.update(hardware_digest="sha256:0"),
+    "is missing": lambda row: row.update(env="sha256:" + "0" * 64),
+    "its resolved suite is missing": lambda row: row.update(suite_digest="sha256:" + "0" * 64),
+    "no cell has such parameters": lambda row: row["params"]["protocol"].update(rounds=-1),
+    "identity version 1, which this fcilbench (2) cannot compute": lambda row: row.update(identity_version=1),
+    "a result without accuracy matrix or model digest": lambda row: row.update(model_digest=None),
+    "not a row: ": lambda row: row.update(status="good"),
+}
+
+
+@pytest.mark.parametrize("expected", EDITS)
+def test_each_problem_is_named_at_its_line(store, expected):
+    change(store, 2, EDITS[expected])
+    _, problems = verify(store)
+    assert {(each.path, each.line) for each in problems} == {(store.rows_path, 2)}
+    assert any(expected in str(each) for each in problems), problems
+
+
+def test_files_that_do_not_belong_to_their_row(store):
+    row = store.rows()[0]
+    curve = store.cell_dir(row.cell_id) / "rounds.jsonl"
+    curve.write_text("{\n" + curve.read_text())
+    assert [str(each) for each in verify(store)[1]] == [f"{curve}:1: not an event of a curve"]
+    curve.unlink()
+    (problem,) = verify(store)[1]
+    assert str(problem).startswith(f"{store.rows_path}:1: cell {row.cell_id[:12]}: its curve cells/{row.cell_id}/")
+    environment = store.environment_path(row.env)
+    environment.write_text(environment.read_text().replace("python", "snake"))
+    assert sum("is another" in each.text for each in verify(store)[1]) == len(store.rows())

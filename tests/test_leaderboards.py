@@ -1,0 +1,48 @@
+"""The committed pages of leaderboards/ are what `fcilbench site leaderboards` makes of the committed rows."""
+
+import base64
+import gzip
+import re
+import shutil
+from pathlib import Path
+
+from fcilbench.cli.site import site
+
+COMMITTED = Path(__file__).parents[1] / "leaderboards"
+
+
+def pages(folder):
+    """Returns every page by its path; packed data are unpacked, for libraries of compression differ in their bytes."""
+    found = {}
+    for path in sorted([*folder.rglob("README.md"), *folder.rglob("index.html")]):
+        text = path.read_text(encoding="utf-8")
+        found[str(path.relative_to(folder))] = re.sub(
+            r'(?<=atob\(")[^"]*', lambda packed: gzip.decompress(base64.b64decode(packed.group())).decode(), text
+        )
+    return found
+
+
+def test_the_pages_are_up_to_date(tmp_path, monkeypatch):
+    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+    fresh = tmp_path / "fresh"
+    shutil.copytree(COMMITTED, fresh)
+    for page in [*fresh.glob("*/README.md"), *fresh.rglob("index.html")]:
+        page.unlink()
+    site(fresh)
+    old, new = pages(COMMITTED), pages(fresh)
+    differing = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    assert differing == [], "run `fcilbench site leaderboards` and commit what it writes"
+
+
+def test_every_folder_with_rows_has_a_page_that_the_index_names():
+    folders = {path.parent.name for path in COMMITTED.glob("*/rows.jsonl")}
+    assert {"quickstart", "small-baselines"} <= folders
+    for index, link in (("README.md", "]({}/README.md)"), ("index.html", 'href="{}/index.html"')):
+        text = (COMMITTED / index).read_text(encoding="utf-8")
+        assert [name for name in folders if link.format(name) not in text] == []
+
+
+def test_rows_of_older_code_say_so():
+    text = (COMMITTED / "small-baselines" / "README.md").read_text(encoding="utf-8")
+    assert "rows are of older code than this checkout: engine version not recorded" in text
+    assert re.search(r"\| \[small-baselines\].* older \(\d+ rows\) \|", (COMMITTED / "README.md").read_text())
