@@ -144,6 +144,9 @@ class TestAfterARun:
         assert (failure["kind"], failure["type"], failure["message"]) == ("plugin", "ValueError", "no good")
         assert "no good" in (cli.folder / "results" / failure["traceback_path"]).read_text()
         assert "Accuracy board" in done.stdout
+        assert len(done.stdout.splitlines()) <= 16  # a board on one screen, and then:
+        assert done.stderr.splitlines()[-1].startswith("Next: open results/report.html; ")
+        assert "Accuracy board" in (cli.folder / "results" / "report.html").read_text()
         assert "[3/3]" in done.stderr
         assert "\x1b[" not in done.stdout + done.stderr
         assert not (cli.folder / "results" / "mlflow.db").exists()
@@ -215,12 +218,19 @@ class TestAfterARun:
         assert "the model's digest is equal" in done.stderr
         assert f"cell {row['cell_id'][:12]} is reproduced" in done.stderr
 
+        good = cli("results", "verify", "published", "--data", "data")
+        assert good.returncode == 0, good.stdout + good.stderr
+        assert (good.stdout, "1 of them trained again, 0 problems" in good.stderr) == ("", True)
+
         row["metrics"]["faa/none"]["value"] += 0.02
         (cli.folder / "published" / "rows.jsonl").write_text(json.dumps(row) + "\n")
         wrong = cli("reproduce", row["cell_id"][:8], "--from", "published")
         assert wrong.returncode == 3, wrong.stderr
         assert re.search(r"faa/none .* NO\n", wrong.stdout)
         assert "is not reproduced" in wrong.stderr
+        found = cli("results", "verify", "published", "--sample", "0")
+        assert found.returncode == 3
+        assert found.stdout.startswith("published/rows.jsonl:1: cell " + row["cell_id"][:12] + ": faa/none is ")
         loose = cli("reproduce", row["cell_id"][:8], "--from", "published", "--tolerance", "faa/*=0.03")
         assert loose.returncode == 0, loose.stderr
         failed = next(each for each in cli.json("show")["rows"] if each["status"] == "failed")
