@@ -138,9 +138,11 @@ def suite_of(row: Row) -> dict[str, Any]:
     from fcilbench.spec.protocol import Runtime
 
     params = row.params
+    options = {kind: getattr(params, kind) for kind in row.plugins}
+    # A method may have an option with the name of a protocol field, as `joint` has `batch_size`.
+    options["aggregator"] = {f"aggregator.{name}": value for name, value in params.aggregator.items()}
     axes: dict[str, Any] = {
-        kind: [{"use": record.name.removeprefix("fcilbench/"), **getattr(params, kind)}]
-        for kind, record in row.plugins.items()
+        kind: [{"use": record.name.removeprefix("fcilbench/"), **options[kind]}] for kind, record in row.plugins.items()
     }
     if params.tasks is not None:
         axes["dataset"][0]["tasks"] = params.tasks
