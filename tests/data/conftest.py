@@ -1,13 +1,9 @@
 """Small images in the formats that the archives have, and a local web server that misbehaves on request."""
 
-from __future__ import annotations
-
 import io
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +11,14 @@ from PIL import Image
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path_factory, monkeypatch):
     """A cache folder of the test's own."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FCILBENCH_CACHE", str(folder))
     return folder
 
 
-def _image(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30), mode: str = "RGB", **options: object) -> Path:
+def _image(path, seed=0, size=(40, 30), mode="RGB", **options):
     """Writes a smooth image with some noise, whose format follows from the name."""
     random = np.random.default_rng(seed)
     base = np.linspace(0, 200, size[0] * size[1] * 3).reshape(size[1], size[0], 3)
@@ -33,7 +29,7 @@ def _image(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30), mode: st
 
 
 @pytest.fixture
-def image() -> Callable[..., Path]:
+def image():
     """Returns `image(path, seed, (width, height), mode)`."""
     return _image
 
@@ -74,9 +70,9 @@ class Web:
     asked: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
+def _handler(web):
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             wanted = self.headers.get("Range", "")
             web.asked.append((self.path, wanted))
             answer = web.answers.get(self.path, DecisionRule(b"<html>gone</html>", 404, "text/html"))
@@ -93,14 +89,14 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body[: answer.stops])
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     return Handler
 
 
 @pytest.fixture
-def web() -> Iterator[Web]:
+def web():
     web = Web("")
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(web))
     web.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -113,12 +109,12 @@ def web() -> Iterator[Web]:
 
 
 @pytest.fixture
-def answer() -> type[DecisionRule]:
+def answer():
     return DecisionRule
 
 
 @pytest.fixture
-def png() -> bytes:
+def png():
     """A whole image file of noise, long enough to be cut."""
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from fcilbench.errors import DataError
         ([3000, 2500, 2000], 1500, [600, 500, 400]),  # three classes of EuroSAT
     ],
 )
-def test_quota_by_hand(sizes: list[int], count: int, quota: list[int]) -> None:
+def test_quota_by_hand(sizes, count, quota):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     content = [i.to_bytes(4, "big") for i in range(len(labels))]
     train, test = stratified_split(labels, content, count)
@@ -27,7 +25,7 @@ def test_quota_by_hand(sizes: list[int], count: int, quota: list[int]) -> None:
     assert sorted([*train, *test]) == list(range(len(labels)))
 
 
-def test_content_decides_not_the_order() -> None:
+def test_content_decides_not_the_order():
     labels = np.array([0, 0, 0, 1, 1, 1])
     content = [b"c", b"a", b"b", b"z", b"y", b"x"]
     assert stratified_split(labels, content, 2)[1].tolist() == [1, 5]
@@ -37,7 +35,7 @@ def test_content_decides_not_the_order() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([1, 9], 2), ([5, 5], 1), ([5, 5], 9)])
-def test_no_class_is_left_without_samples(sizes: list[int], count: int) -> None:
+def test_no_class_is_left_without_samples(sizes, count):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     with pytest.raises(DataError, match=f"cannot give {count} test samples to all classes"):
         stratified_split(labels, [b""] * len(labels), count)

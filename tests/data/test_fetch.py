@@ -1,7 +1,5 @@
 """Whatever a server does, the answer is one error that helps, and nothing half-written stays."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io
@@ -10,10 +8,8 @@ import resource
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +19,7 @@ from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
 
-def tar_of(**files: bytes) -> bytes:
+def tar_of(**files):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in files.items():
@@ -36,14 +32,14 @@ def tar_of(**files: bytes) -> bytes:
 BODY = tar_of(pets__train__cat=os.urandom(300), pets__test__cat=b"t", litter=b"x")
 
 
-def facts(web: Any, body: bytes = BODY, **changes: Any) -> dict[str, Any]:
+def facts(web, body=BODY, **changes):
     """What a plugin declares whose archive is `body` at `/pets.tgz`."""
     archive = Archive("pets.tgz", f"md5:{hashlib.md5(body).hexdigest()}", "us", f"{web.url}/pets.tgz", len(body))
     declared = {**asdict(archive), **changes}
     return {"layouts": [["pets/train", "pets/test"]], "archives": [declared], "by_hand": "", "homepage": "https://pets"}
 
 
-def everything(root: Path) -> set[str]:
+def everything(root):
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
@@ -52,7 +48,7 @@ PUT_IT_THERE = f"put pets.tgz (md5:{hashlib.md5(BODY).hexdigest()}, published by
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def full_disk():
     """A write beyond 100 bytes of a file fails as on a full disk; pytest's own files are spared before and after."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -63,7 +59,7 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer, known: bool) -> None:
+def test_fetches_verifies_and_unpacks(tmp_path, web, answer, known):
     web.answers["/pets.tgz"] = answer(BODY, length=known)
     declared = {} if known else {"checksum": f"sha256:{hashlib.sha256(BODY).hexdigest()}", "size": None}
     seen: list[tuple[str, int, int | None]] = []
@@ -74,7 +70,7 @@ def test_fetches_verifies_and_unpacks(tmp_path: Path, web, answer, known: bool) 
     assert seen[-1] == ("pets.tgz", len(BODY), len(BODY) if known else None)
 
 
-def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
+def test_what_is_there_needs_no_network(tmp_path, web, answer):
     web.answers["/pets.tgz"] = answer(BODY)
     fetch("pets", facts(web), tmp_path)
     web.asked.clear()
@@ -85,11 +81,11 @@ def test_what_is_there_needs_no_network(tmp_path: Path, web, answer) -> None:
     assert everything(tmp_path) == ALL
 
 
-def test_data_without_files_need_nothing(tmp_path: Path) -> None:
+def test_data_without_files_need_nothing(tmp_path):
     assert fetch("digits", {"layouts": [], "archives": []}, tmp_path) == ()
 
 
-def test_offline_says_what_to_put_where(tmp_path: Path, web) -> None:
+def test_offline_says_what_to_put_where(tmp_path, web):
     with pytest.raises(DataError, match=f"pets: {web.url}/pets.tgz: not fetched, since --offline") as caught:
         fetch("pets", facts(web), tmp_path, offline=True)
     assert f"{PUT_IT_THERE}{tmp_path}/archives" in (caught.value.hint or "")
@@ -108,7 +104,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_answer_is_one_error_and_leaves_nothing(tmp_path: Path, web, answer, fault: str) -> None:
+def test_a_bad_answer_is_one_error_and_leaves_nothing(tmp_path, web, answer, fault):
     behaviour, reason = FAULTS[fault]
     web.answers["/pets.tgz"] = answer(**behaviour)
     with pytest.raises(DataError) as caught:
@@ -120,14 +116,14 @@ def test_a_bad_answer_is_one_error_and_leaves_nothing(tmp_path: Path, web, answe
     assert everything(tmp_path) == set()
 
 
-def test_nobody_there(tmp_path: Path, web) -> None:
+def test_nobody_there(tmp_path, web):
     declared = facts(web, url="http://127.0.0.1:9/pets.tgz")
     with pytest.raises(DataError, match=r"pets: http://127\.0\.0\.1:9/pets\.tgz: cannot be reached \("):
         fetch("pets", declared, tmp_path)
     assert everything(tmp_path) == set()
 
 
-def test_broken_transfer_goes_on_where_the_server_can(tmp_path: Path, web, answer) -> None:
+def test_broken_transfer_goes_on_where_the_server_can(tmp_path, web, answer):
     third = len(BODY) // 3 + 1
     web.answers["/pets.tgz"] = answer(BODY, stops=third, ranges=True)
     fetch("pets", facts(web), tmp_path)
@@ -136,7 +132,7 @@ def test_broken_transfer_goes_on_where_the_server_can(tmp_path: Path, web, answe
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_broken_transfer_is_told_where_the_server_starts_anew(tmp_path: Path, web, answer, length: bool) -> None:
+def test_broken_transfer_is_told_where_the_server_starts_anew(tmp_path, web, answer, length):
     web.answers["/pets.tgz"] = answer(BODY, stops=100, length=length)
     with pytest.raises(DataError, match=f"the transfer broke off after 100 of {len(BODY)} bytes"):
         fetch("pets", facts(web), tmp_path)
@@ -146,7 +142,7 @@ def test_broken_transfer_is_told_where_the_server_starts_anew(tmp_path: Path, we
     assert everything(tmp_path) == ALL
 
 
-def test_the_next_call_goes_on_too(tmp_path: Path, web, answer) -> None:
+def test_the_next_call_goes_on_too(tmp_path, web, answer):
     web.answers["/pets.tgz"] = answer(BODY, stops=10, ranges=True)
     with pytest.raises(DataError, match=f"broke off after 50 of {len(BODY)} bytes"):
         fetch("pets", facts(web), tmp_path)
@@ -158,7 +154,7 @@ def test_the_next_call_goes_on_too(tmp_path: Path, web, answer) -> None:
     assert everything(tmp_path) == ALL
 
 
-def test_a_wrong_beginning_is_not_kept(tmp_path: Path, web, answer) -> None:
+def test_a_wrong_beginning_is_not_kept(tmp_path, web, answer):
     """The file has changed since the transfer broke off: the checksum tells, and the next call starts anew."""
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
     (tmp_path / "archives").mkdir()
@@ -170,7 +166,7 @@ def test_a_wrong_beginning_is_not_kept(tmp_path: Path, web, answer) -> None:
     assert web.asked[-1][1] == ""
 
 
-def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
+def test_a_second_process_is_told(tmp_path, web, answer):
     web.answers["/pets.tgz"] = answer(BODY)
     (tmp_path / "archives").mkdir()
     part = tmp_path / "archives/.pets.tgz.part"
@@ -183,14 +179,14 @@ def test_a_second_process_is_told(tmp_path: Path, web, answer) -> None:
         assert part.read_bytes() == b"half"
 
 
-def test_full_disk_leaves_nothing(tmp_path: Path, web, answer) -> None:
+def test_full_disk_leaves_nothing(tmp_path, web, answer):
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
     with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"), full_disk():
         fetch("pets", facts(web), tmp_path)
     assert everything(tmp_path) == set()
 
 
-def test_a_wrong_file_put_there_by_hand_is_refused_and_left(tmp_path: Path, web) -> None:
+def test_a_wrong_file_put_there_by_hand_is_refused_and_left(tmp_path, web):
     (tmp_path / "archives").mkdir()
     place = tmp_path / "archives/pets.tgz"
     place.write_bytes(b"mine")
@@ -200,7 +196,7 @@ def test_a_wrong_file_put_there_by_hand_is_refused_and_left(tmp_path: Path, web)
     assert web.asked == []
 
 
-def test_archive_without_an_address(tmp_path: Path, web) -> None:
+def test_archive_without_an_address(tmp_path, web):
     declared = {**facts(web, url=""), "by_hand": "its site is gone:"}
     reason = r"pets: pets\.tgz cannot be fetched automatically: its site is gone$"
     with pytest.raises(DataError, match=reason) as caught:
@@ -213,14 +209,14 @@ def test_archive_without_an_address(tmp_path: Path, web) -> None:
     assert (tmp_path / "pets/test/cat").read_bytes() == b"t"
 
 
-def test_plugin_without_archives(tmp_path: Path) -> None:
+def test_plugin_without_archives(tmp_path):
     declared = {"layouts": [["pets"]], "archives": [], "homepage": "https://pets"}
     with pytest.raises(DataError, match="its plugin declares no archive") as caught:
         fetch("pets", declared, tmp_path)
     assert caught.value.hint == f"get it from https://pets and put it at {tmp_path}/pets"
 
 
-def test_zip(tmp_path: Path, web, answer) -> None:
+def test_zip(tmp_path, web, answer):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name in ("pets/train/cat", "pets/test/cat", "__MACOSX/pets/._cat"):
@@ -230,7 +226,7 @@ def test_zip(tmp_path: Path, web, answer) -> None:
     assert everything(tmp_path) == ALL
 
 
-def test_what_is_in_the_way_stays(tmp_path: Path, web, answer) -> None:
+def test_what_is_in_the_way_stays(tmp_path, web, answer):
     web.answers["/pets.tgz"] = answer(BODY)
     (tmp_path / "pets/train").mkdir(parents=True)
     with pytest.raises(DataError, match="pets: unpacked, but there is no") as caught:
@@ -238,7 +234,7 @@ def test_what_is_in_the_way_stays(tmp_path: Path, web, answer) -> None:
     assert caught.value.hint == f"move {tmp_path}/pets out of the way and try again"
 
 
-def test_parts_go_into_their_folder(tmp_path: Path, web, answer) -> None:
+def test_parts_go_into_their_folder(tmp_path, web, answer):
     """As for Stanford Cars: two archives and a plain file below one folder."""
     bodies = {"train.tgz": tar_of(train__a=b"1"), "kit.tgz": tar_of(kit__a=b"1"), "labels.mat": b"MATLAB 5.0"}
     archives = []
@@ -253,11 +249,11 @@ def test_parts_go_into_their_folder(tmp_path: Path, web, answer) -> None:
     assert (tmp_path / "cars/labels.mat").read_bytes() == b"MATLAB 5.0"
 
 
-def left(folder: Path) -> list[str]:
+def left(folder):
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def tar(path: Path, *entries: tarfile.TarInfo) -> Path:
+def tar(path, *entries):
     with tarfile.open(path, "w") as file:
         for entry in entries:
             entry.size = 1 if entry.isreg() else 0
@@ -265,7 +261,7 @@ def tar(path: Path, *entries: tarfile.TarInfo) -> Path:
     return path
 
 
-def link(name: str, target: str) -> tarfile.TarInfo:
+def link(name, target):
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname = tarfile.SYMTYPE, target
     return entry
@@ -280,7 +276,7 @@ def link(name: str, target: str) -> tarfile.TarInfo:
         [link("a", "../..")],
     ],
 )
-def test_tar_that_would_write_elsewhere_is_refused(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
+def test_tar_that_would_write_elsewhere_is_refused(tmp_path, entries):
     archive = tar(tmp_path / "a.tar", tarfile.TarInfo("good"), *entries)
     with pytest.raises(DataError, match=r"cannot unpack .*a\.tar into .*"):
         unpack(archive, tmp_path / "deep" / "out", ["good", "a", "evil"])
@@ -289,7 +285,7 @@ def test_tar_that_would_write_elsewhere_is_refused(tmp_path: Path, entries: list
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "..\\evil", "C:/evil"])
-def test_zip_never_writes_elsewhere(tmp_path: Path, name: str) -> None:
+def test_zip_never_writes_elsewhere(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("good", b"x")
         file.writestr(name, b"x")
@@ -297,7 +293,7 @@ def test_zip_never_writes_elsewhere(tmp_path: Path, name: str) -> None:
     assert everything(tmp_path) == {"a.zip", "deep/out/good"}
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_damaged_archives(tmp_path):
     tgz, zipped = tmp_path / "a.tgz", tmp_path / "a.zip"
     tgz.write_bytes(tar_of(good=os.urandom(100_000))[:-20])
     with zipfile.ZipFile(zipped, "w") as file:
@@ -309,7 +305,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     assert left(tmp_path / "out") == []
 
 
-def test_full_disk_at_unpacking_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_at_unpacking_leaves_nothing(tmp_path):
     archive = tmp_path / "a.tgz"
     archive.write_bytes(tar_of(good=bytes(5000)))
     with pytest.raises(DataError, match=r"cannot unpack .*a\.tgz into .*out: File too large"), full_disk():

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,7 +12,7 @@ CENTRAL = 256 / 224
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (224, 224), (500, 375), (33, 333), (256, 300)])
 @pytest.mark.parametrize("size", [32, 224])
-def test_resizes_and_crops_as_torchvision_does(tmp_path: Path, image, shape: tuple[int, int], size: int) -> None:
+def test_resizes_and_crops_as_torchvision_does(tmp_path, image, shape, size):
     from torchvision import transforms as T
 
     path = image(tmp_path / "a.png", 1, shape)
@@ -28,13 +24,13 @@ def test_resizes_and_crops_as_torchvision_does(tmp_path: Path, image, shape: tup
     np.testing.assert_array_equal(found, expected)
 
 
-def test_native_size_without_margin_is_the_image_itself(tmp_path: Path, image) -> None:
+def test_native_size_without_margin_is_the_image_itself(tmp_path, image):
     path = image(tmp_path / "a.png", 2, (64, 64))
     with Image.open(path) as opened:
         np.testing.assert_array_equal(read_image(path, 64, 1.0), np.asarray(opened))
 
 
-def flat(path: Path, mode: str, colour: object, **options: object) -> list[int]:
+def flat(path, mode, colour, **options):
     Image.new(mode, (16, 16), colour).save(path, **options)
     pixels = read_image(path, 8, 1.0)
     assert pixels.shape == (8, 8, 3)
@@ -42,7 +38,7 @@ def flat(path: Path, mode: str, colour: object, **options: object) -> list[int]:
     return pixels[0, 0].tolist()
 
 
-def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
+def test_every_mode_becomes_rgb(tmp_path):
     assert flat(tmp_path / "grey.jpg", "L", 90, quality=95) == [90, 90, 90]
     assert flat(tmp_path / "bits.png", "1", 1) == [255, 255, 255]
     assert flat(tmp_path / "deep.png", "I;16", 0xAB12) == [0xAB, 0xAB, 0xAB]
@@ -61,14 +57,14 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "value"), [("F", 0.5), ("I", 70_000)])
-def test_edge_12_pixels_of_unknown_scale_are_refused(tmp_path: Path, mode: str, value: float) -> None:
+def test_edge_12_pixels_of_unknown_scale_are_refused(tmp_path, mode, value):
     """Edge case 12: a float TIFF in [0, 1] became black, and 32-bit integers white."""
     Image.new(mode, (16, 16), value).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match=rf"broken image .*a\.tif: pixels of mode '{mode}' have no known scale"):
         read_image(tmp_path / "a.tif", 8, 1.0)
 
 
-def test_cmyk_jpeg(tmp_path: Path) -> None:
+def test_cmyk_jpeg(tmp_path):
     """Pillow writes them as Adobe does, inverted, and reads them back."""
     Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=95)
     assert read_image(tmp_path / "a.jpg", 8, 1.0)[4, 4].tolist() == pytest.approx([255, 0, 0], abs=4)
@@ -76,14 +72,14 @@ def test_cmyk_jpeg(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 10, 60, -100])
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_truncated_file_is_named(tmp_path: Path, image, kept: int, suffix: str) -> None:
+def test_truncated_file_is_named(tmp_path, image, kept, suffix):
     path = image(tmp_path / f"a.{suffix}", 3, (200, 200))
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(DataError, match=f"broken image {path}: "):
         read_image(path, 8, 1.0)
 
 
-def test_a_broken_file_among_many_is_named(tmp_path: Path, image) -> None:
+def test_a_broken_file_among_many_is_named(tmp_path, image):
     files = [image(tmp_path / f"{i}.png", i) for i in range(40)]
     files[33].write_bytes(b"no image")
     with pytest.raises(DataError, match=f"broken image {files[33]}: cannot identify image file"):
@@ -92,7 +88,7 @@ def test_a_broken_file_among_many_is_named(tmp_path: Path, image) -> None:
         _ = ImageFiles([tmp_path / "gone.png"], 8).digests
 
 
-def test_rows_keep_their_order_and_an_index_selects(tmp_path: Path, image) -> None:
+def test_rows_keep_their_order_and_an_index_selects(tmp_path, image):
     files = [image(tmp_path / f"{i}.png", i) for i in range(100)]
     images = ImageFiles(files, 8)
     for row, path in zip(images, files, strict=True):
@@ -104,8 +100,8 @@ def test_rows_keep_their_order_and_an_index_selects(tmp_path: Path, image) -> No
     np.testing.assert_array_equal(decoded(part).inputs[1], read_image(files[3], 8, 1.0))
 
 
-def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image) -> None:
-    def digest(path: Path, label: int, size: int) -> str:
+def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path, image):
+    def digest(path, label, size):
         samples = Samples(ImageFiles([path], size), np.array([label]))
         return number(Corpus(samples, samples, ("a", "b", "c")))[1]
 
@@ -116,13 +112,13 @@ def test_digest_tells_the_bytes_and_the_label_not_the_size(tmp_path: Path, image
     assert digest(image(tmp_path / "a.png", 9), 1, 8) != one
 
 
-def touch(folder: Path, *names: str) -> None:
+def touch(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
 
-def test_lists_images_by_class_and_passes_over_the_rest(tmp_path: Path) -> None:
+def test_lists_images_by_class_and_passes_over_the_rest(tmp_path):
     touch(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/x.jpg", "n01/Thumbs.db", "n01/._x.jpg", "README.txt", ".git/c.jpg")
     names, images = class_folders(tmp_path)
     assert names == ("n01", "n02")
@@ -130,7 +126,7 @@ def test_lists_images_by_class_and_passes_over_the_rest(tmp_path: Path) -> None:
     assert images.labels.tolist() == [0, 1, 1]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read folder .*/none: No such file"):
         class_folders(tmp_path / "none")
     with pytest.raises(DataError, match="has no class folders"):
@@ -140,7 +136,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         class_folders(tmp_path)
 
 
-def test_tree_must_have_the_same_classes(tmp_path: Path) -> None:
+def test_tree_must_have_the_same_classes(tmp_path):
     touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png")
     with pytest.raises(DataError, match="different class folders: b is in one only"):
         class_tree(tmp_path / "train", tmp_path / "test")
@@ -150,7 +146,7 @@ def test_tree_must_have_the_same_classes(tmp_path: Path) -> None:
     assert (len(corpus.train), len(corpus.test)) == (2, 2)
 
 
-def test_a_folder_within_a_folder_of_its_own_name(tmp_path: Path) -> None:
+def test_a_folder_within_a_folder_of_its_own_name(tmp_path):
     touch(tmp_path, "cars/cars/1.jpg", "cars/README.txt", "birds/birds/1.jpg", "birds/fish/1.jpg")
     assert unnested(tmp_path / "cars") == tmp_path / "cars" / "cars"
     assert unnested(tmp_path / "birds") == tmp_path / "birds"  # a class of that name beside others

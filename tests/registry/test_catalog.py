@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -183,10 +181,7 @@ def test_a_corrupt_or_unwritable_cache_is_ignored(gossip, tmp_path, monkeypatch)
 BROKEN = {
     "raises": ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
     "exits": ("raise SystemExit(3)", "SystemExit: 3"),
-    "dies": (
-        "import os, sys; sys.stderr.write('farewell\\n'); sys.stderr.flush(); os._exit(7)",
-        "code 7: farewell",
-    ),
+    "dies": ("import os, sys; sys.stderr.write('farewell\\n'); sys.stderr.flush(); os._exit(7)", "code 7: farewell"),
     "no_plugin": ("class P: version = '1'", "P does not derive from fcilbench.api.Plugin"),
     "version": (
         "from fcilbench.spec.plugin import Plugin\nclass P(Plugin):\n    version = 2",

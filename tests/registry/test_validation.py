@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pydantic import ValidationError, field_validator, model_validator
@@ -25,7 +23,7 @@ class Behind(Plain):
 
     @model_validator(mode="before")
     @classmethod
-    def _before(cls, raw: Any) -> Any:
+    def _before(cls, raw):
         return raw
 
 
@@ -35,13 +33,13 @@ class Checked(Params):
 
     @field_validator("low")
     @classmethod
-    def _even(cls, value: int) -> int:
+    def _even(cls, value):
         if value == 13:
             raise ValueError("13 is unlucky")
         return value
 
     @model_validator(mode="after")
-    def _ordered(self) -> Checked:
+    def _ordered(self):
         if self.low > self.high:
             raise ValueError("low must not be above high")
         return self
@@ -74,8 +72,7 @@ def test_nothing_is_coerced(model, options, message):
 
 
 @pytest.mark.parametrize(
-    ("low", "problem"),
-    [(13, Problem(("low",), "low: 13 is unlucky")), (3, Problem((), "low must not be above high"))],
+    ("low", "problem"), [(13, Problem(("low",), "low: 13 is unlucky")), (3, Problem((), "low must not be above high"))]
 )
 def test_the_authors_own_messages_come_through(low, problem):
     with pytest.raises(ValidationError) as hit:

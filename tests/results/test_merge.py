@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -11,11 +9,11 @@ from fcilbench.results.store import Store
 
 
 @pytest.fixture
-def stores(tmp_path) -> tuple[Store, Store, Store]:
+def stores(tmp_path):
     return Store(tmp_path / "a"), Store(tmp_path / "b"), Store(tmp_path / "merged")
 
 
-def _curve(store: Store, cell_id: str, text: str) -> None:
+def _curve(store, cell_id, text):
     (store.make_cell_dir(cell_id) / "rounds.jsonl").write_text(text)
 
 

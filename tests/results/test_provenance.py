@@ -1,19 +1,16 @@
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from fcilbench.results.provenance import capture, digest, environment, hardware_digest, host_digest, source_state
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _git(folder, *arguments):
     identity = {
         "GIT_AUTHOR_NAME": "a",
         "GIT_AUTHOR_EMAIL": "a@b",
@@ -27,7 +24,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
+def checkout(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -45,8 +42,7 @@ def _fresh():
 
 
 @pytest.mark.parametrize(
-    ("file", "dirty"),
-    [(None, False), ("package/__init__.py", True), ("package/new.py", True), ("notes.txt", False)],
+    ("file", "dirty"), [(None, False), ("package/__init__.py", True), ("package/new.py", True), ("notes.txt", False)]
 )
 def test_a_checkout_has_its_commit_and_is_dirty_if_the_package_differs(checkout, monkeypatch, tmp_path, file, dirty):
     if file is not None:

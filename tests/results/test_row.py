@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import json
 import math
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -141,7 +138,7 @@ def test_what_has_no_schema_version_is_no_row(raw):
         parse_row(raw)
 
 
-def _without_prose(schema: Any) -> Any:
+def _without_prose(schema):
     if isinstance(schema, dict):
         prose = [key for key in ("description", "title") if isinstance(schema.get(key), str)]
         return {key: _without_prose(value) for key, value in schema.items() if key not in prose}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pandas
 import pytest
@@ -186,12 +183,12 @@ APPEND = """
 """
 
 
-def _appender(root: Path, row: Path, first: int, last: int) -> subprocess.Popen[str]:
+def _appender(root, row, first, last):
     command = [sys.executable, "-c", textwrap.dedent(APPEND), str(root), str(row), str(first), str(last)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _start(*children: subprocess.Popen[str]) -> None:
+def _start(*children):
     for child in children:
         assert child.stdout.readline() == "ready\n"
     for child in children:

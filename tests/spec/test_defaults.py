@@ -4,14 +4,11 @@ A default is not part of a cell's identity: its owner's version stands for it. S
 version, else rows that were computed with the old value would pass as results of the new one.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from fcilbench.registry.entrypoints import find, load
@@ -23,12 +20,12 @@ LIST = Path(__file__).with_name("defaults.json")
 COMMAND = "python tests/spec/test_defaults.py"
 
 
-def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
+def defaults_of(model):
     fields = {name: default_of(field) for name, field in model.model_fields.items() if role_of(field) != "runtime"}
     return {name: to_jsonable_python(default) for name, default in fields.items() if default is not REQUIRED}
 
 
-def current() -> dict[str, Any]:
+def current():
     """Returns version and defaults of each owner, as the code has them now."""
     models = (Protocol, Partition, Seeds, Evaluation)
     found = {model.__name__: {"version": PROTOCOL_VERSION, "defaults": defaults_of(model)} for model in models}
@@ -40,7 +37,7 @@ def current() -> dict[str, Any]:
     return found
 
 
-def broken(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def broken(old, new):
     """Returns the defaults that changed under an unchanged version, one line each."""
     lines = []
     for owner in sorted(old.keys() & new.keys()):
@@ -57,13 +54,13 @@ def broken(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return lines
 
 
-def test_a_changed_default_has_a_raised_version_and_the_list_is_complete() -> None:
+def test_a_changed_default_has_a_raised_version_and_the_list_is_complete():
     old, new = json.loads(LIST.read_text()), current()
     assert not broken(old, new), "\n".join(broken(old, new))
     assert old == new, f"options were added or removed, or a version was raised: run `{COMMAND}` and commit the list"
 
 
-def test_what_counts_as_a_broken_default() -> None:
+def test_what_counts_as_a_broken_default():
     old = {
         "Protocol": {"version": 1, "defaults": {"lr": 1e-5, "old": 1}},
         "aggregators/sum": {"version": "1", "defaults": {"k": 1}},

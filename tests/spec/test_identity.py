@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -22,11 +20,11 @@ from fcilbench.spec.protocol import (
 )
 
 
-def plugin(name: str, **identity: object) -> PluginUse:
+def plugin(name, **identity):
     return PluginUse(name=f"acme/{name}", label=name, version="1", params=dict(identity), identity=dict(identity))
 
 
-def cell(**changes: object) -> Cell:
+def cell(**changes):
     fields: dict[str, object] = {
         "dataset": plugin("data"),
         "backbone": plugin("net"),
@@ -49,7 +47,7 @@ class Outer(BaseModel):
 
 def test_an_untagged_field_is_found_and_refused():
     with pytest.raises(TypeError, match=r"Inner\.untagged is neither"):
-        canonical(Outer())  # type: ignore[arg-type]
+        canonical(Outer())
 
 
 def test_record_by_hand():
@@ -76,7 +74,7 @@ def test_digest_by_hand():
         t: int = runtime_field(1)
 
     text = '{"cell":{"a":"y","b":1e-05},"versions":{"engine":2,"identity":2,"protocol":1}}'
-    assert cell_id(Tiny(a="y", b=1e-5)) == hashlib.sha256(text.encode()).hexdigest()  # type: ignore[arg-type]
+    assert cell_id(Tiny(a="y", b=1e-5)) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_new_option_with_a_neutral_default_changes_no_id():
@@ -84,7 +82,7 @@ def test_a_new_option_with_a_neutral_default_changes_no_id():
         label_smoothing: float = identity_field(0.0)
 
     class GrownCell(Cell):
-        protocol: Grown = identity_field(default_factory=Grown)  # type: ignore[assignment]
+        protocol: Grown = identity_field(default_factory=Grown)
         audit: str = identity_field("off")
 
     old = cell(protocol=Protocol(rounds=2))
