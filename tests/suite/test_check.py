@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fcilbench.errors import UsageError
@@ -8,7 +6,7 @@ from fcilbench.suite.check import CHECKS, run_checks
 IDS = list(CHECKS)
 
 
-def ran(report) -> list[str]:
+def ran(report):
     return [result.id for result in report.results if result.ran]
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fcilbench.spec.identity import cell_id
@@ -10,7 +8,7 @@ from fcilbench.suite.resolve import route
 
 @pytest.fixture
 def cells(lab, write):
-    def make(text: str, *overrides: str):
+    def make(text, *overrides):
         return expand(load_suite(write(text), overrides)).cells
 
     return make

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -174,16 +171,3 @@ def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, ba
     items = make_plan(expand(load_suite(path)), known).items
     assert [item.state for item in items] == ["stale", "stale"]
     assert items[1].why.startswith("code changed: lab/ten")
-
-
-def test_a_thousand_cells_are_planned_quickly(lab, write, base):
-    rings = ", ".join(f"{{use: ring, lambda_s: {i / 10}}}" for i in range(10))
-    text = base.replace("[mean, ring]", f"[{rings}]") + "seeds: 100\n"
-    path = write(text + "tuned: [{where: {seed: 3}, set: {lr: 0.1}}]\n")
-    rows = [row(cell) for cell in expand(load_suite(path)).cells]
-    assert len(rows) == 1000
-    start = time.perf_counter()
-    plan = make_plan(expand(load_suite(path)), view(*rows))
-    elapsed = time.perf_counter() - start
-    assert plan.counts == {"done": 1000}
-    assert elapsed < 2.0

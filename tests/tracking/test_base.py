@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import pytest
 
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
-from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Report, open_tracker, sync
 from fcilbench.tracking.mlflow import MLflowTracker
 
@@ -19,18 +16,18 @@ def test_a_tracker_is_found_by_its_plugin_name(tmp_path):
 
 
 class _Spy:
-    def __init__(self) -> None:
+    def __init__(self):
         self.report = Report()
         self.calls: list[tuple[str, str]] = []
 
-    def suite_started(self, suite: str, facts: object) -> None:
+    def suite_started(self, suite, facts):
         self.calls.append(("start", suite))
 
-    def cell_finished(self, row: Row) -> None:
+    def cell_finished(self, row):
         self.calls.append((row.status, row.suite))
         self.report.logged += 1
 
-    def suite_finished(self, interrupted: bool = False) -> None:
+    def suite_finished(self, interrupted=False):
         self.calls.append(("end", ""))
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fcilbench.tracking.curves import Point, curve_points, flat_params, texts
 
 
