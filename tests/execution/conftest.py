@@ -1,6 +1,5 @@
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from fcilbench.execution.base import RunOptions
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.protocol import Limits, Partition, Seeds
-from fcilbench.spec.row import Row
 from fcilbench.suite.expand import Expansion
 from fcilbench.suite.plan import Plan, PlanItem
 
@@ -19,11 +17,11 @@ FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 class Kit:
     """Cells, plans and what a run leaves in its store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store):
         self.store = store
 
-    def cell(self, name: str, script: Sequence[str] = ("ok",), *, wall: float | None = None, retries: int = 1) -> Cell:
-        def use(kind: str) -> PluginUse:
+    def cell(self, name, script=("ok",), *, wall=None, retries=1):
+        def use(kind):
             return PluginUse(name=f"fcilbench/{kind}", label=kind, version="1", code_digest="d")
 
         return Cell(
@@ -37,36 +35,36 @@ class Kit:
             limits=Limits(wall_seconds=wall, retries=retries),
         )
 
-    def id(self, name: str) -> str:
+    def id(self, name):
         return hashlib.sha256(name.encode()).hexdigest()
 
-    def plan(self, *cells: Cell) -> Plan:
+    def plan(self, *cells):
         items = [PlanItem(cell, self.id(cell.aggregator.label), "new") for cell in cells]
         return Plan(Expansion("test", list(cells)), items)
 
-    def row(self, name: str) -> Row:
+    def row(self, name):
         return self.store.latest()[self.id(name)]
 
-    def folder(self, name: str) -> Path:
+    def folder(self, name):
         return self.store.cell_dir(self.id(name))
 
-    def pids(self, name: str) -> list[int]:
+    def pids(self, name):
         return [int(pid) for pid in (self.folder(name) / "pids.txt").read_text().split()]
 
-    def diary(self, name: str) -> list[int]:
+    def diary(self, name):
         return [int(line) for line in (self.folder(name) / "diary.txt").read_text().split()]
 
 
 @pytest.fixture(scope="session")
-def new_kit() -> Callable[[Path], Kit]:
+def new_kit():
     return lambda folder: Kit(Store(folder))
 
 
 @pytest.fixture
-def kit(tmp_path: Path) -> Kit:
+def kit(tmp_path):
     return Kit(Store(tmp_path / "results"))
 
 
 @pytest.fixture
-def options() -> RunOptions:
+def options():
     return RunOptions(worker=(sys.executable, str(FAKE_WORKER)), grace_seconds=2.0)

@@ -1,6 +1,7 @@
 """A real supervisor process: `python supervise.py STORE JOBS CELL...`, each cell as `name=behaviour,behaviour`."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -10,8 +11,6 @@ from fcilbench.results.store import Store
 
 here = Path(__file__).parent
 spec = importlib.util.spec_from_file_location("conftest", here / "conftest.py")
-assert spec is not None
-assert spec.loader is not None
 conftest = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(conftest)
 
@@ -20,6 +19,7 @@ kit = conftest.Kit(store)
 cells = [kit.cell(name, script.split(",")) for name, _, script in (text.partition("=") for text in sys.argv[3:])]
 known = store.latest()
 todo = [cell for cell in cells if (row := known.get(kit.id(cell.aggregator.label))) is None or row.status != "ok"]
-options = RunOptions(worker=(sys.executable, str(here / "fake_worker.py")), jobs=int(sys.argv[2]), grace_seconds=2.0)
+grace = float(os.environ.get("GRACE", "2"))
+options = RunOptions(worker=(sys.executable, str(here / "fake_worker.py")), jobs=int(sys.argv[2]), grace_seconds=grace)
 assert "torch" not in sys.modules
 sys.exit(run_plan(kit.plan(*todo), store, options=options).exit_code)

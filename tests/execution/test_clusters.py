@@ -6,15 +6,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.execution.base import RunOptions
 from fcilbench.execution.run import run_plan
 
 ray = pytest.importorskip("ray")
@@ -28,7 +25,7 @@ needs_slurm = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
+def two_nodes():
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     yield cluster
@@ -36,7 +33,7 @@ def two_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     script = Path(__file__).with_name("slurm_node.sh")
     with (folder / "start.log").open("w") as log:
@@ -52,10 +49,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.kill(int((folder / f"{name}.pid").read_text()), signal.SIGTERM)
 
 
-def soon(condition: Callable[[], object], action: Callable[[], object]) -> None:
+def soon(condition, action):
     """Does something, from a thread, once a condition holds."""
 
-    def wait() -> None:
+    def wait():
         while not condition():
             time.sleep(0.05)
         action()
@@ -63,12 +60,16 @@ def soon(condition: Callable[[], object], action: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def begun(kit: Any, name: str) -> Callable[[], bool]:
+def job_ids():
+    return subprocess.run(["squeue", "--me", "-rho", "%i"], capture_output=True, text=True, check=True).stdout.split()
+
+
+def begun(kit, name):
     diary: Path = kit.folder(name) / "diary.txt"
     return diary.exists
 
 
-def test_ray_runs_cells_of_every_end(kit: Any, options: RunOptions, two_nodes: Any) -> None:
+def test_ray_runs_cells_of_every_end(kit, options, two_nodes):
     cells = [
         kit.cell("a", ["rounds:3:0.05"]),
         kit.cell("b", ["skip"]),
@@ -83,9 +84,7 @@ def test_ray_runs_cells_of_every_end(kit: Any, options: RunOptions, two_nodes: A
     assert kit.store.environment(kit.row("a").env)["worker"] == {"torch": "none", "visible": ""}
 
 
-def test_a_lost_ray_node_costs_its_cell_a_retry_and_the_cell_goes_on(
-    kit: Any, options: RunOptions, two_nodes: Any
-) -> None:
+def test_a_lost_ray_node_costs_its_cell_a_retry_and_the_cell_goes_on(kit, options, two_nodes):
     lost = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
     cells = [kit.cell(name, ["rounds:8:0.3"]) for name in "abc"]
     soon(lambda: all(begun(kit, name)() for name in "abc"), lambda: two_nodes.remove_node(lost, allow_graceful=False))
@@ -96,28 +95,22 @@ def test_a_lost_ray_node_costs_its_cell_a_retry_and_the_cell_goes_on(
         assert sorted(set(kit.diary(name))) == list(range(8))
 
 
-def test_ray_with_memory_gone_retries_alone(kit: Any, options: RunOptions, two_nodes: Any) -> None:
+def test_ray_with_memory_gone_retries_alone(kit, options, two_nodes):
     chosen = replace(options, executor=f"ray,address={two_nodes.address}", jobs=2)
     run_plan(kit.plan(kit.cell("a", ["oom", "ok"])), kit.store, options=chosen)
     assert (kit.row("a").status, kit.row("a").attempts) == ("ok", 2)
 
 
-def test_an_interrupt_ends_ray_cells_and_the_same_command_goes_on(
-    kit: Any, options: RunOptions, two_nodes: Any
-) -> None:
+def test_an_interrupt_ends_ray_cells_and_the_same_command_goes_on(kit, options, two_nodes):
     chosen = replace(options, executor=f"ray,address={two_nodes.address}")
     soon(begun(kit, "a"), lambda: os.kill(os.getpid(), signal.SIGINT))
-    asked = time.monotonic()
-    run_plan(kit.plan(kit.cell("a", ["rounds:400:0.05", "rounds:5:0.05"])), kit.store, options=chosen)
-    assert kit.row("a").status == "interrupted"
-    assert time.monotonic() - asked < 30
-    (kit.folder("a") / "diary.txt").unlink()
-    (kit.folder("a") / "checkpoint.pt").write_text("3")
-    run_plan(kit.plan(kit.cell("a", ["rounds:400:0.05", "rounds:5:0.05"])), kit.store, options=chosen)
-    assert (kit.row("a").status, kit.diary("a")) == ("ok", [3, 4])
+    for status in ("interrupted", "ok"):
+        run_plan(kit.plan(kit.cell("a", ["rounds:3:0:hang", "rounds:5:0"])), kit.store, options=chosen)
+        assert kit.row("a").status == status
+    assert kit.diary("a") == [0, 1, 2, 3, 4]
 
 
-def test_no_cluster_is_said_in_one_line(kit: Any, options: RunOptions) -> None:
+def test_no_cluster_is_said_in_one_line(kit, options):
     with pytest.raises(PrerequisiteError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         run_plan(kit.plan(kit.cell("a")), kit.store, options=replace(options, executor="ray,address=127.0.0.1:1"))
 
@@ -130,12 +123,12 @@ def test_no_cluster_is_said_in_one_line(kit: Any, options: RunOptions) -> None:
         ("ray,gpus=-1", "gpus=-1"),
     ],
 )
-def test_an_illegal_option_of_an_executor(kit: Any, options: RunOptions, text: str, message: str) -> None:
+def test_an_illegal_option_of_an_executor(kit, options, text, message):
     with pytest.raises(UsageError, match=message):
         run_plan(kit.plan(kit.cell("a")), kit.store, options=replace(options, executor=text))
 
 
-def test_submitit_without_slurm(kit: Any, options: RunOptions) -> None:
+def test_submitit_without_slurm(kit, options):
     cells = [kit.cell("a", ["rounds:3:0.05"]), kit.cell("b", ["crash", "ok"]), kit.cell("c", ["hang"], wall=1.0)]
     run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="slurm,cluster=local"))
     assert [kit.row(name).status for name in "abc"] == ["ok", "ok", "timeout"]
@@ -143,28 +136,24 @@ def test_submitit_without_slurm(kit: Any, options: RunOptions) -> None:
 
 
 @needs_slurm
-def test_slurm_runs_an_array_and_a_cancelled_job_is_a_death(kit: Any, options: RunOptions, slurm: None) -> None:
+def test_slurm_runs_an_array_and_a_cancelled_job_is_a_death(kit, options, slurm):
     cells = [kit.cell("a", ["rounds:3:0.05"]), kit.cell("b", ["rounds:400:0.1", "ok"])]
-
-    def cancel() -> None:
-        jobs = subprocess.run(["squeue", "--me", "-rho", "%i"], capture_output=True, text=True, check=True).stdout
-        subprocess.run(["scancel", *jobs.split()], check=True)
-
-    soon(lambda: begun(kit, "b")() and "a" in {row.coords["aggregator"] for row in kit.store.latest().values()}, cancel)
+    a_ended = (kit.folder("a") / "row.json").exists
+    soon(lambda: begun(kit, "b")() and a_ended(), lambda: subprocess.run(["scancel", *job_ids()], check=True))
     run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="slurm,parallel=2"))
     assert [kit.row(name).status for name in "ab"] == ["ok", "ok"]
     assert [kit.row(name).attempts for name in "ab"] == [1, 2]
 
 
 @needs_slurm
-@pytest.mark.slow
-def test_a_job_at_its_time_limit_is_requeued_and_goes_on(kit: Any, options: RunOptions, slurm: None) -> None:
-    cell = kit.cell("a", ["rounds:60:1.0"])
-    # Slurm may warn 30 s early: a longer warning could come before the job can hear it, at its very start.
+def test_a_job_at_its_time_limit_is_requeued_and_goes_on(kit, options, slurm):
+    """The signal of the limit is sent at once: Slurm's shortest limit is a minute."""
+    cell = kit.cell("a", ["rounds:60:0.1"])
+    soon(begun(kit, "a"), lambda: subprocess.run(["scancel", "--signal=USR2", *job_ids()], check=True))
     run_plan(kit.plan(cell), kit.store, options=replace(options, executor="slurm,minutes=1,warning=5"))
     assert (kit.row("a").status, kit.row("a").attempts) == ("ok", 1)
     logs = (kit.store.root / "slurm").glob("*.err")
     assert any("JOB REQUEUE" in log.read_text() for log in logs)
     assert len(kit.pids("a")) > 1  # it was started more than once
     assert sorted(set(kit.diary("a"))) == list(range(60))
-    assert len(kit.diary("a")) <= 62  # a round that was not yet in the checkpoint is repeated, no more
+    assert len(kit.diary("a")) <= 61  # a round that was not yet in the checkpoint is repeated, no more

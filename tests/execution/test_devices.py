@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
@@ -11,7 +9,7 @@ ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000, 550.54
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nvidia_smi(tmp_path, monkeypatch):
     """A program of that name, which the tests write."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -21,12 +19,12 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def two_gpus(nvidia_smi: Path) -> None:
+def two_gpus(nvidia_smi):
     nvidia_smi.write_text(f"#!/bin/sh\ncat <<END\n{ANSWER}END\n")
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_gpus_are_read_from_nvidia_smi() -> None:
+def test_gpus_are_read_from_nvidia_smi():
     first, second = find_gpus()
     assert (first.index, first.uuid, first.name) == (0, "GPU-aa11", "NVIDIA H100 80GB HBM3")
     assert (first.memory, first.free) == (81559 * 1024**2, 81000 * 1024**2)
@@ -38,14 +36,14 @@ def test_gpus_are_read_from_nvidia_smi() -> None:
     ("visible", "indices"),
     [("0,1", [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1", []), ("GPU-bb", [1]), ("0,7,1", [0])],
 )
-def test_cuda_visible_devices_is_respected(visible: str, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_visible_devices_is_respected(visible, indices, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.index for gpu in find_gpus()] == indices
     assert choose_devices("auto") == ([str(index) for index in indices] or [""])
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_choice_of_devices() -> None:
+def test_choice_of_devices():
     assert choose_devices("auto") == ["0", "1"]
     assert choose_devices("1") == ["1"]
     assert choose_devices("none") == [""]
@@ -56,7 +54,7 @@ def test_choice_of_devices() -> None:
             choose_devices(nonsense)
 
 
-def test_a_failing_nvidia_smi_means_no_gpu(nvidia_smi: Path) -> None:
+def test_a_failing_nvidia_smi_means_no_gpu(nvidia_smi):
     nvidia_smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
     assert find_gpus() == []
     assert choose_devices("auto") == [""]

@@ -2,9 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any
 
-from fcilbench.execution.base import RunOptions
 from fcilbench.execution.run import run_plan
 
 QUEUE = """
@@ -50,9 +48,7 @@ class Queue:
 """
 
 
-def test_waiting_in_a_queue_is_no_time_out_but_a_started_cell_has_its_limit(
-    kit: Any, options: RunOptions, install: Any
-) -> None:
+def test_waiting_in_a_queue_is_no_time_out_but_a_started_cell_has_its_limit(kit, options, install):
     install("acme-queue", {"acme_queue.py": QUEUE}, {"executors": {"queue": "acme_queue:Queue"}})
     cells = [kit.cell("a", ["rounds:2:0.05"], wall=0.9), kit.cell("b", ["hang"], wall=0.3), kit.cell("c")]
     begun = time.monotonic()

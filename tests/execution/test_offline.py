@@ -38,6 +38,6 @@ print("done")
 """
 
 
-def test_only_this_host_can_be_reached() -> None:
+def test_only_this_host_can_be_reached():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "done\n", done.stderr

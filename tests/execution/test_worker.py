@@ -2,10 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,8 @@ VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 
 pytestmark = pytest.mark.slow
 
 
-def make_cell(do: str = "", **dataset: Any) -> Cell:
-    def use(name: str, **params: Any) -> PluginUse:
+def make_cell(do="", **dataset):
+    def use(name, **params):
         return PluginUse(name=name, label=name, version="1", params=params)
 
     return Cell(
@@ -36,7 +34,7 @@ def make_cell(do: str = "", **dataset: Any) -> Cell:
 
 
 @pytest.fixture(scope="module")
-def environment(put: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(put, tmp_path_factory):
     """The environment of a worker that has the third party's package installed."""
     evil = (Path(__file__).parents[1] / "hostile" / "evil.py").read_text()
     site = put(tmp_path_factory.mktemp("site"), "acme", {"evil.py": evil}, {"aggregators": {"acme": "evil:Evil"}})
@@ -46,12 +44,12 @@ def environment(put: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 class Worker:
     """A worker process and what it has said."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, environment, folder):
         self.child = WorkerProcess(environment)
         self.folder = folder
         self.events: list[Event] = []
 
-    def wait(self, until: Callable[[Event], bool], seconds: float = 120.0) -> Event:
+    def wait(self, until, seconds=120.0):
         deadline = time.monotonic() + seconds
         seen = 0
         while True:
@@ -66,7 +64,7 @@ class Worker:
             assert time.monotonic() < deadline, f"the worker said only {self.events}"
             time.sleep(0.02)
 
-    def run(self, name: str, cell: Cell | dict[str, Any], **options: Any) -> tuple[Event, Path]:
+    def run(self, name, cell, **options):
         self.events = []
         workdir = self.folder / name
         workdir.mkdir()
@@ -76,13 +74,13 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def worker(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def worker(environment, tmp_path_factory):
     worker = Worker(environment, tmp_path_factory.mktemp("cells"))
     yield worker
     worker.child.close()
 
 
-def test_one_process_runs_cell_after_cell(worker: Worker) -> None:
+def test_one_process_runs_cell_after_cell(worker):
     finished, workdir = worker.run("first", make_cell())
     assert finished["event"] == "finished", finished
     first = Outcome.model_validate(finished["outcome"])
@@ -100,7 +98,7 @@ def test_one_process_runs_cell_after_cell(worker: Worker) -> None:
     assert second.accuracy == first.accuracy
 
 
-def test_what_plugins_print_goes_to_the_log_of_the_cell(worker: Worker) -> None:
+def test_what_plugins_print_goes_to_the_log_of_the_cell(worker):
     for name in ("print", "after-close"):
         finished, workdir = worker.run(name, make_cell("print"))
         assert "outcome" in finished
@@ -122,7 +120,7 @@ def test_what_plugins_print_goes_to_the_log_of_the_cell(worker: Worker) -> None:
         ("refuse", {"event": "skipped", "reason": "needs text"}),
     ],
 )
-def test_every_end_has_its_name(worker: Worker, do: str, event: Event) -> None:
+def test_every_end_has_its_name(worker, do, event):
     said, workdir = worker.run(do, make_cell(do))
     assert event.items() <= said.items()
     assert (workdir / "traceback.txt").exists() == (do != "refuse")
@@ -131,7 +129,7 @@ def test_every_end_has_its_name(worker: Worker, do: str, event: Event) -> None:
         assert "ValueError: no" in (workdir / "log.txt").read_text()
 
 
-def test_what_is_not_the_methods_fault_is_told_apart(worker: Worker) -> None:
+def test_what_is_not_the_methods_fault_is_told_apart(worker):
     said, _ = worker.run("missing", make_cell(name="fcilbench/cifar100"))
     assert (said["event"], said["kind"]) == ("failed", "prerequisite")
     said, _ = worker.run("nonsense", {"dataset": 3})
@@ -141,7 +139,7 @@ def test_what_is_not_the_methods_fault_is_told_apart(worker: Worker) -> None:
     assert said["message"] == "offline: connection to example.invalid refused"
 
 
-def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment, tmp_path):
     worker = Worker(environment, tmp_path)
     said, workdir = worker.run("crash", make_cell("crash"))
     worker.child.close()
@@ -149,7 +147,7 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(environment: dict[str,
     assert "Fatal Python error: Segmentation fault" in (workdir / "log.txt").read_text()
 
 
-def test_an_orphan_ends_by_itself(environment: dict[str, str]) -> None:
+def test_an_orphan_ends_by_itself(environment):
     worker = Worker(environment, Path())
     os.close(worker.child._requests)
     deadline = time.monotonic() + 10
