@@ -1,14 +1,11 @@
 """A hostile plugin through the real command line: each of its cells gets its own status, and no other cell notices."""
 
 import json
-import time
-from typing import Any
 
 import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE
 from fcilbench.results.store import Store
-from fcilbench.spec.row import Row
 
 pytestmark = pytest.mark.slow
 ENDS: dict[str, tuple[str, str, str]] = {
@@ -36,30 +33,31 @@ grid:
   partition: [iid]
   aggregator: [{aggregators}]
   stress: [none]
-limits: {{wall: 15s, retries: 0}}
+limits: {{wall: {wall}, retries: 0}}
 """
-RUN = ("run", "s.yaml", "--tracking", "none", "--jobs")
+RUN = ("--tracking", "none", "--jobs")
 
 
 @pytest.fixture(scope="module")
-def store(command: Any) -> Store:
-    evil = [f"{{use: evil, label: {do}, do: {do}}}" for do in ("stuck", *ENDS)]
-    suite = SUITE.format(aggregators=", ".join([evil[0], "fedavg", *evil[1:-1], "sum"]))
-    (command.folder / "s.yaml").write_text(suite)
-    done = command("", *RUN, "2", "--out", "r")
-    assert done.returncode == CELLS_FAILED, done.stderr
-    assert "internal error" not in done.stderr
+def store(command):
+    evil = {do: f"{{use: evil, label: {do}, do: {do}}}" for do in ENDS}
+    stuck = evil.pop("stuck")
+    for name, methods, wall in (("stuck", [stuck], "4s"), ("s", ["fedavg", *evil.values(), "sum"], "10m")):
+        (command.folder / f"{name}.yaml").write_text(SUITE.format(aggregators=", ".join(methods), wall=wall))
+        done = command("", "run", f"{name}.yaml", *RUN, "2", "--out", "r")
+        assert done.returncode == CELLS_FAILED, done.stderr
+        assert "internal error" not in done.stderr
     assert not (command.folder / "hijacked").exists()  # B6: workers imported queue.py of the working folder
     return Store(command.folder / "r")
 
 
 @pytest.fixture(scope="module")
-def rows(store: Store) -> dict[str, Row]:
+def rows(store):
     return {str(row.coords["aggregator"]): row for row in store.scan()}
 
 
 @pytest.mark.parametrize("do", ENDS)
-def test_every_end_has_its_name(rows: dict[str, Row], store: Store, do: str) -> None:
+def test_every_end_has_its_name(rows, store, do):
     status, kind, message = ENDS[do]
     row = rows[do]
     assert row.status == status, row.failure
@@ -75,19 +73,17 @@ def test_every_end_has_its_name(rows: dict[str, Row], store: Store, do: str) -> 
         json.loads(line, parse_constant=pytest.fail)
 
 
-def test_no_cell_changes_another(rows: dict[str, Row], store: Store, command: Any) -> None:
+def test_no_cell_changes_another(rows, store, command):
     assert rows["innocent"].model_digest == rows["fedavg"].model_digest
-    assert command("", *RUN, "1", "--out", "clean", "--only", "aggregator:sum").returncode == OK
+    assert command("", "run", "s.yaml", *RUN, "1", "--out", "clean", "--only", "aggregator:sum").returncode == OK
     (clean,) = Store(command.folder / "clean").rows()
     for name in ("model_digest", "accuracy", "metrics"):
         assert getattr(rows["sum"], name) == getattr(clean, name)
 
 
-def test_an_import_that_hangs_is_limited_and_named(command: Any) -> None:
-    (command.folder / "slow.yaml").write_text(SUITE.format(aggregators="fedavg, slow"))
-    begun = time.monotonic()
+def test_an_import_that_hangs_is_limited_and_named(command):
+    (command.folder / "slow.yaml").write_text(SUITE.format(aggregators="fedavg, slow", wall="1m"))
     limit = "import fcilbench.registry.process as p; p.ANSWER_SECONDS = 4; "
     done = command(limit, "check", "slow.yaml")
     assert done.returncode == PREREQUISITE, done.stdout + done.stderr
     assert "plugin evil/slow is broken: no answer within 4 s" in done.stdout + done.stderr
-    assert time.monotonic() - begun < 60
