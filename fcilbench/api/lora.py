@@ -119,7 +119,7 @@ class LoraLinear(nn.Linear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps `[..., in]` to `[..., out]` by W + (alpha / rank) B A, without forming the product."""
         a, b = self.factors()
-        return F.linear(inputs, self.weight, self.bias) + self.scale * F.linear(F.linear(inputs, a), b)
+        return F.linear(inputs, self.weight, self.bias) + F.linear(self.scale * F.linear(inputs, a), b)
 
 
 def lora_layers(network: nn.Module) -> dict[str, LoraLinear]:

@@ -28,6 +28,11 @@ def weighted_sum(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def client_weights(shares: torch.Tensor, weighting: str) -> torch.Tensor:
+    """Returns the clients' weights `[N]`: their shares of the samples, or equal ones for `uniform`."""
+    return torch.full((len(shares),), 1.0 / len(shares)) if weighting == "uniform" else shares
+
+
 def add_rows(out: torch.Tensor, factors: list[float], piece: torch.Tensor) -> None:
     """Adds `factors[i] * piece[i]` to `out` `[c]` in place, one row after the other."""
     for factor, row in zip(factors, piece, strict=True):

@@ -42,13 +42,8 @@ class TaskComponents(nn.Module):
 class ComponentViT(PromptedViT):
     """A transformer whose first blocks attend to prefixes that are sums of components, weighted by the sample's query.
 
-    Components of later tasks are zero, so they have weight 0 and change nothing.
-
-    Args:
-        plain: The extractor that holds the transformer.
-        tasks: Number of tasks.
-        count: Components of a task, m.
-        length: Prompt length L: L / 2 keys and L / 2 values.
+    There are `count` components of `length` tokens for each task; those of later tasks are zero, so they have weight 0
+    and change nothing.
     """
 
     def __init__(self, plain: FeatureExtractor, tasks: int, count: int, length: int) -> None:
@@ -71,12 +66,7 @@ class ComponentViT(PromptedViT):
 
 
 class TaskHead(nn.Module):
-    """A classifier head `[C, F]` whose rows are pieces by task, so that those of one task train and travel alone.
-
-    Args:
-        head: The head whose rows are taken over.
-        tasks: Number of classes of each task.
-    """
+    """A classifier head `[C, F]` cut by the tasks' numbers of classes: the rows of one task train and travel alone."""
 
     def __init__(self, head: nn.Linear, tasks: Sequence[int]) -> None:
         super().__init__()
@@ -92,13 +82,8 @@ class TaskHead(nn.Module):
 def component_weights(query: torch.Tensor, attention: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Returns alpha_m = <q * A_m / ||q * A_m||, K_m / ||K_m||>, `[blocks, B, M]`, which may be negative.
 
-    There is no softmax; norms are at least 1e-12. Written as two products of matrices, so that no q * A_m `[B, M, D]`
-    is kept: the numerator is <q, A_m * K_m / ||K_m||>, and ||q * A_m||^2 = <q^2, A_m^2>.
-
-    Args:
-        query: q(x) `[B, D]`.
-        attention: A `[blocks, M, D]`.
-        keys: K `[blocks, M, D]`.
+    q is `[B, D]`, A and K are `[blocks, M, D]`. There is no softmax; norms are at least 1e-12. Two products of matrices
+    keep no q * A_m `[B, M, D]`: the numerator is <q, A_m * K_m / ||K_m||>, and ||q * A_m||^2 = <q^2, A_m^2>.
     """
     numerator = query @ (attention * F.normalize(keys, dim=2)).transpose(1, 2)
     norm = (query.square() @ attention.square().transpose(1, 2)).clamp(min=1e-24).sqrt()
@@ -106,14 +91,9 @@ def component_weights(query: torch.Tensor, attention: torch.Tensor, keys: torch.
 
 
 def with_prefix(block: Any, tokens: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-    """Runs a block of timm whose attention has the first half of a prefix among its keys, the second among its values.
+    """Runs a `Block` of timm on tokens `[B, n, D]`: a prefix `[B, L, D]` joins its keys by one half, its values by one.
 
     softmax(Q [P_K; K]^T / sqrt(d)) [P_V; V] for each head: there are as many queries as before.
-
-    Args:
-        block: A `Block` of timm with plain attention.
-        tokens: `[B, tokens, D]`.
-        prefix: p(x) `[B, L, D]`.
     """
     attn = block.attn
     queries, keys, values = _heads(attn.qkv(block.norm1(tokens)), attn.num_heads, 3)
@@ -194,32 +174,24 @@ class CodaPrompt(PromptMethod):
             source="GT-RIPL/CODA-Prompt",
         )
 
-    def declines(self, plain: FeatureExtractor, request: Request) -> str | None:
-        """Declines blocks whose attention cannot take a prefix, and components that cannot all be orthogonal."""
+    def insert(self, network: Any, plain: FeatureExtractor, request: Request) -> No | None:
+        """Gives the transformer the components of all tasks, and cuts the head by task.
+
+        Declines blocks whose attention cannot take a prefix, and components that cannot all be orthogonal.
+        """
         assert plain.transformer is not None
         tasks, width, components = len(request.tasks), plain.transformer.width, self.params.components
         blocks: Any = plain.body.blocks
         if not all(map(_takes_prefix, blocks[:BLOCKS])):
-            return "CodaPrompt adds prefixes to timm's plain attention, and this transformer has another"
+            return No("CodaPrompt adds prefixes to timm's plain attention, and this transformer has another")
         if not tasks <= components // tasks * tasks <= width:
-            return (
+            return No(
                 f"CodaPrompt cannot share {components} orthogonal components of {width} numbers among {tasks} tasks: "
                 f"set components to {tasks} .. {width // tasks * tasks}"
             )
+        network.extractor = ComponentViT(plain, tasks, components // tasks, self.params.length)
+        network.head = TaskHead(network.head, request.tasks)
         return None
-
-    def insert(self, plain: FeatureExtractor, request: Request) -> ComponentViT:
-        """Returns the transformer with the components of all tasks."""
-        tasks = len(request.tasks)
-        return ComponentViT(plain, tasks, self.params.components // tasks, self.params.length)
-
-    def prepare(self, network: nn.Module, request: Request) -> No | None:
-        """Freezes the transformer, inserts the components, and cuts the head by task."""
-        answer = super().prepare(network, request)
-        if answer is None:
-            assert isinstance(network.head, nn.Linear)
-            network.head = TaskHead(network.head, request.tasks)
-        return answer
 
     def begin_task(self, server: Server) -> None:
         """Draws the task's components, for each block and tensor orthogonal to those of all earlier tasks."""

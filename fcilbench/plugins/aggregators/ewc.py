@@ -105,9 +105,8 @@ class Ewc(Aggregator):
         size, scale = float(penalty.norm()), server.state["gradient_norm"]
         if size == 0 or scale == 0:  # the task moved nothing, or the one before had a single class
             return
-        ratio = size / scale
-        server.log("ewc/penalty_ratio", ratio)
-        if ratio < _FELT:
+        server.log("ewc/penalty_ratio", size / scale)
+        if size / scale < _FELT:
             server.warn(
                 f"ewc: the penalty's gradient was below {_FELT:.0%} of a sample's at the end of a task, so the method "
                 "acts as FedAvg; raise lambda_ewc (see ewc/penalty_ratio in the curve)"

@@ -11,7 +11,7 @@ from fcilbench.api.lora import merge_adapters
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
-from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.sums import client_weights, weighted_sum
 
 
 class FedAvg(Aggregator):
@@ -37,9 +37,7 @@ class FedAvg(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update to the global vector."""
-        count = len(updates.clients)
-        uniform = self.params.weighting == "uniform"
-        weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
+        weights = client_weights(updates.weights, self.params.weighting)
         direction = weighted_sum(weights, updates.delta)
         if self.params.lora_merge == "products":
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.message import Message
-from fcilbench.api.predict import AllClasses, DecisionRule, MostConfident, Predictors, TrueTask
+from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
@@ -110,13 +110,9 @@ class FedProto(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the head, or with the nearest prototype, where all classes compete under `inferred` as well."""
-        deploy: Callable[[], torch.Tensor] = lambda: server.vector  # noqa: E731
-        inferred: DecisionRule = MostConfident()
-        if self.params.predict == "prototype":
-            deploy, inferred = (lambda: self._nearest(server)), AllClasses()
-        return Predictors(
-            modules={"global": deploy}, rules={"none": AllClasses(), "inferred": inferred, "oracle": TrueTask()}
-        )
+        if self.params.predict == "classifier":
+            return super().predictors(server)
+        return Predictors({"global": lambda: self._nearest(server)}, ONE_SCALE)
 
     @staticmethod
     def _nearest(server: Server) -> torch.Tensor:

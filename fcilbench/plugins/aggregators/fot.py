@@ -15,7 +15,7 @@ from fcilbench.api.client import Client
 from fcilbench.api.message import Message, Wire
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _SKETCH, _BASIS, _RHO = "sketch/", "basis/", "rho/"
 _TIE = 1e-9
@@ -124,10 +124,8 @@ class Fot(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update without its components on the basis."""
-        count, bases = len(updates.clients), server.state.get("bases", {})
-        uniform = self.params.weighting == "uniform"
-        weights = torch.full((count,), 1.0 / count) if uniform else updates.weights
-        direction = weighted_sum(weights, updates.delta)
+        bases = server.state.get("bases", {})
+        direction = weighted_sum(client_weights(updates.weights, self.params.weighting), updates.delta)
         whole = kept = 0.0
         for layer, basis in bases.items():
             piece = updates.layout.piece(f"{layer}.weight")

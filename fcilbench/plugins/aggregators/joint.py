@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.schedule import Phase, Schedule, Task
 from fcilbench.api.server import Server
 from fcilbench.spec.params import Field
@@ -59,7 +59,4 @@ class Joint(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one model; its logits compete over all classes, so `inferred` is `none`."""
-        return Predictors(
-            modules={"global": lambda: server.vector},
-            rules={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
-        )
+        return Predictors({"global": lambda: server.vector}, ONE_SCALE)

@@ -21,14 +21,8 @@ from fcilbench.spec.params import Field, PresetParams, Space
 class PromptPool(PromptedViT):
     """A transformer with the prompts that a sample selects in front of its tokens.
 
-    Args:
-        plain: The extractor that holds the transformer.
-        shape: Pool size M, prompt length L, and number N of prompts that a sample selects.
-        init_max: Prompts and keys are drawn from U(0, init_max).
-
-    Attributes:
-        prompts: P `[M, L, D]`.
-        keys: K `[M, D]`.
+    `shape` is the pool size M, the prompt length L and the number N that a sample selects; `prompts` `[M, L, D]` and
+    `keys` `[M, D]` are drawn from U(0, init_max).
     """
 
     def __init__(self, plain: FeatureExtractor, shape: tuple[int, int, int], init_max: float) -> None:
@@ -50,14 +44,9 @@ class PromptPool(PromptedViT):
 
 
 def select(query: torch.Tensor, keys: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns for each sample the N keys of the largest cosine with its query, and these cosines, both `[B, N]`.
+    """Returns for each query `[B, D]` its `count` nearest of the keys `[M, D]`, and their cosines, both `[B, N]`.
 
     cos_m = <q / ||q||, K_m / ||K_m||>, norms at least 1e-6. Of equal cosines the key of the smaller index comes first.
-
-    Args:
-        query: q(x) `[B, D]`.
-        keys: K `[M, D]`.
-        count: N.
     """
     units, own = F.normalize(query, dim=1, eps=1e-6), F.normalize(keys, dim=1, eps=1e-6)
     cosines = (units[:, None] * own).sum(dim=2)  # no matrix product: autocast would round it to bfloat16
@@ -108,10 +97,10 @@ class L2p(PromptMethod):
                 raise ValueError(f"a pool of {self.pool} has no {self.selected} prompts: set selected to {self.pool}")
             return self
 
-    def insert(self, plain: FeatureExtractor, request: Request) -> PromptPool:
-        """Returns the transformer with the prompt pool."""
+    def insert(self, network: Any, plain: FeatureExtractor, request: Request) -> None:
+        """Gives the transformer the prompt pool."""
         params = self.params
-        return PromptPool(plain, (params.pool, params.length, params.selected), params.init_max)
+        network.extractor = PromptPool(plain, (params.pool, params.length, params.selected), params.init_max)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the masked cross-entropy minus lambda times the mean over samples of the selected cosines' sum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from fcilbench.api.aggregator import Aggregator, No, Request
 from fcilbench.api.client import Client
 from fcilbench.api.lora import insert_lora, lora_layers
 from fcilbench.api.message import Layout, Message, Wire, pack_symmetric, unpack_symmetric
-from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors, TrueTask
+from fcilbench.api.predict import Module, Predictors
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
@@ -192,10 +193,7 @@ class LoRM(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the merged dense weights and the one head."""
-        return Predictors(
-            modules={"global": lambda: _deployed(server)},
-            rules={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
-        )
+        return replace(super().predictors(server), modules={"global": lambda: _deployed(server)})
 
     def export(self, server: Server) -> Message:
         """Returns the state vector without factors, and the merged dense weights by their names in the network."""

@@ -9,7 +9,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.client import Client
 from fcilbench.api.message import Message
-from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field
@@ -49,10 +49,7 @@ class FrozenFeatures(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one head."""
-        return Predictors(
-            modules={"global": lambda: server.vector},
-            rules={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
-        )
+        return Predictors({"global": lambda: server.vector}, ONE_SCALE)
 
 
 def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from fcilbench.api.aggregator import Aggregator, No, Request
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.lora import insert_lora, lora_layers
 from fcilbench.api.message import Message, Wire
-from fcilbench.api.predict import AllClasses, Predictors, TrueTask
+from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
@@ -157,10 +157,7 @@ class PILoRA(Aggregator):
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the nearest prototype, under `inferred` too: all prototypes lie in one space."""
-        return Predictors(
-            modules={"global": lambda: _nearest(server)},
-            rules={"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()},
-        )
+        return Predictors({"global": lambda: _nearest(server)}, ONE_SCALE)
 
 
 def distances(features: torch.Tensor, prototypes: torch.Tensor) -> torch.Tensor:
@@ -172,15 +169,9 @@ def distances(features: torch.Tensor, prototypes: torch.Tensor) -> torch.Tensor:
 def closeness(own: torch.Tensor, means: torch.Tensor, known: torch.Tensor, temperature: float) -> torch.Tensor:
     """Returns the weights `[N, c]`, sum 1 over clients, by which the clients' prototypes are merged.
 
-    With S_i = sum_j ||m_ic - mu_jc|| over the clients j that know a mean of class c, the weights of a class are the
-    softmax of q_i / temperature, where q_i is 1 / S_i scaled to 0 .. 1 over the clients. They are equal where no mean
-    is known, or all are equally close.
-
-    Args:
-        own: Prototypes m_ic, `[N, c, F]`.
-        means: Class means mu_jc, `[N, c, F]`.
-        known: Which of these exist, bool `[N, c]`.
-        temperature: Of the softmax.
+    With S_i = sum_j ||m_ic - mu_jc|| of prototypes m and class means mu `[N, c, F]`, over the clients j whose mean is
+    `known` `[N, c]`, the weights of a class are the softmax of q_i / temperature, where q_i is 1 / S_i scaled to 0 .. 1
+    over the clients. They are equal where no mean is known, or all are equally close.
     """
     total = torch.stack([(own - mean).norm(dim=2) * some[:, None].T for mean, some in zip(means, known, strict=True)])
     near = 1.0 / (total.sum(dim=0) + 1e-10)

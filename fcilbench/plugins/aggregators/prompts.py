@@ -71,18 +71,11 @@ class PromptMethod(Aggregator):
             return No(f"{name} adds prompts to the tokens of a timm vision transformer, and this backbone is none")
         if lora_layers(plain):
             return No(f"{name} freezes the backbone, whose adapters would then do nothing: leave out `adapter`")
-        if reason := self.declines(plain, request):
-            return No(reason)
-        network.extractor = self.insert(plain, request)
-        return None
-
-    def declines(self, plain: FeatureExtractor, request: Request) -> str | None:
-        """Returns why the method does not run on this transformer or cell; by default it does."""
-        return None
+        return self.insert(network, plain, request)
 
     @abstractmethod
-    def insert(self, plain: FeatureExtractor, request: Request) -> PromptedViT:
-        """Returns the extractor with prompts that replaces the plain one."""
+    def insert(self, network: Any, plain: FeatureExtractor, request: Request) -> No | None:
+        """Replaces the network's plain extractor by one with prompts, or says why the method does not run here."""
 
     def query(self, net: Net, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the features of the transformer without prompts, `[B, D]`."""

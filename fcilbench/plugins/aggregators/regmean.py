@@ -15,7 +15,7 @@ from fcilbench.api.message import Message, Piece, pack_symmetric, unpack_symmetr
 from fcilbench.api.server import Server, Updates
 from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
-from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _GRAM = "gram/"
 
@@ -94,8 +94,7 @@ class RegMean(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Solves one layer at a time in float64; biases, norms, embeddings, convolutions and buffers are averaged."""
-        count = len(updates.clients)
-        weights = updates.weights if self.params.weighting == "samples" else torch.full((count,), 1.0 / count)
+        weights = client_weights(updates.weights, self.params.weighting)
         direction = weighted_sum(weights, updates.delta)
         layers = [key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)]
         amplified = direction.new_zeros(())

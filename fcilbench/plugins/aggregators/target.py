@@ -23,7 +23,7 @@ from fcilbench.api.message import Message
 from fcilbench.api.server import Server, Updates
 from fcilbench.plugins.aggregators.lwf import distillation
 from fcilbench.spec.params import Field, PresetParams, Space
-from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PEER = "fed-mammoth"
 _NOISE, _WIDTH, _PADDING = 256, 128, 4
@@ -124,9 +124,7 @@ class Target(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update."""
-        count = len(updates.clients)
-        uniform = self.params.weighting == "uniform"
-        server.step(weighted_sum(torch.full((count,), 1.0 / count) if uniform else updates.weights, updates.delta))
+        server.step(weighted_sum(client_weights(updates.weights, self.params.weighting), updates.delta))
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Makes the final global model the teacher, and its images those of the next task."""

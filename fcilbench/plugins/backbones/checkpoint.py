@@ -39,12 +39,8 @@ def load_all(
 ) -> None:
     """Copies weights into a model whose entries have exactly the same names and shapes.
 
-    Args:
-        model: Takes the weights, in place.
-        state: One tensor for each entry of the model's state dict.
-        model_name: For the error.
-        path: Where `state` comes from, for the error.
-        classifiers: Modules such as `head` or `fc` whose weights are passed over if the model does not have them.
+    Weights of modules in `classifiers`, such as `head` or `fc`, are passed over if the model does not have them. The
+    model's name and the path of the weights are for the error.
 
     Raises:
         PrerequisiteError: If anything is missing, unexpected or of another shape; the model is then unchanged.

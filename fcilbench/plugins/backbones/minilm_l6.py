@@ -51,8 +51,10 @@ class MiniLmL6(TextBackbone):
         return {**super().identity(), "weights": f"sha256:{file_digest(self.files()[0])}"}
 
     def forward_flops(self) -> float:
-        """Returns the operations of one text of full length: 6 layers, 384 wide, 1,536 inside."""
-        return encoder_flops(6, 384, 1536, self.params.max_length)
+        """Returns the operations of a text of full length: products with weights, and attention, in 6 layers."""
+        tokens, width, inner = self.params.max_length, 384, 1536
+        weights = 4 * width**2 + 2 * width * inner  # queries, keys, values and outputs; feed-forward
+        return float(6 * (2 * tokens * weights + 4 * tokens**2 * width))
 
     def files(self) -> list[Path]:
         """Returns the weights file."""
@@ -61,16 +63,3 @@ class MiniLmL6(TextBackbone):
 
 def _folder() -> str:
     return str(packaged(PACKAGE, "model"))
-
-
-def encoder_flops(layers: int, hidden: int, inner: int, tokens: int) -> float:
-    """Returns the operations of a BERT-like encoder for one text: products with weights, and attention.
-
-    Args:
-        layers: Number of layers.
-        hidden: Size of a token's vector h; queries, keys, values and outputs are h x h.
-        inner: Size of the feed-forward layer's middle.
-        tokens: Tokens of the text, padding included.
-    """
-    weights = 4 * hidden**2 + 2 * hidden * inner
-    return float(layers * (2 * tokens * weights + 4 * tokens**2 * hidden))

@@ -53,10 +53,7 @@ def token_mask(ids: torch.Tensor, pad: int) -> torch.Tensor:
 class EncoderFeatures(nn.Module):
     """A `transformers` encoder; its feature is the mean of the last hidden states, or the first token's (`cls`).
 
-    Args:
-        encoder: The encoder.
-        pad: Id of the padding token, which is masked out everywhere.
-        pooling: How the tokens become one feature.
+    Tokens of the id `pad` are masked out everywhere.
     """
 
     def __init__(self, encoder: nn.Module, pad: int, pooling: Pooling) -> None:

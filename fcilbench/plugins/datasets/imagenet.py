@@ -11,10 +11,14 @@ from __future__ import annotations
 from fcilbench.data.images import ImageDataset
 from fcilbench.spec.archive import Archive
 
-_LICENCE = "none stated for the images, which belong to their makers; for research"
+
+class _Variant(ImageDataset):
+    classes = 200
+    default_tasks = 10
+    licence = "none stated for the images, which belong to their makers; for research"
 
 
-class ImageNetR(ImageDataset):
+class ImageNetR(_Variant):
     """30,000 paintings, sketches, toys and other renditions of 200 ImageNet classes.
 
     The field draws 24,000 and 6,000 images at random once (Wang et al. 2022, DualPrompt).
@@ -22,8 +26,6 @@ class ImageNetR(ImageDataset):
 
     version = "1"
     name = "imagenet-r"
-    classes = 200
-    default_tasks = 10
     train_samples = 24_000
     test_samples = 6_000
     layouts = (("imagenet-r/train", "imagenet-r/test"), ("imagenet-r",))
@@ -36,12 +38,11 @@ class ImageNetR(ImageDataset):
             size=2_191_079_936,
         ),
     )
-    licence = _LICENCE
     homepage = "https://github.com/hendrycks/imagenet-r"
     citation = "Hendrycks et al. (2021), The Many Faces of Robustness, ICCV"
 
 
-class ImageNetA(ImageDataset):
+class ImageNetA(_Variant):
     """7,500 photographs of 200 ImageNet classes that a ResNet-50 gets wrong.
 
     The field uses the 5,981 and 1,519 images that LAMDA-PILOT (Sun et al. 2023) drew at random.
@@ -49,8 +50,6 @@ class ImageNetA(ImageDataset):
 
     version = "1"
     name = "imagenet-a"
-    classes = 200
-    default_tasks = 10
     train_samples = 5_981
     test_samples = 1_519
     layouts = (("imagenet-a/train", "imagenet-a/test"), ("imagenet-a",))
@@ -63,6 +62,5 @@ class ImageNetA(ImageDataset):
             size=687_552_512,
         ),
     )
-    licence = _LICENCE
     homepage = "https://github.com/hendrycks/natural-adv-examples"
     citation = "Hendrycks et al. (2021), Natural Adversarial Examples, CVPR"

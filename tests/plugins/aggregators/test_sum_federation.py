@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from fcilbench.api.stressor import Stressor
 from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.plugins.aggregators.sum import Sum
-
-FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
 
 
 class Broken(Stressor):
@@ -41,13 +40,15 @@ class Without1(Sum):
         super().aggregate(replace(updates, delta=updates.delta[kept], **take), server)
 
 
-def test_prototypes_are_sent_once_a_task_and_counted(play, make_experiment):
-    plain, chosen = play(Sum()), play(Sum(Sum.Params(selector="prototype")))
+@pytest.mark.parametrize(("name", "floats", "gram"), [("prototype", 4, 0), ("ridge", 8, 8)])
+def test_what_a_selector_learns_is_sent_once_a_task_and_counted(play, make_experiment, name, floats, gram):
+    """Sums in float32 or float64 with int64 counts; for ridge regression a triangle in float64 too."""
+    plain, chosen = play(Sum()), play(Sum(Sum.Params(selector=name)))
     federation = build(make_experiment(tasks=(3, 1, 4, 2)))
-    visits = [sum(len(own) > 0 for own in phase.clients) for phase in federation.schedule.phases]
-    sizes = [phase.task.size for phase in federation.schedule.phases]
-    features = federation.server.layout.features
-    up = sum(count * (size * features * 4 + size * 8) for count, size in zip(visits, sizes, strict=True))
+    features, up = federation.server.layout.features, 0
+    for phase in federation.schedule.phases:
+        one = phase.task.size * (features * floats + 8) + features * (features + 1) // 2 * gram
+        up += one * sum(len(own) > 0 for own in phase.clients)
     assert chosen.cost.bytes_up - plain.cost.bytes_up == up
     assert chosen.cost.bytes_down == plain.cost.bytes_down  # theta_pre is the first model that a client received
     assert chosen.accuracy["oracle"] == plain.accuracy["oracle"]
@@ -73,23 +74,13 @@ def test_prototypes_are_class_means_of_pretrained_features(play, make_experiment
     assert torch.equal(theta[server.layout.backbone], federation.initial[server.layout.backbone])
 
 
-def test_the_ridge_selector_solves_what_ridge_solves_and_its_sums_are_counted(play, make_experiment):
+def test_the_ridge_selector_solves_what_ridge_solves(play):
     heads = {}
     for method in (Sum(Sum.Params(selector="ridge")), Ridge()):
         play(method, tasks=(3, 7))
         name = "frozen" if isinstance(method, Sum) else "global"
         heads[name] = method.predictors(play.server).modules[name]()[play.server.layout.head]
     assert torch.allclose(heads["frozen"], heads["global"], rtol=0, atol=1e-5)
-    plain, chosen = play(Sum()), play(Sum(Sum.Params(selector="ridge")))
-    federation = build(make_experiment(tasks=(3, 1, 4, 2)))
-    visits = [sum(len(own) > 0 for own in phase.clients) for phase in federation.schedule.phases]
-    sizes = [phase.task.size for phase in federation.schedule.phases]
-    features = federation.server.layout.features
-    gram = features * (features + 1) // 2 * 8
-    up = sum(count * (size * features * 8 + size * 8 + gram) for count, size in zip(visits, sizes, strict=True))
-    assert chosen.cost.bytes_up - plain.cost.bytes_up == up
-    assert chosen.cost.bytes_down == plain.cost.bytes_down
-    assert chosen.accuracy["oracle"] == plain.accuracy["oracle"]
 
 
 def test_storage_shrinks_the_server_state(play):

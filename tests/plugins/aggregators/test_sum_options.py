@@ -22,16 +22,25 @@ PARTS = Layout(slice(0, D), slice(D, D + 6), slice(D + 6, D + 6), classes=2, fea
 
 
 def play(options, deltas=None, tasks=1):
-    """Runs one round and the task's end per task; returns the method and its server."""
+    """Plays one round a task, on `deltas` or on each task's own; returns the method and its server."""
+    return play_all(options, [draw(task) if deltas is None else deltas for task in range(tasks)])
+
+
+def play_all(options, deltas):
+    """Plays one round a task on the updates of each, and the task's end."""
     method = Sum(Sum.Params(head="sum", **options))
-    host = FederationServer(torch.zeros(D + 6), torch.zeros(0), PARTS, tuple(Task(t, t, 1) for t in range(tasks)))
+    host = FederationServer(torch.zeros(D + 6), torch.zeros(0), PARTS, tuple(Task(t, t, 1) for t in range(len(deltas))))
     method.begin(host)
-    for task in range(tasks):
+    for task, delta in enumerate(deltas):
         host.enter(Task(task, task, 1), task)
-        delta = draw(task) if deltas is None else deltas
         method.aggregate(Updates(delta, (1,) * len(delta), tuple(range(len(delta))), ({},) * len(delta), PARTS), host)
         method.end_task(host, {})
     return method, host
+
+
+def deployed(method, host):
+    """Returns the deployed backbone of each task."""
+    return [method.predictors(host).modules[f"task-{k}"]()[:D] for k in range(len(host.state["basis"]))]
 
 
 def draw(seed, count=3):
@@ -151,8 +160,7 @@ def test_module_switches():
     hats = host.state["basis"]
     assert torch.allclose(host.state["unified"], hats[0] + hats[1])
     method, host = play({"mask": "off"}, tasks=2)
-    for k in range(2):
-        assert torch.equal(method.predictors(host).modules[f"task-{k}"]()[:D], host.state["unified"])
+    assert all(torch.equal(own, host.state["unified"]) for own in deployed(method, host))
     _, host = play({"sparsify": "off"}, tasks=2)
     assert int((host.state["unified"] != 0).sum()) > D // 3
     _, host = play({"k_pct": 0.05}, tasks=2)
@@ -163,25 +171,13 @@ def test_module_switches():
 @pytest.mark.parametrize("options", [{}, {"sparsify": "off"}, {"max_basis": 1}, {"elect": "mass"}])
 def test_numbers_1_a_task_that_leaves_the_model_as_it_was_has_no_vote(kind, options):
     """Its module is that of the task before, and those of all others stay, bit for bit; so do those of later tasks."""
-    options = {"storage": kind, "k_pct": 0.3, **options}
+    options = {"storage": kind, "k_pct": 0.3, "lambda_s": 0.1, **options}
     still = torch.zeros(3, D + 6)
-    plain = play_tasks(options, [draw(0), draw(1), draw(2)])
-    with_noop = play_tasks(options, [draw(0), draw(1), still, draw(2)])
+    plain = deployed(*play_all(options, [draw(0), draw(1), draw(2)]))
+    with_noop = deployed(*play_all(options, [draw(0), draw(1), still, draw(2)]))
     assert torch.equal(with_noop[2], with_noop[1])
-    for task, deployed in zip((0, 1, 3), plain, strict=True):
-        assert torch.equal(with_noop[task], deployed)
-
-
-def play_tasks(options, deltas):
-    """Returns the deployed vectors of all tasks."""
-    method = Sum(Sum.Params(head="sum", lambda_s=0.1, **options))
-    host = FederationServer(torch.zeros(D + 6), torch.zeros(0), PARTS, tuple(Task(t, t, 1) for t in range(len(deltas))))
-    method.begin(host)
-    for task, delta in enumerate(deltas):
-        host.enter(Task(task, task, 1), task)
-        method.aggregate(Updates(delta, (1,) * 3, (0, 1, 2), ({},) * 3, PARTS), host)
-        method.end_task(host, {})
-    return [method.predictors(host).modules[f"task-{task}"]()[:D] for task in range(len(deltas))]
+    for task, own in zip((0, 1, 3), plain, strict=True):
+        assert torch.equal(with_noop[task], own)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", "topk"])
@@ -189,19 +185,18 @@ def play_tasks(options, deltas):
 def test_numbers_5_scales_use_the_l1_norm_of_the_vector_before_it_was_stored(kind, mask_from):
     method, host = play({"storage": kind, "k_pct": 0.3, "mask_from": mask_from}, tasks=3)
     exact = play({"temporal_surgery": "off"}, tasks=3)[1].state["basis"]  # the task vectors themselves
-    deployed = [method.predictors(host).modules[f"task-{k}"]()[:D] for k in range(3)]
+    found = deployed(method, host)
     if mask_from == "accumulated":
-        for tau, vector in zip(exact, deployed, strict=True):
+        for tau, vector in zip(exact, found, strict=True):
             # ||m s tau_uni||_1 = s ||m tau_uni||_1 = ||tau||_1.
             assert float(vector.abs().sum()) == pytest.approx(float(tau.abs().sum()), rel=1e-5)
-    assert float(deployed[0].abs().sum()) == pytest.approx(float(exact[0].abs().sum()), rel=1e-5)
+    assert float(found[0].abs().sum()) == pytest.approx(float(exact[0].abs().sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("fp16", 1e-3), ("int8", 2e-2)])
 def test_lossy_storage_is_close_to_the_exact_module(kind, tolerance):
     exact, compressed = play({"k_pct": 0.5}, tasks=3), play({"k_pct": 0.5, "storage": kind}, tasks=3)
-    for k in range(3):
-        one, two = (method.predictors(host).modules[f"task-{k}"]() for method, host in (exact, compressed))
+    for one, two in zip(deployed(*exact), deployed(*compressed), strict=True):
         assert (one - two).norm() <= 10 * tolerance * one.norm()
 
 
