@@ -16,61 +16,15 @@ from fcilbench.spec.params import Field, Params, PresetParams, Space
 from fcilbench.spec.plugin import Plugin
 from fcilbench.spec.protocol import Partition, Protocol, TaskIdentity
 
-__all__ = [
-    "Aggregator",
-    "AllClasses",
-    "Archive",
-    "Augmentation",
-    "Backbone",
-    "Batch",
-    "Client",
-    "Context",
-    "Corpus",
-    "DataError",
-    "Dataset",
-    "DatasetParams",
-    "DecisionRule",
-    "FeatureExtractor",
-    "Field",
-    "ImageInput",
-    "LayerGram",
-    "Layout",
-    "LoraLinear",
-    "Message",
-    "Module",
-    "MostConfident",
-    "Net",
-    "No",
-    "Params",
-    "Partition",
-    "Phase",
-    "Piece",
-    "Plugin",
-    "Predictors",
-    "PrerequisiteError",
-    "PresetParams",
-    "Protocol",
-    "Request",
-    "Samples",
-    "Schedule",
-    "Server",
-    "Space",
-    "State",
-    "Stressor",
-    "Task",
-    "TaskIdentity",
-    "TextBackbone",
-    "TokenIds",
-    "Transformer",
-    "TrueTask",
-    "Updates",
-    "Wire",
-    "freeze_batch_norm",
-    "insert_lora",
-    "lora_layers",
-    "masked_cross_entropy",
-    "matches",
-    "nbytes",
-    "pack_symmetric",
-    "unpack_symmetric",
-]
+__all__ = ["Aggregator", "No", "Request", "masked_cross_entropy"]
+__all__ += ["Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]
+__all__ += ["Batch", "Client", "Context", "LayerGram", "Net"]
+__all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"]
+__all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers"]
+__all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
+__all__ += ["AllClasses", "DecisionRule", "Module", "MostConfident", "Predictors", "TrueTask"]
+__all__ += ["Phase", "Schedule", "Task"]
+__all__ += ["Server", "State", "Updates"]
+__all__ += ["Stressor"]
+__all__ += ["Archive", "DataError", "Field", "Params", "PrerequisiteError", "PresetParams"]
+__all__ += ["Partition", "Plugin", "Protocol", "Space", "TaskIdentity"]

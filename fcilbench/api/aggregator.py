@@ -58,13 +58,12 @@ class Aggregator(Plugin):
     The hooks of the client half see one client's data and the messages that it received, those of the server half see
     uploads and the method's state. They share nothing else: no attribute of the plugin object.
 
-    What a client optimises is a *function of tensors*: `loss` may use the network handle, the batch and the context
-    tensors, and must not call `.item()`, branch on values, or keep state on `self`; then the engine may capture it in
-    a CUDA graph.
+    `loss` is a *function of tensors*, so that it can be captured in a CUDA graph: it may use the network handle, the
+    batch and the context, and must not call `.item()`, branch on values, or keep state on `self`.
 
     Attributes:
-        trains: Whether clients train and send an update. A training-free method says no: its clients receive the
-            initial model once, and send their `statistics` only.
+        trains: Whether clients train and send an update. Clients of a training-free method receive the initial model
+            once, and send their `statistics` only.
     """
 
     trains: ClassVar[bool] = True
@@ -77,11 +76,8 @@ class Aggregator(Plugin):
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.
 
-        Args:
-            network: `network.extractor` is the backbone's `FeatureExtractor`, `network.head` the classifier
-                `nn.Linear(F, C)`; either may be replaced. Random numbers come from torch's global generator, which is
-                seeded by the train seed.
-            request: The cell.
+        `network.extractor` is the backbone's `FeatureExtractor`, `network.head` the classifier `nn.Linear(F, C)`;
+        either may be replaced. Random numbers come from torch's global generator, which is seeded by the train seed.
 
         Returns:
             `No(reason)` if the method is not defined for this cell or this network, which makes the row `skipped`.
@@ -97,29 +93,29 @@ class Aggregator(Plugin):
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the scalar local loss: cross-entropy over the slice of the task's classes, mean over samples.
 
-        mean_i -log softmax(z_i[o : o + c])[y_i - o] with logits z_i `[C]` and the task's classes o .. o + c - 1, those
-        that the client lacks included: ACE without replay (Caccia et al. 2022).
+        mean_i -log softmax(z_i[o : o + c])[y_i - o] with logits z_i `[C]` and the task's classes o .. o + c - 1,
+        including those that the client lacks: ACE without replay (Caccia et al. 2022).
         """
         return masked_cross_entropy(net.logits(batch.inputs), batch)
 
     def gradient(self, gradient: torch.Tensor, net: Net, context: Context) -> None:
-        """Changes the flat gradient `[P]` in place before the optimiser step; by default it is left alone.
+        """Changes the flat gradient `[P]` in place before the optimiser step; by default it does nothing.
 
         Called without autograd. `gradient[net.layout.piece(name).span]` is the gradient of one tensor,
-        `net.piece(name)` its value, and `net.parameters` all values, `[P]`.
+        `net.piece(name)` its value.
         """
 
     def query(self, net: Net, inputs: torch.Tensor) -> torch.Tensor | None:
-        """Returns for each sample what the initial network knows of it, `[B, ...]`, or `None` if nothing is needed.
+        """Returns a memo of each sample `[B, ...]` under the initial network, or `None` if the method needs none.
 
-        Called once for every sample, without gradient, in eval mode, under the network that `prepare` left and with the
-        test transform; a sample's result must not depend on the others of its batch. It is handed over as `batch.memo`
-        in training, and in evaluation to the network as `context["memo"]` of `net.outputs`.
+        Called once for every sample, without gradient, in eval mode and with the test transform, after `prepare`. A
+        sample's memo must not depend on the others of its batch. In training it is `batch.memo`, in evaluation
+        `context["memo"]` of `net.outputs`.
         """
         return None
 
     def statistics(self, client: Client) -> Message:
-        """Returns what a client sends beside its update, computed at its own trained parameters."""
+        """Returns what a client sends beside its update, computed at its trained parameters."""
         return {}
 
     def task_statistics(self, client: Client) -> Message:
@@ -145,9 +141,9 @@ class Aggregator(Plugin):
     def replay(self, server: Server) -> Samples | None:
         """Returns samples that clients mix into their training of this task, with internal labels, or `None`.
 
-        Inputs are as a data set has them: images uint8 `[n, height, width, channels]`, or texts. They are sent to each
-        client once a task, and each step draws a batch of them (`batch.extra`) with the training augmentation. Called
-        after `begin_task`, and again when a task is resumed, so its answer must not change within a task.
+        Inputs are as in a data set: images uint8 `[n, height, width, channels]`, or texts. They are sent to each client
+        once a task, and each step draws a batch of them (`batch.extra`) with the training augmentation. Called after
+        `begin_task`, and again when a task is resumed: the answer must not change within a task.
         """
         return None
 
@@ -168,9 +164,9 @@ class Aggregator(Plugin):
         server.step(updates.mean())
 
     def wants_task_statistics(self, server: Server) -> bool:
-        """Returns whether clients are asked for `task_statistics` at the end of this task.
+        """Returns whether clients send `task_statistics` at the end of this task, by default if the hook is overridden.
 
-        That costs them a broadcast of the global model. By default they are asked if the method overrides that hook.
+        It costs a broadcast of the global model.
         """
         return type(self).task_statistics is not Aggregator.task_statistics
 
@@ -178,26 +174,24 @@ class Aggregator(Plugin):
         """Called after the last round of a task, with the clients' task statistics by client id."""
 
     def predictors(self, server: Server) -> Predictors:
-        """Returns how the method answers under each task identity; by default with the one global model."""
+        """Returns the deployed models and the rule for each task identity; by default the one global model."""
         return Predictors(
             modules={"global": lambda: server.vector},
             rules={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},
         )
 
     def export(self, server: Server) -> Message:
-        """Returns the tensors of what it deploys, for `fcilbench module export`; by default the global vector.
+        """Returns the tensors that the method deploys, for `fcilbench module export`; by default the global vector.
 
-        A packed form may add the scalar `dense_bytes`: how many bytes the same tensors take unpacked.
+        A packed form may add the scalar `dense_bytes`: the bytes of the same tensors unpacked.
         """
         return {"theta": server.vector}
 
     def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
-        """Returns the state vector `[D]` that answers a task's samples, from the tensors that `export` returned.
-
-        `pretrained` is the state vector `[D]` before training.
+        """Returns the state vector `[D]` for a task from what `export` returned and the initial state vector `[D]`.
 
         Raises:
-            ValueError: If they were exported from another pretrained model.
+            ValueError: If the tensors were exported from another pretrained model.
         """
         return tensors["theta"]
 

@@ -20,7 +20,7 @@ from fcilbench.spec.plugin import Plugin
 
 @dataclass(frozen=True)
 class ImageInput:
-    """What a vision backbone wants to see.
+    """Size and normalisation of a vision backbone's inputs.
 
     Attributes:
         size: Height and width in pixels; images are resized to it on the device (bicubic, antialiased).
@@ -37,12 +37,9 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Texts as token ids.
+    """Texts as token ids `[n, length]`, int32, padded on the right with the id `pad`.
 
-    Attributes:
-        ids: int32 `[n, length]`, padded on the right.
-        lengths: Number of tokens of each text, int64 `[n]`, at least 1.
-        pad: Id of the padding token.
+    `lengths` is the number of tokens of each text, int64 `[n]`, at least 1.
     """
 
     ids: npt.NDArray[np.int32]
@@ -54,11 +51,7 @@ class TokenIds:
 class Transformer:
     """The shape of a plain vision transformer, for methods that insert prompts or adapters.
 
-    Attributes:
-        tokens: Tokens of one input, class and register tokens included.
-        width: Length of a token's vector.
-        depth: Number of blocks.
-        heads: Attention heads of a block.
+    `tokens` counts the tokens of one input, class and register tokens included; `depth` the blocks.
     """
 
     tokens: int
@@ -72,8 +65,8 @@ class FeatureExtractor(nn.Module):
 
     Attributes:
         feature_dim: Number of features F.
-        channels_last: Whether a CPU gives it images in channels-last memory: many convolutions are faster so, but code
-            that calls `view` on its inputs fails.
+        channels_last: Whether images are in channels-last memory on a CPU: many convolutions are faster that way, but
+            code that calls `view` on its inputs fails.
         transformer: Shape of a plain vision transformer; `None` for any other network.
     """
 
@@ -94,19 +87,15 @@ class FeatureExtractor(nn.Module):
     def outputs(self, inputs: torch.Tensor, context: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Runs one forward pass and returns its named outputs; by default `features` `[B, F]` alone.
 
-        A method that inserts prompts or adapters in `prepare` may replace the extractor by a subclass whose forward
-        pass reads the context (broadcasts and, as `memo`, what the method's `query` returned for these samples) or
-        returns more than features. It must also run with an empty context.
+        In `prepare` a method may replace the extractor by a subclass whose forward pass reads the context (broadcasts
+        and, as `memo`, the method's `query` of these samples) or returns more than features. It must also run with an
+        empty context.
         """
         return {"features": self(inputs)}
 
 
 class Backbone(Plugin):
-    """A backbone plugin; its own `Params` derives from `Backbone.Params`, which has the options of every backbone.
-
-    Attributes:
-        modality: What it reads, `vision` or `text`.
-    """
+    """A backbone plugin; its own `Params` derives from `Backbone.Params`, which has the options of every backbone."""
 
     modality: ClassVar[Modality] = "vision"
 
@@ -125,9 +114,7 @@ class Backbone(Plugin):
 
     @abstractmethod
     def build(self) -> FeatureExtractor:
-        """Builds the model with its (pretrained) weights on the CPU, in fp32.
-
-        Random initialisation uses torch's global generator, which the caller has seeded.
+        """Builds the model with its (pretrained) weights on the CPU, in fp32, from torch's global generator.
 
         Raises:
             PrerequisiteError: If weights are missing on this machine.
@@ -135,8 +122,6 @@ class Backbone(Plugin):
 
     def adapt(self, network: nn.Module) -> nn.Module:
         """Freezes and adapts a network as the options of `Backbone.Params` say, in place, and returns it.
-
-        The factors A come from torch's global generator, which the caller has seeded.
 
         Raises:
             UsageError: If the adapter has a target that the network does not have.
@@ -156,9 +141,9 @@ class Backbone(Plugin):
         raise TypeError(f"{type(self).__name__} does not read images")
 
     def forward_flops(self) -> float | None:
-        """Returns the floating-point operations of one input's forward pass (a multiply-add is two), for estimates.
+        """Returns the floating-point operations of one input's forward pass (a multiply-add is two), `None`: unknown.
 
-        Told without weights and without the network; `None` where that is not known, as by default.
+        It is a function of the hyperparameters: neither weights nor network are needed.
         """
         return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,20 +24,33 @@ Tensors by name: the method's broadcasts, the client's own state as `state/<name
 """
 
 
-class Net(Protocol):
+Part = Literal["logits", "features", "head", "outputs"]
+"""What of the network is run; `head` maps features to logits."""
+
+
+class Net(ABC):
     """The network as a function of its parameters. A loss must go through it and nothing else.
 
     Under `precision: bf16` the backbone alone runs in bfloat16: features and logits are float32, and so are a loss's
     own products and distances.
+
+    Attributes:
+        parameters: Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights.
+        vector: State vector, float32 `[D]`; its first P entries are the parameters.
+        layout: Slices of the state vector.
     """
 
-    @property
-    def parameters(self) -> torch.Tensor:
-        """Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights."""
+    parameters: torch.Tensor
+    vector: torch.Tensor
+    layout: Layout
 
-    @property
-    def layout(self) -> Layout:
-        """Slices of the state vector `[D]`, whose first P entries are `parameters`."""
+    @abstractmethod
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
+        """Runs a part of the network; methods call `outputs`, `features`, `head` or `logits`."""
+
+    @abstractmethod
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
 
     def piece(self, name: str) -> torch.Tensor:
         """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
@@ -44,27 +58,28 @@ class Net(Protocol):
         Raises:
             KeyError: If the state vector has no tensor of that name.
         """
+        piece = self.layout.piece(name)
+        vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self.vector
+        return vector[piece.span].view(piece.shape)
 
     def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> Mapping[str, torch.Tensor]:
         """Runs one forward pass and returns its named outputs; the network may read the context.
 
         `features` `[B, F]` is always among them; a network that `Aggregator.prepare` has changed may add others.
         """
+        return cast("Mapping[str, torch.Tensor]", self.run(inputs, "outputs", context))
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to penultimate features `[B, F]`."""
+        return cast("torch.Tensor", self.run(inputs, "features"))
 
     def head(self, features: torch.Tensor) -> torch.Tensor:
         """Maps features `[B, F]` to logits over all classes `[B, C]`."""
+        return cast("torch.Tensor", self.run(features, "head"))
 
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps inputs to logits over all classes `[B, C]`."""
-
-    def under(self, vector: torch.Tensor) -> Net:
-        """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
-
-
-_DEFAULT = _protocol.Protocol()
+        return cast("torch.Tensor", self.run(inputs, "logits"))
 
 
 @dataclass(frozen=True)
@@ -92,16 +107,14 @@ class Batch:
 
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]
-"""How labels enter a diagonal Fisher: in expectation, drawn from the model, as given, as given times p (0.7)."""
+"""Labels of a diagonal Fisher: in expectation, drawn from the model, the true ones, the true ones weighted by p."""
 
 
 @dataclass(frozen=True)
 class LayerGram:
-    """What RegMean needs of a linear layer's inputs X.
+    """The Gram matrix `total` = X^T X of a layer's inputs X, float64 `[in, in]`, or its diagonal `[in]`.
 
-    Attributes:
-        total: X^T X, float64 `[in, in]`, or its diagonal `[in]`.
-        rows: Number of rows of X (samples or tokens), float64 scalar.
+    `rows` is the number of rows of X (samples or tokens), a float64 scalar.
     """
 
     total: torch.Tensor
@@ -112,7 +125,7 @@ class Client(Protocol):
     """A client as its statistics hooks see it: after local training, in eval mode, without augmentation or gradient.
 
     Attributes:
-        id: Registered client id; the key of its state.
+        id: Registered client id.
         samples: Number of its training samples n_k in the current task.
         steps: Optimiser steps that it takes in a round of this task.
         task: The current task.
@@ -120,6 +133,9 @@ class Client(Protocol):
         state: The client's own persistent tensors; kept between rounds and in checkpoints.
         received: The method's broadcasts of this round, the task's included; empty at the end of a task.
         received_model: The global vector `[D]` that it received last. Do not change it.
+        net: The network with this client's parameters (task-end statistics: with the global ones).
+        network: The module behind `net`, for forward and backward hooks; remove them again.
+        feature_dim: Number of features F.
     """
 
     id: int
@@ -130,18 +146,9 @@ class Client(Protocol):
     state: dict[str, torch.Tensor]
     received: Mapping[str, torch.Tensor]
     received_model: torch.Tensor
-
-    @property
-    def net(self) -> Net:
-        """The network with this client's parameters (task-end statistics: with the global ones)."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The module behind `net`, for forward and backward hooks; remove them again."""
-
-    @property
-    def feature_dim(self) -> int:
-        """Number of features F."""
+    net: Net
+    network: nn.Module
+    feature_dim: int
 
     def batches(self) -> Iterator[Batch]:
         """Iterates once over the client's own samples, with the test transform."""
@@ -149,8 +156,8 @@ class Client(Protocol):
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of the layers whose names match, one batch of the own samples after another.
 
-        By layer name float32 `[rows, in]`: for an `nn.Linear` a row for each sample or token, without padding, for an
-        `nn.Conv2d` without groups one for each patch. Frozen layers are included, layers that did not run are missing.
+        By layer name float32 `[rows, in]`: a row for each sample or token, without padding, of an `nn.Linear`, and for
+        each patch of an `nn.Conv2d` without groups. Frozen layers are included, layers that did not run are missing.
         See `matches` for the patterns.
         """
 
@@ -169,7 +176,7 @@ class Client(Protocol):
 
         They are named as in the network: the weight of a layer is the piece `<name>.weight` of the state vector, the
         factors of a LoRA layer (see `lora_layers`) are `<name>.lora_A...` and `<name>.lora_B...`.
-        `diagonal(name)` says whether only a Gram's diagonal is wanted. Padding tokens of texts are left out.
+        Of layers with `diagonal(name)` only the Gram's diagonal is summed. Padding tokens of texts are left out.
         """
 
     def low_precision(self) -> AbstractContextManager[object]:

@@ -46,13 +46,9 @@ class Samples:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and test samples of one data set.
+    """Training and test samples of one data set, with the name of each label.
 
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        class_names: Name of each label.
-        outside: Test inputs that belong to no class, for out-of-scope detection; `None` where there are none.
+    `outside` are test inputs that belong to no class, for out-of-scope detection; `None` if there are none.
     """
 
     train: Samples
@@ -65,9 +61,8 @@ class Corpus:
 class Augmentation:
     """Training augmentation of images at their native size, before they are resized for the backbone.
 
-    Attributes:
-        crop_padding: Zero padding on each side before a random crop back to size; 0 is off.
-        flip: Random horizontal flip with probability one half.
+    A random crop after zero padding by `crop_padding` pixels on each side; with `flip`, a horizontal flip with
+    probability one half.
     """
 
     crop_padding: int = 0
@@ -87,15 +82,13 @@ class Dataset(Plugin):
     A data set whose counts depend on its hyperparameters sets the attributes on the instance, in `__init__`.
 
     Attributes:
-        modality: `vision` or `text`.
-        classes: Number of classes.
         default_tasks: Number of equal tasks, or classes per task, when a suite does not say.
         train_samples: Expected number of training samples.
         test_samples: Expected number of test samples.
         fingerprint: Expected content digest (`fcilbench.data.content.number`), or "" if it cannot be declared.
         augmentation: Training augmentation that the field uses for it.
-        cached: Whether the decoded samples are kept in the cache folder, which needs arrays of numbers. A cache holds
-            as long as the files of its layout and the plugin's code stay as they are.
+        cached: Whether the decoded samples, arrays of numbers, are kept in the cache folder until the files of the
+            layout or the plugin's code change.
         layouts: Alternative sets of paths under the data root, one of which holds the data; () if it needs no files.
         archives: What `fcilbench data fetch` gets and unpacks.
         by_hand: Where to get the archives that have no address, and why.
@@ -127,7 +120,7 @@ class Dataset(Plugin):
         """Reads the whole data set, below the data root, from the layout of its official archive.
 
         Raises:
-            DataError: If it is not there or not complete; the message says where to put what.
+            DataError: If it is missing or incomplete, with the paths where its files belong.
         """
 
     @classmethod
@@ -142,17 +135,12 @@ class Dataset(Plugin):
 
 def _facts(source: Dataset | type[Dataset]) -> dict[str, Any]:
     tasks = getattr(source, "default_tasks", None)
+    names = ("modality", "classes", "fingerprint", "licence", "homepage", "citation", "by_hand")
     return {
-        "modality": source.modality,
-        "classes": getattr(source, "classes", None),
+        **{name: getattr(source, name, None) for name in names},
         "default_tasks": list(tasks) if isinstance(tasks, tuple) else tasks,
         "train": getattr(source, "train_samples", None),
         "test": getattr(source, "test_samples", None),
-        "fingerprint": source.fingerprint,
-        "licence": source.licence,
-        "homepage": source.homepage,
-        "citation": source.citation,
         "layouts": [list(layout) for layout in source.layouts],
         "archives": [asdict(archive) for archive in source.archives],
-        "by_hand": source.by_hand,
     }

@@ -23,7 +23,7 @@ from fcilbench.spec.params import Field, Params
 from fcilbench.vectors.lora import merge_products
 
 _FUSED = "qkv"
-"""A linear layer of this name computes query, key and value, in this order; each third can be adapted by itself."""
+"""A linear layer of this name computes query, key and value, in this order; each third can have its own adapter."""
 
 Merge = Callable[[str, torch.Tensor], torch.Tensor]
 """Maps a layer's name and the clients' matrices `[N, m, in]` to the merged one `[m, in]`, each row by itself."""
@@ -69,7 +69,7 @@ class LoraLinear(nn.Linear):
 
     Its factors are the parameters `lora_A` `[rank, in]` and `lora_B` `[out, rank]`; with adapters for parts of a fused
     projection `lora_A_q` `[rank, in]` and `lora_B_q` `[out / 3, rank]`, and so on. A is uniform in +-1 / sqrt(in) and
-    drawn from torch's global generator, B is 0, so that the layer first computes what it did.
+    drawn from torch's global generator, B is 0: at first the layer computes what `linear` does.
 
     Args:
         linear: The layer whose weight and bias are taken over, and frozen.
@@ -79,7 +79,6 @@ class LoraLinear(nn.Linear):
         tasks: Number of adapters, one for each task, which add up; their factors' names end in `_0`, `_1`, and so on.
 
     Attributes:
-        scale: alpha / rank.
         rows: Output rows of each adapter, by the end of its parameters' names: `""`, or `_q`, `_k`, `_v`, `_q_0`, ...
     """
 
@@ -146,7 +145,7 @@ def insert_lora(
             `blocks.0.attn.proj` is one; `*` stands for any characters. In a fused projection `qkv` the names `q`, `k`
             and `v` are its thirds, each with factors of its own.
         train_a: Whether A is trained; else B alone is (FFA-LoRA, Sun et al. 2024).
-        tasks: Gives each target an adapter for each of so many tasks, which add up; `None`: one adapter.
+        tasks: Number of adapters of each target, one for each task, which add up; `None`: one adapter for all tasks.
 
     Raises:
         UsageError: If a target is no linear layer of the network, or the network has adapters already.
@@ -173,7 +172,7 @@ def merge_adapters(
 ) -> float | None:
     """Replaces factors in a merged update by those of the merged products B A, in place (`fcilbench.vectors.lora`).
 
-    Adapters whose A is not part of the state vector stay as they are: with one A for all, merging B merges B A.
+    Adapters whose A is not part of the state vector do not change: with one A for all, merging B merges B A.
 
     Args:
         direction: The merged update `[D]`; its parts for A and B hold the clients' mean update.
@@ -187,11 +186,11 @@ def merge_adapters(
         without adapters.
     """
     pieces, lost = {piece.name: piece for piece in layout.pieces}, list[float]()
-    for name, own in pieces.items():
-        pair = [pieces.get(name.replace(".lora_B", ".lora_A")), own]
-        if ".lora_B" not in name or pair[0] is None:
+    for name, second in pieces.items():
+        first = pieces.get(name.replace(".lora_B", ".lora_A"))
+        if first is None or first is second:  # no B, or one without a trained A
             continue
-        spans = [(piece.span, piece.shape) for piece in pair if piece is not None]
+        spans = [(piece.span, piece.shape) for piece in (first, second)]
         a, b = ((start[span] + delta[:, span]).view(-1, *shape) for span, shape in spans)
         means = [(start[span] + direction[span]).view(shape) for span, shape in spans]
         *factors, share = merge_products(a, b, means, partial(merge, name.rpartition(".")[0]))
@@ -206,15 +205,12 @@ def _choose(layers: Mapping[str, nn.Module], targets: Sequence[str]) -> list[tup
     chosen, found = list[tuple[nn.Linear, list[str]]](), dict[str, None]()
     for name, layer in layers.items():
         assert isinstance(layer, nn.Linear)
-        stem = name.removesuffix(_FUSED)
-        fused = name.rpartition(".")[2] == _FUSED and layer.out_features % len(_FUSED) == 0
-        thirds = {part: stem + part for part in _FUSED} if fused else {}
-        found |= dict.fromkeys([name, *thirds.values()])
-        parts = [part for part, own in thirds.items() if _ends(own, targets)]
-        if _ends(name, targets):
-            chosen.append((layer, []))
-        elif parts:
-            chosen.append((layer, parts))
+        parts = {"": name}
+        if name.rpartition(".")[2] == _FUSED and layer.out_features % len(_FUSED) == 0:
+            parts |= {part: name.removesuffix(_FUSED) + part for part in _FUSED}
+        found |= dict.fromkeys(parts.values())
+        if wanted := [part for part, own in parts.items() if _ends(own, targets)]:
+            chosen.append((layer, [] if "" in wanted else wanted))
     if not found:
         raise UsageError("the network has no linear layer that LoRA could adapt")
     for target in targets:

@@ -1,7 +1,6 @@
-"""What travels between the server and a client: named tensors, and the layout of the largest of them, the state vector.
+"""Messages between the server and a client: named tensors; and the layout of the largest of them, the state vector.
 
-Client and server share nothing but messages. Every message passes through the channel of the federation, which counts
-the bytes of what it delivers, so that a method cannot under-report.
+Client and server share nothing but messages. The federation's channel counts the bytes of each that it delivers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Message = Mapping[str, torch.Tensor]
 
 
 def nbytes(message: Message) -> int:
-    """Returns the payload of a message in bytes: the sum of `numel * itemsize` over its tensors."""
+    """Returns the bytes of a message: the sum of `numel * itemsize` over its tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in message.values())
 
 
@@ -107,11 +106,6 @@ class Layout:
     def trainable(self) -> slice:
         """Backbone and head: the part `[P]` that has gradients."""
         return slice(self.backbone.start, self.head.stop)
-
-    @property
-    def all(self) -> slice:
-        """All D entries: backbone, head and buffers."""
-        return slice(self.backbone.start, self.buffers.stop)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """How a method answers a test sample, under each of the three task identities.
 
-`none`: one model, all classes seen so far compete. `inferred`: the method picks the task itself, per sample, without
-labels or batch statistics. `oracle`: the true task is given; Kim and Do 2026 assume that it can be told (appendix,
-"Inference-Time Task Selection"). They are different measurements.
+`none`: one model, all classes seen so far compete. `inferred`: the method picks the task of each sample, without labels
+or batch statistics. `oracle`: the true task is given, as Kim and Do 2026 assume (appendix, "Inference-Time Task
+Selection"). They are different measurements.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Module:
 
     Attributes:
         vector: State vector `[D]`.
-        frozen: Tensors that replace parameters or buffers outside the state vector in this deployment, by their names
-            in the network, e.g. a dense merged weight that is neither trained nor sent.
+        frozen: Tensors in place of parameters or buffers outside the state vector, by their names in the network, e.g.
+            a dense merged weight that is neither trained nor sent.
     """
 
     vector: torch.Tensor
@@ -49,8 +49,8 @@ class Predictors:
     """The models that a method deploys and the rules by which it answers with them.
 
     Attributes:
-        modules: Functions that build each deployed model when it is needed, by name; a tensor `[D]` is a module without
-            frozen tensors.
+        modules: By name, functions that build each deployed model when it is needed; a tensor `[D]` stands for
+            `Module(tensor)`.
         rules: The rule for each task identity.
     """
 
@@ -75,7 +75,7 @@ class AllClasses:
 
 @dataclass(frozen=True)
 class TrueTask:
-    """Argmax inside the true task's slice, under that task's module (one module for all: `{}` in the name is t)."""
+    """Argmax inside the true task's slice, under the module of this name; `{}` in it stands for the task's index."""
 
     module: str = "global"
 
@@ -96,9 +96,8 @@ class TrueTask:
 class MostConfident:
     """Picks the task whose slice, under its own module, has the largest softmax probability; then its argmax.
 
-    The probabilities are taken inside each slice, so a sample's answer depends on that sample alone. Ties go to the
-    earlier task. A task of a single class would always have probability 1, so it competes with chance, one over the
-    number of classes seen.
+    Each softmax is over one slice. Ties go to the earlier task. A task of a single class would always have probability
+    1, so it competes with chance: one over the number of classes seen.
     """
 
     module: str = "global"

@@ -17,7 +17,7 @@ class Task:
 
     Attributes:
         index: Position t in the stream, from 0.
-        offset: Sum of the class counts of all earlier tasks; never `t * size`, tasks may be uneven.
+        offset: Number of classes of all earlier tasks.
         size: Number of classes of this task.
     """
 

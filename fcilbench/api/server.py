@@ -60,7 +60,7 @@ class Updates:
         return self.delta[:, self.layout.head.stop - self.layout.classes : self.layout.head.stop]
 
     def mean(self, part: slice | None = None) -> torch.Tensor:
-        """Returns the sample-weighted mean of the updates, summed in client-id order (FedAvg)."""
+        """Returns the sample-weighted mean of the updates, or of one part of them (FedAvg)."""
         rows = self.delta if part is None else self.delta[:, part]
         return weighted_sum(self.weights, rows)
 
@@ -96,14 +96,14 @@ class Server(Protocol):
 
     @property
     def net(self) -> Net:
-        """The network with the global vector, in eval mode, for training on the server.
+        """The network with the global vector, in eval mode.
 
-        `net.under(vector)` runs it with any other state vector `[D]`; gradients flow into `vector` if it requires
-        them, and into the inputs.
+        For training on the server, `net.under(vector)` runs it with any state vector `[D]`: gradients flow into
+        `vector` if it requires them, and into the inputs.
         """
 
     def frozen(self, name: str) -> torch.Tensor:
-        """Returns a frozen parameter of the network, by its name there; it is no part of `vector`. Do not change it."""
+        """Returns a parameter that is not trained, by its name in the network. Do not change it."""
 
     @property
     def network(self) -> nn.Module:
@@ -111,7 +111,7 @@ class Server(Protocol):
 
     @property
     def last_task(self) -> bool:
-        """Whether no task of the stream follows the current one; statistics for a later task are not needed then."""
+        """Whether no task of the stream follows the current one."""
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         """Adds `direction` to the global vector, or to one part of it.
@@ -127,4 +127,4 @@ class Server(Protocol):
         """Records a diagnostic of this round, shown in curves as `name`."""
 
     def warn(self, message: str) -> None:
-        """Records a warning once; it ends in the row."""
+        """Records a warning once; it is written to the row."""

@@ -1,4 +1,4 @@
-"""Stressors: what goes wrong in a federation. Each hook gets a random stream keyed by client, task and round."""
+"""Stressors: faults of clients. Each hook gets a random stream keyed by client, task and round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fcilbench.spec.plugin import Plugin
 
 
 class Stressor(Plugin):
-    """Base of all stressors; by itself nothing goes wrong."""
+    """Base of all stressors; without any fault itself."""
 
     def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
         """Returns the ids of the clients that misbehave, drawn once for the whole experiment."""
@@ -36,7 +36,7 @@ class Stressor(Plugin):
     def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
         """Returns what an affected client really sends at the end of a round or of a task, `None` for no answer.
 
-        The message is all that it would send: its update as `delta` `[D]` and integer buffers as `counters` if it
-        trains, and its statistics by name. Tensors may be changed in place; names, shapes and types stay.
+        The message is what it would send: if it trains, its update as `delta` `[D]` and integer buffers as `counters`;
+        and its statistics by name. Tensors may be changed in place; names, shapes and types stay.
         """
         return message

@@ -9,27 +9,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.backbone import ImageInput, TokenIds
-from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api import Augmentation, ImageInput, Samples, TokenIds
 from fcilbench.api.schedule import Indices
 
 Draws = Mapping[str, torch.Tensor]
 """Random numbers of a batch's augmentation by name, each `[B, ...]`."""
 
 _STEP = 8
-"""Texts are cut to a multiple of so many tokens."""
+"""On a CPU, texts are cut to a multiple of this many tokens."""
 
 
 class DeviceData(ABC):
-    """All samples of a split on the device, whatever their modality; without augmentation unless a subclass has one.
+    """All samples of a split on the device; without augmentation unless a subclass has one.
 
     Attributes:
         labels: Internal labels int64 `[n]`.
         memo: What the method's query returned for each sample, `[n, ...]`; `None` without a query.
-        augments: Whether training inputs differ from test inputs.
     """
-
-    augments = False
 
     def __init__(self, labels: Indices, device: torch.device) -> None:
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
@@ -56,14 +52,14 @@ class DeviceData(ABC):
 
 
 class DeviceImages(DeviceData):
-    """All images of a split on the device, as uint8 `pixels` `[n, C, H, W]`.
+    """All images of a split on the device, as uint8 `pixels` `[n, C, H, W]`; inputs are made in batches.
 
     Args:
         samples: uint8 `[n, H, W, C]` with internal labels.
-        spec: Size, channels and normalisation of the backbone's inputs.
+        spec: Size, channels and normalisation of the inputs.
         augmentation: How training inputs are cropped and flipped.
-        device: Where the images live.
-        layout: Memory layout of the inputs that are returned.
+        device: Where the images are kept.
+        layout: Memory layout of the inputs.
     """
 
     def __init__(
@@ -76,7 +72,6 @@ class DeviceImages(DeviceData):
     ) -> None:
         super().__init__(samples.labels, device)
         self.spec, self.augmentation, self._layout = spec, augmentation, layout
-        self.augments = augmentation.crop_padding > 0 or augmentation.flip
         pixels = torch.from_numpy(np.ascontiguousarray(samples.inputs.transpose(0, 3, 1, 2)))
         if pixels.dtype != torch.uint8:
             raise ValueError(f"images must be uint8, got {pixels.dtype}")
@@ -138,10 +133,10 @@ class DeviceTokens(DeviceData):
         self._lengths = torch.from_numpy(tokens.lengths)
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
-        """Returns token ids int64 `[B, length]`.
+        """Returns token ids int64 `[B, length]`; on a CPU, columns that are padding for the whole batch are cut off.
 
-        On a CPU, columns that are padding for the whole batch are cut off (to a multiple of 8). On a GPU the shape
-        stays the same, because reading the lengths would wait for the device. Padding changes logits by rounding only.
+        On a GPU the shape stays the same, because reading the lengths would wait for the device. Padding changes
+        logits by rounding only.
         """
         rows = self._ids[index]
         if rows.device.type == "cpu" and len(index):

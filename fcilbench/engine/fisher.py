@@ -18,36 +18,26 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, vjp, vmap
 
-from fcilbench.api.client import Batch, FisherKind
+from fcilbench.api import Batch
+from fcilbench.api.client import FisherKind
 from fcilbench.engine.precision import unfused_attention
 
 _ENTRIES = {"cpu": 1 << 27, "cuda": 1 << 31}
-"""Entries of per-sample gradients that exist at once: half a gigabyte of float32 on a CPU, 8 GB on a GPU."""
+"""Most entries of per-sample gradients at a time: half a gigabyte of float32 on a CPU, 8 GB on a GPU."""
 
 
 @torch.no_grad()
 def fisher_diagonal(
     network: nn.Module, names: Sequence[str], batches: Iterable[tuple[Batch, torch.Tensor]], kind: FisherKind
 ) -> torch.Tensor:
-    """Returns the mean diagonal Fisher of some parameters over samples, exactly 0 where no gradient flows.
+    """Returns the mean diagonal Fisher `[P]` of some parameters over samples, exactly 0 where no gradient flows.
 
-    Squares are taken of per-sample gradients in the parameters' dtype, and summed over batches in float64. The network
-    must treat the samples of a batch apart, and it must be one that `torch.func.vmap` can run.
+    Squares of per-sample gradients have the parameters' dtype and are summed over batches in float64. No sample may
+    influence another of its batch, and `torch.func.vmap` must be able to run the network.
 
-    Args:
-        network: Maps inputs to logits over all classes; in eval mode.
-        names: Parameters in the order of the result.
-        batches: Batches, each with uniform numbers `[B]` in [0, 1) that draw the labels of `sampled`.
-        kind: Which Fisher.
-
-    Returns:
-        `[P]`, of the parameters' dtype.
-
-    Raises:
-        ValueError: If the network is in training mode, or there is no sample.
+    The parameters are `names`, in the order of the result. Each batch comes with uniform numbers `[B]` in [0, 1), which
+    draw the labels of `sampled`. The network is in eval mode.
     """
-    if network.training:
-        raise ValueError("the Fisher is taken in eval mode; the network is in training mode")
     parameters = {name: network.get_parameter(name).detach() for name in names}
     totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
     samples, first = 0.0, parameters[names[0]]
@@ -65,8 +55,6 @@ def fisher_diagonal(
                 for name, rows in term.items():
                     totals[name] += rows.square().sum(dim=0)
         samples += float(batch.mask.sum())
-    if samples == 0.0:
-        raise ValueError("the Fisher of no samples is not defined")
     return torch.cat([total.div_(samples).flatten() for total in totals.values()]).to(first.dtype)
 
 

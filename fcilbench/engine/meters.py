@@ -1,4 +1,4 @@
-"""Meters: wall time by phase, and peak memory. Times end only when the device has finished its work."""
+"""Wall time by phase and peak memory; a phase ends when the device has finished its work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up wall-clock seconds by phase name.
-
-    Attributes:
-        seconds: Seconds of each phase so far.
-    """
+    """Adds up wall-clock `seconds` by phase name."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """The trained network, and its parameters, gradients and float buffers as views of flat vectors.
 
-Updates, aggregation and checkpoints then are vector algebra: no state-dict walks and no deep copies. Each client's
-training starts from a copy of the global vector, never from a reference to it.
+Updates, aggregation and checkpoints are then vector algebra: no state-dict walks and no deep copies. Each client starts
+from a copy of the global vector, never from a reference to it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.client import Context
+from fcilbench.api import Context, FeatureExtractor, Layout, Net, Piece
+from fcilbench.api.client import Part
 from fcilbench.api.lora import FrozenBatchNorm
-from fcilbench.api.message import Layout, Piece
 from fcilbench.engine.precision import without_autocast
-
-Part = Literal["logits", "features", "head", "outputs"]
 
 
 class Network(nn.Module):
-    """Backbone plus classifier head, the head allocated once with all C rows.
-
-    Args:
-        extractor: The backbone.
-        classes: Number of classes C.
-    """
+    """A backbone and a classifier head that has the rows of all C classes from the start."""
 
     def __init__(self, extractor: FeatureExtractor, classes: int) -> None:
         super().__init__()
@@ -40,25 +32,14 @@ class Network(nn.Module):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the extractor gives features alone: it defines no `outputs` of its own."""
-        own = getattr(type(self.extractor), "outputs", None)
-        return own is None or own is FeatureExtractor.outputs
-
-    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
-        """Runs the extractor once and returns its named outputs; `features` `[B, F]` is always among them."""
-        if self.plain:
-            return {"features": self.extractor(inputs)}
-        return self.extractor.outputs(inputs, context or {})
-
     def forward(self, inputs: torch.Tensor, part: Part = "logits", context: Context | None = None) -> Any:
-        """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs, or (`head`) features to logits.
+        """Maps inputs to logits `[B, C]`, features `[B, F]` or all outputs by name, or (`head`) features to logits.
 
-        Under autocast only the extractor runs in low precision: what leaves it is float32, and so is the head.
+        Under autocast only the extractor runs in low precision: its outputs are cast to float32, and so is the head.
         """
         if part != "head":
-            outputs = {name: _wide(value) for name, value in self.outputs(inputs, context).items()}
+            found = self.extractor.outputs(inputs, context or {})
+            outputs = {name: _wide(value) for name, value in found.items()}
             if part == "outputs":
                 return outputs
             inputs = outputs["features"]
@@ -68,68 +49,18 @@ class Network(nn.Module):
             return self.head(_wide(inputs))
 
 
-class NetHandle:
-    """Base of the networks that a method sees: `fcilbench.api.client.Net` by one function that runs a part of it."""
-
-    layout: Layout
-    parameters: torch.Tensor
-
-    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
-        """Runs a part of the network, as `Network.forward` does."""
-        raise NotImplementedError
-
-    def state(self) -> torch.Tensor:
-        """Returns the state vector `[D]`."""
-        raise NotImplementedError
-
-    def under(self, vector: torch.Tensor) -> NetHandle:
-        """Returns the network in eval mode with another state vector `[D]`."""
-        raise NotImplementedError
-
-    def piece(self, name: str) -> torch.Tensor:
-        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
-
-        Raises:
-            KeyError: If the state vector has no tensor of that name.
-        """
-        piece = self.layout.piece(name)
-        vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self.state()
-        return vector[piece.span].view(piece.shape)
-
-    def outputs(self, inputs: torch.Tensor, context: Context | None = None) -> dict[str, torch.Tensor]:
-        """Runs one forward pass and returns its named outputs, `features` `[B, F]` among them."""
-        outputs: dict[str, torch.Tensor] = self.run(inputs, "outputs", context)
-        return outputs
-
-    def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to penultimate features `[B, F]`."""
-        features: torch.Tensor = self.run(inputs, "features")
-        return features
-
-    def head(self, features: torch.Tensor) -> torch.Tensor:
-        """Maps features `[B, F]` to logits `[B, C]`."""
-        logits: torch.Tensor = self.run(features, "head")
-        return logits
-
-    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps inputs to logits `[B, C]`."""
-        logits: torch.Tensor = self.run(inputs, "logits")
-        return logits
-
-
-class FlatModel(NetHandle):
+class FlatModel(Net):
     """A network bound to one flat float32 vector `[D]`: backbone, head, float buffers, in this order.
 
     Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
-    never sent. Integer buffers (BatchNorm's counters) are kept apart in `counters`; of merged clients the
-    largest counts.
+    never sent. Integer buffers (BatchNorm's counters) are not in the vector either; the server takes the largest
+    of the merged clients.
 
     Attributes:
         network: The module; its trainable parameters and float buffers are views of `vector`.
         vector: `[D]`.
         gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
-        counters: int64 `[K]`.
-        layout: The named slices of `vector`.
+        counters: int64 `[K]`, as the network began.
         batch_norms: The modules that normalise by the statistics of a batch.
         parameters: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
     """
@@ -170,7 +101,7 @@ class FlatModel(NetHandle):
 
     @contextmanager
     def arithmetic(self, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-        """Runs the network in contexts that `make` returns, and nothing around it: a loss or rule stays float32."""
+        """Within this block the network, and nothing around it, runs in contexts that `make` returns."""
         self._arithmetic = make
         try:
             yield
@@ -189,21 +120,16 @@ class FlatModel(NetHandle):
         rows = [value.reshape(()).to(torch.int64) for value in values]
         return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.int64, device=self.vector.device)
 
-    def named(self, vector: torch.Tensor, part: slice | None = None) -> dict[str, torch.Tensor]:
-        """Returns a state vector `[D]`, or one part of it, as tensors by their names in the network, as views."""
-        within = self.layout.all if part is None else part
-        pieces = [piece for piece in self.layout.pieces if within.start <= piece.start < within.stop]
-        return {piece.name: vector[piece.span].view(piece.shape) for piece in pieces}
+    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns a state vector `[D]` as tensors by their names in the network; they are views."""
+        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.layout.pieces}
 
-    def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> NetHandle:
-        """Returns the network in eval mode with another state vector.
+    def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> Net:
+        """Returns the network in eval mode with another state vector `[D]`.
 
-        Gradients flow into the parameters of the vector and into the inputs where these require them. The resident
-        vector, the mode of the network and its running statistics stay as they are.
-
-        Args:
-            vector: State vector `[D]`.
-            frozen: Tensors in place of parameters and buffers outside the state vector, by their names in the network.
+        Gradients flow into the parameters of the vector and into the inputs if these require them. The resident
+        vector, the mode of the network and its running statistics do not change. `frozen` are tensors in place of
+        parameters and buffers outside the state vector, by their names in the network.
 
         Raises:
             ValueError: If the network has no such tensor outside the state vector, or one of another shape.
@@ -222,23 +148,19 @@ class FlatModel(NetHandle):
         with self._arithmetic():
             return self.network(inputs, part, context)
 
-    def state(self) -> torch.Tensor:
-        """Returns the resident vector."""
-        return self.vector
 
-
-class _Borrowed(NetHandle):
+class _Borrowed(Net):
     """The resident network in eval mode, run with tensors that are not its own."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor]) -> None:
-        self.layout = model.layout
+        self.layout, self.vector, self._model = model.layout, vector, model
         self.parameters = vector[model.layout.trainable]
-        self._model, self._vector = model, vector
-        # torch does not differentiate BatchNorm with respect to its running statistics.
-        buffers = {name: tensor.detach() for name, tensor in model.named(vector, model.layout.buffers).items()}
-        self._tensors = {**model.named(vector, model.layout.trainable), **buffers, **frozen}
+        self._tensors = {**model.named(vector), **frozen}
+        for piece in self.layout.pieces:
+            if piece.start >= self.layout.buffers.start:  # torch does not differentiate by running statistics
+                self._tensors[piece.name] = self._tensors[piece.name].detach()
 
-    def under(self, vector: torch.Tensor) -> NetHandle:
+    def under(self, vector: torch.Tensor) -> Net:
         return self._model.under(vector)
 
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
@@ -247,9 +169,6 @@ class _Borrowed(NetHandle):
             network.eval()
             return functional_call(network, self._tensors, (inputs, part, context))
 
-    def state(self) -> torch.Tensor:
-        return self._vector
-
 
 def _wide(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
@@ -257,7 +176,7 @@ def _wide(values: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def keeping_modes(network: nn.Module) -> Iterator[None]:
-    """Gives each module its mode back, training or evaluation, at the end of the block."""
+    """At the end of the block each module is back in its mode, training or evaluation."""
     modes = [(module, module.training) for module in network.modules()]
     try:
         yield
@@ -276,7 +195,7 @@ def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[Piece, ...]:
 
 
 def _buffers(network: nn.Module) -> list[tuple[str, tuple[nn.Module, str], torch.Tensor]]:
-    """Returns the persistent buffers with their names and owners; derived, non-persistent ones are never exchanged."""
+    """Returns the persistent buffers with their names and owners; non-persistent ones are derived and never sent."""
     found = []
     for prefix, module in network.named_modules():
         for key, buffer in module._buffers.items():

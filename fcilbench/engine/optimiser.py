@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from fcilbench.api.message import Piece, matches
-from fcilbench.api.schedule import Task
+from fcilbench.api import Piece, Protocol, Task, matches
 from fcilbench.engine.model import FlatModel
-from fcilbench.spec.protocol import Protocol
 
 
 class LocalOptimiser:
     """Moves the trained pieces of a flat model along its gradient, each run of pieces at its own learning rate.
 
-    AdamW's decay is applied here and not by torch, and Adam's and SGD's is added to the gradient here, because the head
-    rows of other tasks must not decay: their gradient is exactly zero.
+    Weight decay is applied here and not by torch, because the head rows of other tasks must not decay: their gradient
+    is exactly zero.
 
-    Args:
-        model: The resident model.
-        protocol: Optimiser, learning rate and its schedule, momentum, weight decay, gradient clipping.
-        train: Patterns of the names of the pieces that are trained; all others stay as they are, bit for bit.
-        rates: Factors of the learning rate by pattern; the first pattern that matches a piece counts.
-
-    Attributes:
-        untrained: The pieces of the network's parameters that are not trained.
+    `train` are patterns of the names of the pieces that are trained; the parameters of all others, `untrained`, keep
+    every bit. `rates` are factors of the learning rate by pattern; the first pattern that matches a piece counts.
 
     Raises:
         ValueError: If `train` matches no parameter, or a pattern of `rates` matches none.
@@ -42,59 +34,61 @@ class LocalOptimiser:
         train: Sequence[str] = ("*",),
         rates: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._model, self._protocol = model, protocol
+        self._model, self._protocol, device = model, protocol, model.vector.device
         pieces = [piece for piece in model.layout.pieces if piece.span.stop <= model.layout.trainable.stop]
-        factors = _factors(pieces, train, rates)
-        self.untrained = tuple(piece for piece in pieces if piece.name not in factors)
-        self._runs = _runs(pieces, factors)
+        _check_patterns([piece.name for piece in pieces], train, rates)
+        self.untrained: list[Piece] = []
+        self._runs: list[tuple[slice, float]] = []
+        for piece in pieces:
+            factor = next((own for pattern, own in rates.items() if matches(piece.name, [pattern])), 1.0)
+            if not matches(piece.name, train):
+                self.untrained.append(piece)
+            elif self._runs and self._runs[-1][0].stop == piece.start and self._runs[-1][1] == factor:
+                self._runs[-1] = (slice(self._runs[-1][0].start, piece.span.stop), factor)
+            else:
+                self._runs.append((piece.span, factor))
         self._decay = None if protocol.weight_decay == 0.0 else torch.zeros_like(model.gradient)
         self._shrink: torch.Tensor | None = None
         self._steps = 1
-        self._optimiser = self._build()
-
-    def _build(self) -> torch.optim.Optimizer:
-        protocol, device = self._protocol, self._model.vector.device
         groups = []
         for span, factor in self._runs:
-            leaf = nn.Parameter(self._model.vector[span])
-            leaf.grad = self._model.gradient[span]
+            leaf = nn.Parameter(model.vector[span])
+            leaf.grad = model.gradient[span]
             rate = protocol.lr * factor
             # A captured step reads the rate of its step from the device.
             lr = rate if protocol.schedule == "constant" else torch.tensor(rate, device=device)
             groups.append({"params": [leaf], "lr": lr})
+        self._optimiser: torch.optim.Optimizer
         if protocol.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=protocol.lr, momentum=protocol.momentum, fused=True)
-        kind = torch.optim.AdamW if protocol.optimizer == "adamw" else torch.optim.Adam
-        return kind(groups, lr=protocol.lr, weight_decay=0.0, fused=True, capturable=device.type == "cuda")
+            self._optimiser = torch.optim.SGD(groups, lr=protocol.lr, momentum=protocol.momentum, fused=True)
+        else:
+            kind = torch.optim.AdamW if protocol.optimizer == "adamw" else torch.optim.Adam
+            capturable = device.type == "cuda"
+            self._optimiser = kind(groups, lr=protocol.lr, weight_decay=0.0, fused=True, capturable=capturable)
 
     def reset(self, task: Task, steps: int) -> None:
-        """Begins a client's round of `steps` steps without moments, and without allocating."""
+        """Starts a client's round of `steps` steps with all moments at 0; allocates nothing under a constant rate."""
         self.forget()
-        self._steps = steps
-        if self._decay is not None:
-            self._fill_decay(self._decay, task)
-            scheduled = self._protocol.optimizer == "adamw" and self._protocol.schedule != "constant"
-            self._shrink = self._decay - 1.0 if scheduled else None
+        self._steps, protocol, layout, decay = steps, self._protocol, self._model.layout, self._decay
+        if decay is None:
+            return
+        # Per coordinate AdamW's factor `1 - lr wd`, or the coefficient `wd` of Adam and SGD.
+        decoupled = protocol.optimizer == "adamw"
+        neutral = 1.0 if decoupled else 0.0
+        decay.fill_(neutral)
+        for span, factor in self._runs:
+            decay[span] = 1.0 - protocol.lr * factor * protocol.weight_decay if decoupled else protocol.weight_decay
+        weight, bias = torch.split(decay[layout.head], [layout.classes * layout.features, layout.classes])
+        for rows in (weight.view(layout.classes, layout.features), bias):
+            rows[: task.offset] = neutral
+            rows[task.seen :] = neutral
+        self._shrink = decay - 1.0 if decoupled and protocol.schedule != "constant" else None
 
     def forget(self) -> None:
         """Sets all moments to 0."""
         for state in self._optimiser.state.values():
             for value in state.values():
                 value.zero_()
-
-    def _fill_decay(self, decay: torch.Tensor, task: Task) -> None:
-        """Writes per coordinate AdamW's factor `1 - lr wd`, or the coefficient `wd` of Adam and SGD."""
-        protocol, layout = self._protocol, self._model.layout
-        decoupled = protocol.optimizer == "adamw"
-        neutral = 1.0 if decoupled else 0.0
-        decay.fill_(neutral)
-        for span, factor in self._runs:
-            decay[span] = 1.0 - protocol.lr * factor * protocol.weight_decay if decoupled else protocol.weight_decay
-        head = decay[layout.head]
-        weight = head[: layout.classes * layout.features].view(layout.classes, layout.features)
-        for rows in (weight, head[layout.classes * layout.features :]):
-            rows[: task.offset] = neutral
-            rows[task.seen :] = neutral
 
     def set_rate(self, number: int) -> None:
         """Sets the learning rate of a step, counted from 0; does nothing under a constant schedule."""
@@ -126,12 +120,7 @@ class LocalOptimiser:
 
 
 def schedule(kind: str, number: int, steps: int) -> float:
-    """Returns the factor of the learning rate in a step, counted from 0, under a `Protocol.schedule`.
-
-    Example:
-        >>> [schedule("step", number, 8) for number in (0, 3, 4, 6)]
-        [1.0, 1.0, 0.1, 0.01]
-    """
+    """Returns the factor of the learning rate in a step, counted from 0, under a `Protocol.schedule`."""
     if kind == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * number / steps))
     if kind == "step":
@@ -139,33 +128,11 @@ def schedule(kind: str, number: int, steps: int) -> float:
     return 1.0
 
 
-def _factors(pieces: Iterable[Piece], train: Sequence[str], rates: Mapping[str, float]) -> dict[str, float]:
-    """Returns the factor of the learning rate of each trained piece, by name."""
-    names = [piece.name for piece in pieces]
+def _check_patterns(names: Sequence[str], train: Sequence[str], rates: Mapping[str, float]) -> None:
     for pattern in rates:
         if not any(matches(name, [pattern]) for name in names):
             near = get_close_matches(pattern, names, 1, 0.0)[0]
             raise ValueError(f"the learning-rate pattern {pattern!r} matches no parameter; the nearest is {near!r}")
-    found = {
-        name: next((factor for pattern, factor in rates.items() if matches(name, [pattern])), 1.0)
-        for name in names
-        if matches(name, train)
-    }
-    if not found:
+    if not any(matches(name, train) for name in names):
         near = get_close_matches(next(iter(train), ""), names, 1, 0.0)[0]
         raise ValueError(f"no parameter matches the patterns to train, {', '.join(train)}; the nearest is {near!r}")
-    return found
-
-
-def _runs(pieces: Iterable[Piece], factors: Mapping[str, float]) -> list[tuple[slice, float]]:
-    """Returns the contiguous runs of trained pieces with one factor, in the order of the vector."""
-    runs: list[tuple[slice, float]] = []
-    for piece in pieces:
-        factor = factors.get(piece.name)
-        if factor is None:
-            continue
-        if runs and runs[-1][0].stop == piece.start and runs[-1][1] == factor:
-            runs[-1] = (slice(runs[-1][0].start, piece.span.stop), factor)
-        else:
-            runs.append((piece.span, factor))
-    return runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,10 +20,8 @@ Precision = Literal["fp32", "bf16"]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Returns the context in which a model is run: bfloat16 autocast, or nothing."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    """Returns the context in which a model runs: bfloat16 autocast, or nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -32,18 +30,16 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
-def training_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Returns the context of a forward pass that a backward pass follows.
+@contextmanager
+def training_context(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Runs a forward pass that a backward pass follows.
 
     On a CPU the fused attention's backward in bfloat16 makes a small ViT's step 1.7 times as long, so attention is
-    unfused there (`benchmarks/results/cpu-2026-11-28.md`; in float32 it makes no difference). GPUs choose for
-    themselves.
+    unfused there (`benchmarks/results/cpu-2026-11-28.md`; in float32 it makes no difference).
     """
-    stack = ExitStack()
-    stack.enter_context(autocast(precision, device))
-    if precision == "bf16" and device.type == "cpu":
-        stack.enter_context(unfused_attention())
-    return stack
+    unfused = precision == "bf16" and device.type == "cpu"
+    with autocast(precision, device), unfused_attention() if unfused else nullcontext():
+        yield
 
 
 def forbid_tf32() -> None:
@@ -54,11 +50,7 @@ def forbid_tf32() -> None:
 
 @contextmanager
 def unfused_attention() -> Iterator[None]:
-    """Runs attention without a fused kernel.
-
-    Without a mask, dropout or grouped heads it is `attention`, otherwise torch's reference kernel, which also checks
-    every row for masks that hide it whole.
-    """
+    """Runs attention as `attention` does or, with a mask, dropout or grouped heads, by torch's reference kernel."""
     with sdpa_kernel(SDPBackend.MATH), _Unfused():
         yield
 
@@ -80,8 +72,8 @@ class _Unfused(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
-        masked = options.get("attn_mask") is not None or options.get("is_causal", False)
-        plain = not (masked or options.get("dropout_p", 0.0) or options.get("enable_gqa", False))
+        special = any(options.get(name) for name in ("is_causal", "dropout_p", "enable_gqa"))
+        plain = not special and options.get("attn_mask") is None
         if func is F.scaled_dot_product_attention and len(args) == 3 and plain:
             return attention(*args, scale=options.get("scale"))
         return func(*args, **options)
@@ -96,8 +88,8 @@ def relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 def all_finite(values: torch.Tensor) -> bool:
     """Returns whether no entry is NaN or infinite; waits for the device.
 
-    One pass over the least and the largest entry, which are NaN if any entry is. `isfinite` takes fifteen times as
-    long on a CPU, because it makes and reduces tensors of the same size (`benchmarks/results/cpu-2026-11-28.md`).
+    It looks at the least and the largest entry, which are NaN if any entry is: on a CPU 15 times as fast as `isfinite`
+    of all entries (`benchmarks/results/cpu-2026-11-28.md`).
     """
     if not values.numel() or not (values.is_floating_point() or values.is_complex()):
         return True

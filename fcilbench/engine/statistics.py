@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api.client import Batch, LayerGram, Net
-from fcilbench.api.lora import LoraLinear
-from fcilbench.api.message import matches
+from fcilbench.api import Batch, LayerGram, LoraLinear, Net, matches
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import without_autocast
 
@@ -34,16 +33,29 @@ def layer_inputs(
     Raises:
         ValueError: If no such layer matches.
     """
-    known = [(name, module) for name, module in model.network.named_modules() if _acts_on_rows(module)]
+    known = [
+        (name, module)
+        for name, module in model.network.named_modules()
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+    ]
     layers = [(name, module) for name, module in known if matches(name, patterns)]
     if not layers:
         raise ValueError(f"no layer matches {', '.join(patterns)}; there are {', '.join(name for name, _ in known)}")
+    calls: dict[str, list[tuple[torch.Tensor, torch.Tensor | None]]] = {}
     for inputs, mask in batches:
-        yield _inputs(model, layers, inputs, mask)
+        calls.clear()
+        _watch(model, layers, inputs, mask, lambda name, x, real: calls.setdefault(name, []).append((x, real)))
+        yield {name: _rows(calls[name], len(inputs)) for name, _ in layers if name in calls}
 
 
-def _acts_on_rows(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+def _rows(calls: Sequence[tuple[torch.Tensor, torch.Tensor | None]], samples: int) -> torch.Tensor:
+    """Returns the rows of all calls of a layer, sample by sample."""
+    rows = [x.reshape(samples, -1, x.shape[-1]) for x, _ in calls]
+    kept = [
+        torch.ones(own.shape[:2], dtype=torch.bool, device=own.device) if real is None else real
+        for own, (_, real) in zip(rows, calls, strict=True)
+    ]
+    return torch.cat(rows, dim=1)[torch.cat(kept, dim=1)]
 
 
 def _patches(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -53,21 +65,6 @@ def _patches(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)  # sizes also where padding is a word
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
-
-
-def _inputs(
-    model: FlatModel, layers: Sequence[tuple[str, nn.Module]], inputs: torch.Tensor, mask: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """Runs the model on one batch and returns the rows that each layer saw."""
-    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-
-    def take(name: str, x: torch.Tensor, real: torch.Tensor | None) -> None:
-        rows = x.reshape(len(inputs), -1, x.shape[-1])
-        kept = torch.ones(rows.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
-        found.setdefault(name, []).append((rows, kept))
-
-    _watch(model, layers, inputs, mask, take)
-    return {name: _rows(found[name]) for name, _ in layers if name in found}
 
 
 @torch.no_grad()
@@ -80,30 +77,23 @@ def _watch(
 ) -> None:
     """Runs the model on one batch; `take` gets each layer's name, its float32 input and the token mask, if it fits."""
 
-    def record(name: str, x: torch.Tensor) -> None:
-        fits = mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape
+    def record(name: str, layer: nn.Module, seen: tuple[torch.Tensor, ...]) -> None:
+        x = _patches(layer, seen[0]).float()
         with without_autocast(x.device):
-            take(name, x.float(), mask if fits else None)
+            take(name, x, mask if mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape else None)
 
     with ExitStack() as hooks:
         for name, layer in layers:
-            hook = layer.register_forward_pre_hook(lambda own, seen, name=name: record(name, _patches(own, seen[0])))
-            hooks.enter_context(hook)
+            hooks.enter_context(layer.register_forward_pre_hook(partial(record, name)))
         model.logits(inputs)
-
-
-def _rows(calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Returns the rows of all calls of a layer, sample by sample."""
-    rows, kept = (torch.cat(parts, dim=1) for parts in zip(*calls, strict=True))
-    return rows[kept]
 
 
 def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iterable[Masked]) -> dict[str, LayerGram]:
     """Sums X^T X over batches, for each linear layer whose weight, or whose adapter, is exchanged.
 
-    Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets the sum of all
-    its inputs. Layers that compute something else than `nn.Linear` and layers that never run are left out.
-    `diagonal(name)` says whether only the diagonal is wanted of a layer; the result has the network's order.
+    Products are float32, sums float64. A layer that runs several times, or whose weight is shared, gets one sum over
+    all its inputs; layers that never run are left out. Of layers with `diagonal(name)` only the diagonal is summed. The
+    result has the network's order.
     """
     owners = {id(parameter): name for name, parameter in model.network.named_parameters()}
     exchanged = {piece.name for piece in model.layout.pieces}
@@ -136,9 +126,6 @@ def mean_gradient(
     """Returns the gradient `[P]` of the mean over samples of a loss, which gives the mean of a batch.
 
     The model's flat gradient is used and left at 0.
-
-    Raises:
-        ValueError: If there is no sample.
     """
     model.gradient.zero_()
     samples = torch.zeros((), device=model.gradient.device)
@@ -146,8 +133,6 @@ def mean_gradient(
         with torch.enable_grad():
             (loss(model, batch) * batch.mask.sum()).backward()  # type: ignore[no-untyped-call]
         samples += batch.mask.sum()
-    if not samples:
-        raise ValueError("the mean gradient of no samples is not defined")
     found = model.gradient / samples
     model.gradient.zero_()
     return found

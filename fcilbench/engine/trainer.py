@@ -1,31 +1,102 @@
-"""Local training of one client: E epochs of steps on the flat model, without a synchronisation inside."""
+"""Local training of one client: E epochs of steps on the flat model, without a synchronisation inside.
+
+A step: augment, forward, backward, gradient hook, weight decay, optimiser. On a GPU it is captured in a CUDA graph, on
+buffers of one shape: the last, short batch of a pass is padded, and its padding masked out of the loss, so that one
+graph serves every step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import torch
+from torch import nn
 
-from fcilbench.engine.capture import CapturedStep, CaptureError
-from fcilbench.engine.data import DeviceData
+from fcilbench.api import Batch, Context, Net, Protocol, Task
+from fcilbench.engine.data import DeviceData, Draws
 from fcilbench.engine.model import FlatModel
-from fcilbench.engine.step import Extra, LocalStep, Minibatch, Objective, Work, batch_spans
-from fcilbench.spec.protocol import Protocol
+from fcilbench.engine.optimiser import LocalOptimiser
+from fcilbench.engine.precision import relative_difference, training_context
 
-__all__ = ["Extra", "Objective", "Trainer", "Work"]
+_WARM_UP = 3
+"""Steps before a capture, in which libraries choose their kernels and the optimiser makes its state."""
+_TOLERANCE = 1e-2
+"""Relative difference between a captured gradient and the plain one."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a client optimises: the method's hooks `loss` and `gradient`, and the context that both read."""
+
+    loss: Callable[[Net, Batch, Context], torch.Tensor]
+    gradient: Callable[[torch.Tensor, Net, Context], None]
+    context: Context
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Samples that a client mixes into its training (`Aggregator.replay`), and the stream that draws of them."""
+
+    data: DeviceData
+    random: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one client trains on in one round, and which pieces of the model.
+
+    Attributes:
+        index: Positions of its samples, int64 `[n]` on the device, n > 0.
+        task: The current task.
+        epochs: Number of passes E.
+        batch_size: Samples per step; the last step of a pass takes what is left.
+        train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
+        extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.
+        steps: Number of steps after which a slow client stops; `None` for all steps of all passes.
+    """
+
+    index: torch.Tensor
+    task: Task
+    epochs: int
+    batch_size: int
+    train: tuple[str, ...] = ("*",)
+    extra: Extra | None = None
+    steps: int | None = None
+
+
+def batch_spans(samples: int, size: int, batch_statistics: bool) -> list[slice]:
+    """Returns the batches of one pass over a client's samples, `ceil(samples / size)` of them.
+
+    One sample has no batch statistics: where the network has BatchNorm, a last batch of one joins the batch before.
+    """
+    starts = list(range(0, samples, size))
+    if batch_statistics and samples > size > 1 and samples % size == 1:
+        starts.pop()
+    return [slice(*ends) for ends in zip(starts, [*starts[1:], samples], strict=True)]
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Positions `[n]` of the samples of one step, the random numbers of their augmentation, and the replayed ones."""
+
+    rows: torch.Tensor
+    draws: Draws
+    extra: Minibatch | None = None
 
 
 class Trainer:
     """Trains the flat model in place on a client's samples.
 
-    Steps are captured in a CUDA graph where `capture` asks for it and the device can. `rates` are factors of the
-    learning rate by patterns of piece names, of which the first that matches counts.
+    Steps are captured in a CUDA graph if `capture` asks for it and the device can. `rates` are factors of the learning
+    rate by patterns of piece names, of which the first that matches counts.
 
     Attributes:
-        notes: What the user should know, e.g. that a step could not be captured and is run plainly.
+        optimiser: The optimiser of the pieces that the current work trains.
+        notes: What the user should know, e.g. why steps are not captured.
     """
 
     def __init__(
@@ -36,10 +107,11 @@ class Trainer:
         capture: bool = False,
         rates: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._data, self._model = data, model
-        self._step = LocalStep(model, data, protocol, rates)
+        self.model, self._data, self._protocol, self._rates = model, data, protocol, rates
+        self._train: tuple[str, ...] = ("*",)
+        self.optimiser = LocalOptimiser(model, protocol, self._train, rates)
         self._capture = capture and model.vector.device.type == "cuda"
-        # Padding rows would enter BatchNorm's statistics, so such a model's short batches are run as they are.
+        # Padding rows would enter BatchNorm's statistics: the short batches of such a model are not padded.
         self._pads = model.layout.buffers.start == model.layout.buffers.stop and not model.batch_norms
         self._captured: CapturedStep | None = None
         self.notes: list[str] = []
@@ -50,21 +122,28 @@ class Trainer:
         Raises:
             ValueError: If the work trains no parameter, or replays from no samples.
         """
-        self._step.begin(work)
-        self._model.network.train()
+        self.begin(work)
+        self.model.network.train()
         if 1 in (len(work.index), work.batch_size):  # one sample has no batch statistics: the running ones are used
-            for norm in self._model.batch_norms:
+            for norm in self.model.batch_norms:
                 norm.eval()
-        with self._untrained_frozen():
+        network = self.model.network
+        untrained = [network.get_parameter(piece.name) for piece in self.optimiser.untrained]
+        for parameter in untrained:  # spares the backward pass
+            parameter.requires_grad_(False)
+        try:
             return self._run(objective, work, random)
+        finally:
+            for parameter in untrained:
+                parameter.requires_grad_(True)
 
     def _run(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
-        captured, optimiser, number = None, self._step.optimiser, 0
+        captured, optimiser, number = None, self.optimiser, 0
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
             if number == work.steps:
                 break
-            minibatches = _one_pass(work, self._data, random, bool(self._model.batch_norms))
+            minibatches = self._one_pass(work, random)
             minibatches = minibatches if work.steps is None else minibatches[: work.steps - number]
             if self._capture and captured is None:
                 captured = self._captured_step(objective, work, minibatches[0])
@@ -76,25 +155,49 @@ class Trainer:
                     captured(minibatch)
                     continue
                 mask = torch.ones(len(minibatch.rows), device=minibatch.rows.device)
-                total += self._step.gradient(objective, work, minibatch, mask)
+                total += self.gradient(objective, work, minibatch, mask)
                 optimiser.step()
             if captured is not None:
                 total += captured.total
                 captured.total.zero_()
         return total / len(minibatches)
 
-    @contextmanager
-    def _untrained_frozen(self) -> Iterator[None]:
-        """Leaves the parameters that are not trained out of the backward pass."""
-        network = self._model.network
-        parameters = [network.get_parameter(piece.name) for piece in self._step.optimiser.untrained]
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in parameters:
-                parameter.requires_grad_(True)
+    def begin(self, work: Work) -> None:
+        """Prepares the optimiser for a client's round."""
+        if work.train != self._train:
+            self._train = work.train
+            self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
+        spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
+        self.optimiser.reset(work.task, work.epochs * len(spans))
+
+    def gradient(self, objective: Objective, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> torch.Tensor:
+        """Fills the flat gradient for one minibatch, gradient hook included, and returns the detached float32 loss.
+
+        `mask` `[B]` is 1 for samples and 0 for padding rows.
+        """
+        model = self.model
+        model.gradient.zero_()
+        extra = None
+        if work.extra is not None and minibatch.extra is not None:
+            ones = torch.ones(len(minibatch.extra.rows), device=mask.device)
+            extra = self._batch(work.extra.data, minibatch.extra, ones, work.task)
+        batch = self._batch(self._data, minibatch, mask, work.task, extra)
+        with model.arithmetic(partial(training_context, self._protocol.precision, model.vector.device)):
+            loss = objective.loss(model, batch, objective.context)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.clear_untrained()
+        with torch.no_grad():
+            objective.gradient(model.gradient, model, objective.context)
+        self.optimiser.clear_untrained()
+        return loss.detach().float()
+
+    def _batch(
+        self, data: DeviceData, minibatch: Minibatch, mask: torch.Tensor, task: Task, extra: Batch | None = None
+    ) -> Batch:
+        rows = minibatch.rows
+        inputs = data.augmented(rows, minibatch.draws) if self._protocol.augment else data.plain(rows)
+        memo = None if data.memo is None else data.memo[rows]
+        return Batch(inputs, data.labels[rows], mask, task, memo, extra, self._protocol)
 
     def _captured_step(self, objective: Objective, work: Work, minibatch: Minibatch) -> CapturedStep | None:
         """Returns the captured step for this work, making it if there is none; `None` where it cannot be captured."""
@@ -104,7 +207,7 @@ class Trainer:
         if not self._pads and len(minibatch.rows) < work.batch_size:
             return None
         self._captured = None  # frees its graph first
-        captured = CapturedStep(self._step, objective, work, minibatch)
+        captured = CapturedStep(self, objective, work, minibatch)
         try:
             captured.capture(minibatch)
             self._captured = captured
@@ -113,19 +216,134 @@ class Trainer:
             self.notes.append(f"local steps are not captured in a CUDA graph: {error}")
         return self._captured
 
+    def _one_pass(self, work: Work, random: np.random.Generator) -> list[Minibatch]:
+        """Draws the order of one pass and its augmentation, and cuts both into minibatches."""
+        spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
+        own = _cut(_shuffled(work.index, len(work.index), random), self._data, spans, random)
+        if work.extra is None:
+            return own
+        data, draws = work.extra.data, work.extra.random
+        if not len(data):
+            raise ValueError("there are no samples to replay: return None instead of an empty set")
+        rows = _shuffled(torch.arange(len(data), device=work.index.device), len(own) * work.batch_size, draws)
+        replayed = _cut(rows, data, batch_spans(len(rows), work.batch_size, False), draws)
+        return [Minibatch(one.rows, one.draws, extra) for one, extra in zip(own, replayed, strict=True)]
 
-def _one_pass(work: Work, data: DeviceData, random: np.random.Generator, batch_statistics: bool) -> list[Minibatch]:
-    """Draws the order of one pass and its augmentation, and cuts both into minibatches."""
-    spans = batch_spans(len(work.index), work.batch_size, batch_statistics)
-    own = _cut(_shuffled(work.index, len(work.index), random), data, spans, random)
-    if work.extra is None:
-        return own
-    if not len(work.extra.data):
-        raise ValueError("there are no samples to replay: return None instead of an empty set")
-    kept = torch.arange(len(work.extra.data), device=work.index.device)
-    rows = _shuffled(kept, len(own) * work.batch_size, work.extra.random)
-    replayed = _cut(rows, work.extra.data, batch_spans(len(rows), work.batch_size, False), work.extra.random)
-    return [Minibatch(one.rows, one.draws, extra) for one, extra in zip(own, replayed, strict=True)]
+
+class CaptureError(RuntimeError):
+    """The step cannot be captured."""
+
+
+class CapturedStep:
+    """A step that reads its minibatch and its context from buffers; made for one client, it may serve others.
+
+    Attributes:
+        total: Sum of the losses since it was last set to zero.
+    """
+
+    def __init__(self, trainer: Trainer, objective: Objective, work: Work, minibatch: Minibatch) -> None:
+        self._trainer, self._work = trainer, work
+        self._minibatch = _buffers(minibatch, work.batch_size)
+        self._mask = torch.ones(work.batch_size, device=work.index.device)
+        self._context = {name: value.clone() for name, value in objective.context.items()}
+        self._objective = replace(objective, context=self._context)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._key = self._key_of(work, self._context)
+        self.total = torch.zeros((), device=work.index.device)
+
+    def fits(self, work: Work, context: Context) -> bool:
+        """Returns whether these buffers serve another client: the same task, batch size, pieces, replay and context."""
+        return self._key_of(work, context) == self._key
+
+    def _key_of(self, work: Work, context: Context) -> tuple[object, ...]:
+        shapes = {name: (value.shape, value.dtype) for name, value in context.items()}
+        replayed = None if work.extra is None else work.extra.data
+        return work.task, work.batch_size, self._trainer.optimiser, replayed, shapes
+
+    def bind(self, context: Context) -> None:
+        """Copies a client's context into the buffers."""
+        for name, value in context.items():
+            self._context[name].copy_(value)
+
+    def __call__(self, minibatch: Minibatch) -> None:
+        """Runs one step on a minibatch of at most `batch_size` samples; its loss is added to `total`."""
+        count = len(minibatch.rows)
+        _fill(self._minibatch, minibatch)
+        self._mask[:count] = 1.0
+        self._mask[count:] = 0.0
+        if self._graph is None:
+            self._once()
+        else:
+            self._graph.replay()
+
+    def capture(self, minibatch: Minibatch) -> None:
+        """Captures the step, checks the captured gradient against the plain one, and leaves the model as it was.
+
+        Raises:
+            CaptureError: If the objective cannot be captured, or its captured gradient differs from the plain one.
+        """
+        model = self._trainer.model
+        before, counters = model.vector.clone(), model.read_counters()
+        try:
+            self(minibatch)
+            expected = model.gradient.clone()
+            self._graph = self._captured()
+            model.load(before, counters)
+            self._trainer.optimiser.forget()
+            self(minibatch)
+            self._check(expected)
+        except CaptureError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(str(error).strip().splitlines()[0]) from error
+        finally:
+            model.load(before, counters)
+            self._trainer.optimiser.forget()
+            self.total.zero_()
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        """Warms the step up on a side stream and captures it."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                self._once()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._once()
+        return graph
+
+    def _once(self) -> None:
+        loss = self._trainer.gradient(self._objective, self._work, self._minibatch, self._mask)
+        self._trainer.optimiser.step()
+        self.total += loss
+
+    def _check(self, expected: torch.Tensor) -> None:
+        """Compares gradients, unless dropout makes two runs of the same step differ by design."""
+        modules = self._trainer.model.network.modules()
+        if any(isinstance(module, nn.Dropout) and module.p > 0 for module in modules):
+            return
+        difference = relative_difference(self._trainer.model.gradient, expected)
+        if not difference < _TOLERANCE:
+            raise CaptureError(f"the captured gradient differs from the plain one by {difference:.1e} (relative)")
+
+
+def _buffers(minibatch: Minibatch, size: int) -> Minibatch:
+    """Returns a minibatch of `size` samples to copy others into."""
+    draws = {name: value.new_zeros(size, *value.shape[1:]) for name, value in minibatch.draws.items()}
+    extra = None if minibatch.extra is None else _buffers(minibatch.extra, size)
+    return Minibatch(minibatch.rows.new_zeros(size), draws, extra)
+
+
+def _fill(buffers: Minibatch, minibatch: Minibatch) -> None:
+    """Copies a minibatch into the first rows of the buffers and repeats its first sample in the rest."""
+    pairs = [(buffers.rows, minibatch.rows), *((own, minibatch.draws[name]) for name, own in buffers.draws.items())]
+    for buffer, values in pairs:
+        buffer[: len(values)].copy_(values)
+        buffer[len(values) :].copy_(values[:1].expand(len(buffer) - len(values), *values.shape[1:]))
+    if buffers.extra is not None and minibatch.extra is not None:
+        _fill(buffers.extra, minibatch.extra)
 
 
 def _shuffled(index: torch.Tensor, count: int, random: np.random.Generator) -> torch.Tensor:
@@ -134,7 +352,7 @@ def _shuffled(index: torch.Tensor, count: int, random: np.random.Generator) -> t
     return index[torch.from_numpy(np.concatenate(orders)[:count]).to(index.device)]
 
 
-def _cut(rows: torch.Tensor, data: DeviceData, spans: Iterable[slice], random: np.random.Generator) -> list[Minibatch]:
+def _cut(rows: torch.Tensor, data: DeviceData, spans: Sequence[slice], random: np.random.Generator) -> list[Minibatch]:
     """Draws the augmentation of the samples at `rows` and cuts them into minibatches."""
     draws = data.draw(len(rows), random)
     return [Minibatch(rows[span], {name: value[span] for name, value in draws.items()}) for span in spans]

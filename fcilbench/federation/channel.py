@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcilbench.api.message import Layout, Message, Piece, nbytes
-from fcilbench.api.stressor import Stressor
+from fcilbench.api import Layout, Message, Piece, Stressor, nbytes
 
 _MODEL = "model/"
 """Prefix of the model's pieces and counters among the names of broadcast tensors."""
@@ -30,9 +29,7 @@ class Channel:
     """Delivers messages and adds up their bytes.
 
     Attributes:
-        layout: Slices of the model's state vector.
-        stressor: Acts on what affected clients upload.
-        affected: Ids of these clients.
+        stressor: Acts on what the clients `affected` upload.
         counts: Whether messages cross a network; a centralised reference sends nothing.
         bytes_up: Bytes of all uploads so far.
         bytes_down: Bytes of all broadcasts so far, once for each client that receives them.
@@ -59,7 +56,7 @@ class Channel:
             self._older = [*self._older[-behind:], vector.clone()]
 
     def model_of(self, client: int, vector: torch.Tensor) -> torch.Tensor:
-        """Returns the global model that a client works on: `vector`, the published one, or an older one."""
+        """Returns the global model on which a client works: `vector`, the published one, or an older one."""
         return self._older[0] if client in self.affected and self._older else vector
 
     def share_of(self, client: int) -> float:
@@ -86,7 +83,7 @@ class Channel:
     def _model_of(self, tensor: torch.Tensor) -> dict[str, int]:
         """Returns the versions of the present model's pieces if a tensor `[D]` or `[P]` is that model, else nothing."""
         size = tensor.numel()
-        if tensor.dim() != 1 or size not in (self.layout.trainable.stop, self.layout.all.stop):
+        if tensor.dim() != 1 or size not in (self.layout.trainable.stop, self.layout.buffers.stop):
             return {}
         pieces = [piece for piece in self.layout.pieces if piece.span.stop <= size]
         if not all(_same(tensor[piece.span], self._last.get(_MODEL + piece.name)) for piece in pieces):
@@ -94,15 +91,9 @@ class Channel:
         return {_MODEL + piece.name: self._versions[_MODEL + piece.name] for piece in pieces}
 
     def down(self, client: int, message: Message, model: bool = True) -> Message:
-        """Sends a client what it lacks of the global model and of a posted broadcast.
+        """Sends a client what it lacks of the global model and of a posted broadcast, and returns the whole broadcast.
 
-        Args:
-            client: Registered client id.
-            message: The broadcast.
-            model: Whether the client needs the present global model; if not, it gets one only if it has none.
-
-        Returns:
-            The whole broadcast: with what it held before, the client has all of it.
+        Without `model` the client does not need the present global model: it gets one only if it has none.
         """
         if self.counts:
             held = self._held.setdefault(client, {})
@@ -116,7 +107,7 @@ class Channel:
         return message
 
     def _send(self, held: dict[str, int], names: Iterable[str]) -> None:
-        """Counts the tensors of which a client holds another version or none, and notes that it has them."""
+        """Counts the tensors of which a client does not hold the present version, and notes that it now does."""
         news = [name for name in names if held.get(name) != self._versions[name]]
         self.bytes_down += nbytes({name: self._last[name] for name in news})
         held.update({name: self._versions[name] for name in news})

@@ -1,7 +1,7 @@
-"""The checkpoint between two rounds: restoring it continues bit for bit.
+"""The checkpoint between two rounds: a resumed run ends bit-equal to an uninterrupted one.
 
-The file is a zip archive, whose checksums are verified before it is read: torch reads damaged tensors without a word. A
-damaged or odd checkpoint is ignored with a warning, and the experiment starts over.
+The file is a zip archive. Its checksums are verified first, because torch reads damaged tensors without an error. A
+checkpoint that is damaged or of another experiment is ignored with a warning, and the experiment starts over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Progress:
     """How far an experiment is, and what it has measured.
 
     Attributes:
-        phase: Index of the phase to go on with.
-        round: Round within it to go on with.
+        phase: Index of the next phase.
+        round: Next round within it.
         accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
         peak_memory: Peak in bytes so far.
@@ -56,7 +56,7 @@ class DamagedError(Exception):
 
 
 def save(path: Path, federation: Federation, progress: Progress) -> None:
-    """Replaces the checkpoint by the present state in one step."""
+    """Replaces the checkpoint by the present state, atomically."""
     server = federation.server
     record = {
         "format": FORMAT,
@@ -73,17 +73,21 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
 
 
 def restore(path: Path, federation: Federation) -> Progress | None:
-    """Loads a checkpoint into a freshly built federation.
+    """Loads a checkpoint into a freshly built federation and returns its progress.
 
-    Returns:
-        The progress to go on with, or `None` if there is no sound checkpoint of this experiment; the federation is then
-        as it was, with a warning if there is a file.
+    Without a sound checkpoint of this experiment it returns `None` and leaves the federation as it was, with a warning
+    if there is a file.
     """
     if not path.exists():
         return None
     server = federation.server
     try:
-        record = _read(path, server.vector.device)
+        with zipfile.ZipFile(path) as file:
+            if (damaged := file.testzip()) is not None:
+                raise DamagedError(f"{damaged} in it is damaged")
+        record = torch.load(path, map_location=server.vector.device, weights_only=True)
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise DamagedError("it is of another version")
         progress = Progress(**record["progress"])
         _check(record, progress, federation)
         clients = {int(client): dict(state) for client, state in record["clients"].items()}
@@ -110,14 +114,3 @@ def _check(record: dict[str, Any], progress: Progress, federation: Federation) -
     last = progress.phase == len(phases) and progress.round == 0
     if not last and not (0 <= progress.phase < len(phases) and 0 <= progress.round < phases[progress.phase].rounds):
         raise DamagedError(f"there is no round {progress.round} of phase {progress.phase}")
-
-
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
-    """Returns a record, or raises `DamagedError` if the file is damaged or of another version."""
-    with zipfile.ZipFile(path) as file:
-        if (damaged := file.testzip()) is not None:
-            raise DamagedError(f"{damaged} in it is damaged")
-    record = torch.load(path, map_location=device, weights_only=True)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise DamagedError("it is of another version")
-    return record

@@ -9,15 +9,14 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 
-from fcilbench.api.client import Batch, FisherKind, LayerGram, Net
-from fcilbench.api.message import Message
-from fcilbench.api.schedule import Task
+from fcilbench.api import Batch, LayerGram, Message, Net, Task
+from fcilbench.api.client import FisherKind
 from fcilbench.engine.fisher import fisher_diagonal
-from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
-from fcilbench.engine.step import batch_spans
+from fcilbench.engine.trainer import batch_spans
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import stream
 
@@ -29,41 +28,28 @@ class ClientSession:
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.
-        batch_size: Samples per forward pass of its statistics; no option, so that none moves a result.
+        batch_size: Samples per forward pass of its statistics; not an option, because results must not depend on it.
     """
 
     def __init__(
         self, federation: Federation, context: RoundContext, client: int, received: Message | None = None
     ) -> None:
-        own = context.phase.clients[client]
-        self.id = client
-        self.samples = len(own)
+        own, model = context.phase.clients[client], federation.model
+        self.id, self.samples = client, len(own)
         self.task: Task = context.phase.task
+        self.net: Net = model
+        self.network: nn.Module = model.network
+        self.feature_dim = model.layout.features
         self.state = federation.clients.setdefault(client, {})
         self.index = torch.from_numpy(own).to(federation.train.labels.device)
-        self.received: Message = received or {}
+        self.received: Mapping[str, torch.Tensor] = received or {}
         self.received_model = federation.channel.model_of(client, federation.server.vector)
         self.protocol = federation.experiment.protocol
-        spans = batch_spans(self.samples, context.phase.batch_size, bool(federation.model.batch_norms))
+        spans = batch_spans(self.samples, context.phase.batch_size, bool(model.batch_norms))
         self._share = federation.channel.share_of(client)
         self.steps = max(1, math.floor(self._share * len(spans) * context.phase.epochs))
         self.batch_size = STATISTICS_BATCH
         self._federation, self._context = federation, context
-
-    @property
-    def net(self) -> FlatModel:
-        """The one network in memory, loaded with this client's parameters."""
-        return self._federation.model
-
-    @property
-    def network(self) -> Network:
-        """The resident model's module."""
-        return self._federation.model.network
-
-    @property
-    def feature_dim(self) -> int:
-        """Number of features F."""
-        return self._federation.model.layout.features
 
     def batches(self) -> Iterator[Batch]:
         """Iterates once over the client's samples, with the test transform."""
@@ -110,16 +96,12 @@ class ClientSession:
         return self._federation.model.arithmetic(partial(autocast, self.protocol.precision, self.index.device))
 
     def cut_short(self) -> None:
-        """Leaves a straggler the part of its samples, drawn at random, that its statistics still cover."""
+        """Leaves a slow client a random part of its samples, those that its statistics still cover."""
         if self._share < 1:
             order = self.random("stress-samples").permutation(self.samples)
             kept = np.sort(order[: max(1, math.floor(self._share * self.samples))])
             self.index = self.index[torch.from_numpy(kept).to(self.index.device)]
             self.samples = len(kept)
-
-    def stress(self) -> np.random.Generator:
-        """Returns the stream of what goes wrong with this client's upload."""
-        return self.random("stress-upload")
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, task, round, client)."""

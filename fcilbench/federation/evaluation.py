@@ -1,8 +1,7 @@
 """Evaluation: accuracy on the test samples of every task seen so far, under each task identity; out-of-scope detection.
 
-Features of test samples are computed once for as long as the backbone stays the same. A method that trains no backbone
-(prototypes, ridge regression, a head on frozen features) would otherwise run the whole network over the same samples
-after every task, and a method that deploys several heads on one backbone once for each.
+Features of test samples are kept while the backbone stays the same: for a method that trains no backbone over all
+tasks, for several heads on one backbone within one evaluation.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from functools import partial
 
 import torch
 
-from fcilbench.api.client import Net
-from fcilbench.api.predict import Module, Predictors
-from fcilbench.api.schedule import Task
+from fcilbench.api import Module, Net, Predictors, Task, TaskIdentity
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import Precision, all_finite, autocast
 from fcilbench.errors import PluginError
-from fcilbench.spec.protocol import TaskIdentity
 
 Logits = dict[tuple[str, int], torch.Tensor]
 
@@ -27,20 +23,16 @@ Logits = dict[tuple[str, int], torch.Tensor]
 class Evaluator:
     """Runs deployed modules over test samples.
 
-    Whether a feature was remembered or computed changes no bit: both are computed in the same batches, and the head
-    always runs on all samples of a task at once.
+    Features that were kept change no bit: they are always computed in the same batches, and the head always runs on all
+    samples of a task at once. Features under the initial backbone are kept between evaluations.
 
     Args:
-        model: The resident model with its initial state, whose network is run; features under the initial backbone
-            outlive an evaluation.
+        model: The resident model with its `initial` state vector `[D]`.
         test: Test samples.
         index: Positions of each task's test samples, int64.
         ood: Inputs that belong to no class; `None` if there are none.
         precision: Arithmetic of the forward pass.
         batch_size: Samples per forward pass.
-
-    Attributes:
-        initial: The model's initial state vector `[D]`.
     """
 
     def __init__(
@@ -64,8 +56,6 @@ class Evaluator:
         self, predictors: Predictors, tasks: Sequence[Task], identities: Sequence[TaskIdentity]
     ) -> dict[TaskIdentity, list[float]]:
         """Returns for each identity the accuracy in [0, 1] on each of the tasks seen so far.
-
-        Each module is built once and run over the test samples that some identity needs it for; then the rules answer.
 
         Raises:
             PluginError: If the method has no rule for an identity, reads a module that it does not deploy, or deploys
@@ -107,7 +97,7 @@ class Evaluator:
         return auroc(inside, outside)
 
     def forget_trained(self) -> None:
-        """Frees the features under another backbone than the initial one: that one is being trained."""
+        """Frees the features under any backbone but the initial one, because training changes it."""
         if self._under is not self._start:
             self._under = None
             self._features.clear()
@@ -136,20 +126,17 @@ class Evaluator:
         """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key."""
         with torch.no_grad(), self._model.arithmetic(partial(autocast, self._precision, index.device)):
             if key not in self._features:
-                parts = [self._run(net, data, rows) for rows in torch.split(index, self._batch_size)]
-                width = self._model.layout.features
-                self._features[key] = torch.cat(parts) if len(index) else self._start.vector.new_zeros(0, width)
+                parts = [self._start.vector.new_zeros(0, self._model.layout.features)]
+                for rows in torch.split(index, self._batch_size) if len(index) else ():
+                    context = {} if data.memo is None else {"memo": data.memo[rows]}
+                    parts.append(net.outputs(data.plain(rows), context)["features"])
+                self._features[key] = torch.cat(parts)
             return net.head(self._features[key])[:, :seen]
-
-    @staticmethod
-    def _run(net: Net, data: DeviceData, rows: torch.Tensor) -> torch.Tensor:
-        context = {} if data.memo is None else {"memo": data.memo[rows]}
-        return net.outputs(data.plain(rows), context)["features"]
 
     def _share(
         self, predictors: Predictors, identity: TaskIdentity, logits: Logits, task: Task, tasks: Sequence[Task]
     ) -> float:
-        """Returns the share of a task's test samples that the rule answers rightly."""
+        """Returns the share of a task's test samples that the rule answers correctly."""
         rule, true = predictors.rules[identity], task if identity == "oracle" else None
         own: Mapping[str, torch.Tensor] = {name: logits[name, task.index] for name in rule.modules(tasks, true)}
         labels = self._test.labels[self._index[task.index]]
@@ -157,7 +144,7 @@ class Evaluator:
 
 
 def as_module(built: Module | torch.Tensor) -> Module:
-    """Returns a built module as a `Module`: a tensor is a state vector without frozen tensors."""
+    """Returns a deployed model as a `Module`: a tensor is a state vector without frozen tensors."""
     return Module(built) if isinstance(built, torch.Tensor) else built
 
 

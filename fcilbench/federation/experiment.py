@@ -31,7 +31,7 @@ from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 
 _QUERY_BATCH = 128
-"""Samples per call of a method's query; no option, so that none moves a result."""
+"""Samples per call of a method's query; not an option, because results must not depend on it."""
 
 
 class Unsupported(Exception):  # noqa: N818 -- an answer, not an error
@@ -40,20 +40,13 @@ class Unsupported(Exception):  # noqa: N818 -- an answer, not an error
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything one experiment depends on; it does not know which cell of which grid it is.
+    """Everything that one experiment depends on; it does not know which cell of which grid it is.
 
     Attributes:
-        dataset: Data set plugin.
-        backbone: Backbone plugin.
-        aggregator: The method.
-        stressor: What goes wrong.
-        protocol: Federated protocol.
         partition: How samples are spread over clients.
         tasks: Number of equal tasks, classes of each task, or `None` for the data set's default.
-        seeds: Seeds of order, partition and training.
         evaluate: Task identities to measure.
-        runtime: Threads, batch size of evaluation, checkpoints.
-        data_root: Where data sets and weights live.
+        data_root: Where data sets and weights are.
         device: `cpu` or `cuda`.
         declared_fingerprint: Content digest that the plan was made for; "" if none was declared.
     """
@@ -96,16 +89,15 @@ class Replay:
 
 @dataclass
 class Federation:
-    """An experiment made real: data on the device, the model, the clients' samples, the server.
+    """An experiment ready to run: data on the device, the one resident model, the clients' samples, the server.
 
     Attributes:
-        test: Test samples on the device, or the held-out ones that stand in for them (`Protocol.validation`).
+        test: Test samples on the device, or the held-out ones that replace them (`Protocol.validation`).
         test_index: Positions of each task's test samples.
-        model: The one resident model.
-        fingerprint: Content digest of the data that was loaded.
+        fingerprint: Content digest of the data.
         clients: State of each client by id.
         replay: Samples that clients mix into the training of the current task.
-        merged: Updates that the last round merged.
+        merged: Number of updates that the last round merged.
     """
 
     experiment: Experiment
@@ -127,28 +119,23 @@ class Federation:
 
     @property
     def initial(self) -> torch.Tensor:
-        """The state vector before training, for phases that restart."""
+        """The state vector `[D]` before training, for phases that restart."""
         return self.evaluator.initial
 
 
 def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = None) -> Federation:
-    """Loads data and weights and lays out the federation.
+    """Loads data and weights and builds the federation.
 
-    Args:
-        experiment: What to lay out.
-        decoding: Called with the number of samples done and of all samples while the data set's cache is made.
+    `decoding` is called with the number of samples done and of all samples while the data set's cache is made.
 
     Raises:
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
     """
-    device, backbone, method = _device(experiment.device), experiment.backbone, experiment.aggregator
-    corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
-    if experiment.declared_fingerprint not in ("", fingerprint):
-        raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
-    corpus = _without_test_data(experiment, corpus) if experiment.protocol.validation else corpus
-    if backbone.modality != experiment.dataset.modality:
-        raise Unsupported(f"a {backbone.modality} backbone does not read {experiment.dataset.modality} data")
+    if experiment.device.startswith("cuda") and not torch.cuda.is_available():
+        raise PrerequisiteError("no CUDA device is available", hint="run with --gpus none to use the CPU")
+    device, protocol, method = torch.device(experiment.device), experiment.protocol, experiment.aggregator
+    corpus, fingerprint = _corpus(experiment, decoding)
     classes = len(corpus.class_names)
     sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
     tasks = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
@@ -158,11 +145,10 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     model = _model(experiment, classes, sizes, device)
     train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
-    index, outside = _test_positions(test_labels, tasks, device), None
+    index, ood = _test_positions(test_labels, tasks, device), None
     if corpus.outside is not None:
-        outside = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
-    precision, size = experiment.protocol.precision, experiment.runtime.eval_batch_size
-    evaluator = Evaluator(model, test=test, index=index, ood=outside, precision=precision, batch_size=size)
+        ood = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
+    batch_size, text = experiment.runtime.eval_batch_size, isinstance(experiment.backbone, TextBackbone)
     schedule = method.build_schedule(Schedule(phases))
     return Federation(
         experiment=experiment,
@@ -172,29 +158,44 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         test=test,
         test_index=index,
         model=model,
-        trainer=Trainer(model, train, experiment.protocol, experiment.runtime.capture == "auto", method.rates()),
-        server=_server(experiment, model, tasks),
+        trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
+        server=FederationServer(
+            *(model.vector, model.counters, model.layout, tasks.tasks),
+            protocol=protocol,
+            seed=experiment.seeds.of("train"),
+            model=model,
+            image_input=None if text else experiment.backbone.image_input(),
+        ),
         # A centralised reference has no clients that could misbehave; wrong labels are in its data all the same.
         channel=Channel(
             model.layout, experiment.stressor, affected if schedule.federated else frozenset(), schedule.federated
         ),
-        evaluator=evaluator,
+        evaluator=Evaluator(
+            model, test=test, index=index, ood=ood, precision=protocol.precision, batch_size=batch_size
+        ),
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
 
 
-def _server(experiment: Experiment, model: FlatModel, tasks: TaskStream) -> FederationServer:
-    backbone, seed = experiment.backbone, experiment.seeds.of("train")
-    image_input = None if isinstance(backbone, TextBackbone) else backbone.image_input()
-    state = (model.vector, model.counters, model.layout, tasks.tasks)
-    return FederationServer(*state, protocol=experiment.protocol, seed=seed, model=model, image_input=image_input)
+def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None) -> tuple[Corpus, str]:
+    """Returns the data and their digest; for validation, training samples stand in for the test samples."""
+    corpus, fingerprint = open_dataset(experiment.dataset, experiment.data_root, decoding)
+    if experiment.declared_fingerprint not in ("", fingerprint):
+        raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
+    if share := experiment.protocol.validation:
+        random = stream(experiment.seeds.of("partition"), "validation")
+        kept, held = validation_split(corpus.train.labels, share, random)
+        corpus = Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
+    if experiment.backbone.modality != experiment.dataset.modality:
+        raise Unsupported(f"a {experiment.backbone.modality} backbone does not read {experiment.dataset.modality} data")
+    return corpus, fingerprint
 
 
 def place(
     experiment: Experiment, model: FlatModel, samples: Samples, augmentation: Augmentation | None = None
 ) -> DeviceData:
-    """Puts samples on the device, images as uint8, texts as token ids, with what the method's query says of them.
+    """Puts samples on the device, images as uint8, texts as token ids, with the answers of the method's query.
 
     The samples have internal labels; the initial network must be loaded.
     """
@@ -212,7 +213,7 @@ def place(
 
 @torch.no_grad()
 def _memo(experiment: Experiment, model: FlatModel, data: DeviceData) -> torch.Tensor | None:
-    """Returns the answers of the method's query for all samples, `[n, ...]`, or `None` if it asks nothing."""
+    """Returns the answers of the method's query for all samples, `[n, ...]`, or `None` if it has none."""
     model.network.eval()
     index, answers = torch.arange(len(data), device=data.labels.device), []
     with model.arithmetic(partial(autocast, experiment.protocol.precision, index.device)):
@@ -243,25 +244,12 @@ def as_message(samples: Samples) -> Message:
     return {"replay/texts": content, "replay/lengths": torch.tensor([len(text) for text in texts]), **labels}
 
 
-def _without_test_data(experiment: Experiment, corpus: Corpus) -> Corpus:
-    """Returns the corpus whose test samples are held-out training samples; the real ones are dropped here."""
-    random = stream(experiment.seeds.of("partition"), "validation")
-    kept, held = validation_split(corpus.train.labels, experiment.protocol.validation, random)
-    return Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
-
-
-def _device(name: str) -> torch.device:
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise PrerequisiteError("no CUDA device is available", hint="run with --gpus none to use the CPU")
-    return torch.device(name)
-
-
 def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) -> tuple[Phase, ...]:
-    """Partitions each task over the clients, by the partition seed and the task alone."""
+    """Partitions each task over the clients; the draw depends on the partition seed and the task alone."""
     protocol = experiment.protocol
     phases = []
     for task in tasks:
-        members = np.flatnonzero((labels >= task.offset) & (labels < task.seen))
+        members = _members(labels, task)
         random = stream(experiment.seeds.of("partition"), "partition", task.index)
         parts = partition(labels[members], protocol.clients, experiment.partition, random)
         held = tuple(members[part] for part in parts)
@@ -269,8 +257,12 @@ def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) ->
     return tuple(phases)
 
 
+def _members(labels: Indices, task: Task) -> Indices:
+    return np.flatnonzero((labels >= task.offset) & (labels < task.seen))
+
+
 def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) -> tuple[frozenset[int], Indices]:
-    """Draws the affected clients and gives them the labels that they really train on."""
+    """Draws the affected clients; returns their ids and the labels on which all clients really train."""
     stressor, seed = experiment.stressor, experiment.seeds.of("partition")
     affected = frozenset(stressor.affected(experiment.protocol.clients, stream(seed, "stress")))
     stressed = labels.copy()
@@ -298,7 +290,7 @@ def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device:
 
 
 def _check_adapters(network: Network, backbone: Backbone) -> None:
-    """Raises UsageError for LoRA layers without effect: some networks use a weight without calling its layer."""
+    """Raises UsageError for a LoRA layer without effect: some networks use a weight without calling its layer."""
     layers, called = lora_layers(network), set[str]()
     if not layers:
         return
@@ -318,13 +310,9 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
         )
 
 
-def _test_positions(labels: Indices, stream: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Returns the positions of each task's test samples.
-
-    Raises:
-        DataError: If a task has none.
-    """
-    found = [np.flatnonzero((labels >= task.offset) & (labels < task.seen)) for task in stream.tasks]
-    if empty := [str(task.index) for task, own in zip(stream.tasks, found, strict=True) if not len(own)]:
+def _test_positions(labels: Indices, tasks: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Returns the positions of each task's test samples; raises DataError if a task has none."""
+    found = [_members(labels, task) for task in tasks.tasks]
+    if empty := [str(index) for index, own in enumerate(found) if not len(own)]:
         raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
     return tuple(torch.from_numpy(own).to(device) for own in found)

@@ -1,4 +1,4 @@
-"""What a finished federation leaves: its outcome, the digest of what is deployed, and a file with the module."""
+"""The outcome of a finished federation, the digest of what it deploys, and the file of the deployed module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fcilbench.api.message import Message, nbytes
-from fcilbench.api.predict import Predictors
-from fcilbench.api.schedule import Task
+from fcilbench.api import Message, Predictors, Task, TaskIdentity, nbytes
 from fcilbench.engine.meters import device_name
 from fcilbench.errors import UsageError
 from fcilbench.federation.checkpoint import Progress
@@ -33,9 +31,12 @@ MODULE = "module.safetensors"
 
 def outcome(federation: Federation, progress: Progress) -> Outcome:
     """Returns the outcome of a federation whose phases are all trained."""
-    seeds = federation.experiment.seeds
-    sizes = [len(index) for index in federation.test_index]
-    matrices = {identity: _matrix(rows, len(sizes)) for identity, rows in progress.accuracy.items()}
+    seeds, seconds, channel = federation.experiment.seeds, progress.seconds, federation.channel
+    sizes, device = [len(index) for index in federation.test_index], federation.model.vector.device
+    matrices: dict[TaskIdentity, list[list[float | None]]] = {
+        identity: [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(len(sizes))]
+        for identity, rows in progress.accuracy.items()
+    }
     named = {
         f"{name}/{identity}": _value(name, value)
         for identity, matrix in matrices.items()
@@ -48,20 +49,37 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
         accuracy=matrices,
         test_sizes=sizes,
         classes=federation.stream.names(federation.class_names),
-        cost=_cost(federation, progress),
+        cost=Cost(
+            wall_s=seconds.get("wall", 0.0),
+            training_s=seconds.get("training", 0.0),
+            aggregation_s=seconds.get("aggregation", 0.0),
+            task_end_s=seconds.get("task_end", 0.0),
+            evaluation_s=seconds.get("evaluation", 0.0),
+            device_s=seconds.get("wall", 0.0) if device.type == "cuda" else 0.0,
+            peak_mem=progress.peak_memory,
+            bytes_up=channel.bytes_up,
+            bytes_down=channel.bytes_down,
+            server_state=progress.server_state,
+            module=nbytes(federation.experiment.aggregator.export(federation.server)),
+            rounds=sum(phase.rounds for phase in federation.schedule.phases),
+            tasks=len(federation.schedule.phases),
+        ),
         seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
         model_digest=progress.model_digest,
         data_fingerprint=federation.fingerprint,
-        device=device_name(federation.model.vector.device),
+        device=device_name(device),
         warnings=list(federation.server.warnings),
     )
 
 
-def model_digest(predictors: Predictors, server: FederationServer) -> str:
-    """Returns the SHA-256 of all that a method deploys and keeps.
+def _value(name: str, value: float | None) -> Value:
+    return Value(value=value, unit=METRICS[name].unit, better=METRICS[name].better)
 
-    It covers each deployed module (its state vector and frozen tensors), the integer buffers and `server.state`, each
-    under its name: two methods with equal global vectors and different modules differ.
+
+def model_digest(predictors: Predictors, server: FederationServer) -> str:
+    """Returns the SHA-256 of each deployed module (state vector and frozen tensors), the integer buffers and the state.
+
+    Two methods with equal global vectors and different modules have different digests.
     """
     found = hashlib.sha256()
     for name, build in sorted(predictors.modules.items()):
@@ -71,7 +89,8 @@ def model_digest(predictors: Predictors, server: FederationServer) -> str:
     return f"sha256:{found.hexdigest()}"
 
 
-def _digest(tensors: Message) -> str:
+def _content(tensors: Message) -> str:
+    """Returns the digest of a module file's tensors."""
     found = hashlib.sha256()
     _add(found, dict(tensors))
     return found.hexdigest()
@@ -93,34 +112,6 @@ def _add(found: Any, value: Any) -> None:
             _add(found, each)
     else:
         found.update(f"{type(value).__name__} {value!r};".encode())
-
-
-def _matrix(rows: dict[int, list[float]], tasks: int) -> list[list[float | None]]:
-    return [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(tasks)]
-
-
-def _value(name: str, value: float | None) -> Value:
-    return Value(value=value, unit=METRICS[name].unit, better=METRICS[name].better)
-
-
-def _cost(federation: Federation, progress: Progress) -> Cost:
-    seconds, channel = progress.seconds, federation.channel
-    wall = seconds.get("wall", 0.0)
-    return Cost(
-        wall_s=wall,
-        training_s=seconds.get("training", 0.0),
-        aggregation_s=seconds.get("aggregation", 0.0),
-        task_end_s=seconds.get("task_end", 0.0),
-        evaluation_s=seconds.get("evaluation", 0.0),
-        device_s=wall if federation.model.vector.device.type == "cuda" else 0.0,
-        peak_mem=progress.peak_memory,
-        bytes_up=channel.bytes_up,
-        bytes_down=channel.bytes_down,
-        server_state=progress.server_state,
-        module=nbytes(federation.experiment.aggregator.export(federation.server)),
-        rounds=sum(phase.rounds for phase in federation.schedule.phases),
-        tasks=len(federation.schedule.phases),
-    )
 
 
 @dataclass(frozen=True)
@@ -153,7 +144,7 @@ class ModuleFile:
 
 
 def save_module(path: Path, tensors: Message, server: FederationServer, model: str) -> None:
-    """Writes what a finished experiment deploys; `model` is its digest."""
+    """Writes the tensors that a finished experiment deploys; `model` is the digest of its model."""
     layout = server.layout
     parts = {
         "backbone": layout.backbone.stop,
@@ -167,18 +158,14 @@ def save_module(path: Path, tensors: Message, server: FederationServer, model: s
 
 
 def write_module(path: Path, module: ModuleFile) -> None:
-    """Replaces a module file in one step."""
+    """Replaces a module file, atomically."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.tensors.items()}
-    facts = {**module.facts, "content": _digest(plain)}
+    facts = {**module.facts, "content": _content(plain)}
     write_atomic(path, save(plain, metadata={"format": FORMAT, "facts": json.dumps(facts)}))
 
 
 def read_module(path: Path) -> ModuleFile:
-    """Reads a module file.
-
-    Raises:
-        UsageError: If it is missing, damaged or something else.
-    """
+    """Reads a module file; raises UsageError if it is missing, damaged or another file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -190,6 +177,6 @@ def read_module(path: Path) -> ModuleFile:
             f"{path} cannot be read: {error}", hint="`fcilbench module export CELL -o FILE` writes one"
         ) from error
     facts = json.loads(metadata["facts"])
-    if facts.pop("content") != _digest(tensors):
+    if facts.pop("content") != _content(tensors):
         raise UsageError(f"{path} is damaged")
     return ModuleFile(tensors, facts)

@@ -1,4 +1,4 @@
-"""A dry run of an experiment's plugins on a few synthetic samples: do they fit together at all?"""
+"""A dry run of an experiment's plugins on a few synthetic samples, which shows whether they fit together."""
 
 from __future__ import annotations
 

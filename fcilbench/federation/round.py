@@ -6,13 +6,13 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from fcilbench.api.message import Layout, Message, Piece, Wire
-from fcilbench.api.server import Updates
+from fcilbench.api import Layout, Message, Piece, Updates, Wire
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.precision import all_finite
 from fcilbench.engine.trainer import Extra, Objective, Work
@@ -21,14 +21,13 @@ from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import seed_torch, stream
 
 RESERVED = ("delta", "counters")
-"""Names under which an update travels; no statistic may have them."""
+"""Names of an update's tensors in a message; no statistic may have them."""
 
 
 @dataclass(frozen=True)
 class Upload:
     """What arrived from one client beside its row of updates; the loss is `None` if it does not train."""
 
-    client: int
     samples: int
     statistics: Message
     counters: torch.Tensor
@@ -36,16 +35,11 @@ class Upload:
 
 
 def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
-    """Runs one round and leaves the new global vector on the server.
+    """Runs one round; the new global vector is on the server.
 
-    Args:
-        federation: The federation.
-        context: The current phase and round.
-        rows: Buffer `[N, D]` for the clients' updates, reused by every round.
-        watch: Gets the seconds of `training` and `aggregation`.
-
-    Returns:
-        Sample-weighted mean of the clients' last local losses, or `None` if nobody trained.
+    The clients' updates are written to `rows` `[N, D]`, which every round uses again; `watch` gets the seconds of
+    `training` and `aggregation`. Returns the sample-weighted mean of the clients' last local losses, or `None` if
+    nobody trained.
     """
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
     server.round, server.logs, federation.merged = context.round, {}, 0
@@ -53,7 +47,11 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     if not clients:
         server.warn(f"task {context.phase.task.index}: a round had no client with samples; the global model was kept")
         return None
-    wire = checked(aggregator.wire(server), server.layout)
+    wire = aggregator.wire(server)
+    for pattern in (*wire.train, *wire.up):
+        if not server.layout.select([pattern]):
+            names = ", ".join(piece.name for piece in server.layout.pieces[:3])
+            raise ValueError(f"wire: the pattern {pattern!r} matches no tensor of the state vector ({names}, ...)")
     channel.publish(server.vector, server.counters)
     broadcast = channel.post({**aggregator.task_broadcast(server), **aggregator.broadcast(server)})
     replay = channel.post({} if federation.replay is None else federation.replay.message)
@@ -63,8 +61,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
             channel.down(client, replay, model=False)
             session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
             work = (row, wire) if aggregator.trains else None
-            upload = visit(federation, context, session, aggregator.statistics, work)
-            if upload is not None:
+            if (upload := visit(federation, context, session, aggregator.statistics, work)) is not None:
                 uploads[client] = upload
     with watch("aggregation"):
         updates = collect(federation, clients, uploads, rows)
@@ -73,29 +70,24 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
             server.counters.copy_(torch.stack([uploads[client].counters for client in updates.clients]).amax(dim=0))
             aggregator.aggregate(updates, server)
     channel.publish(server.vector, server.counters)
-    return _mean_loss(uploads.values())
+    losses = [upload.loss.double().cpu() for upload in uploads.values() if upload.loss is not None]
+    if not losses:
+        return None
+    weights = torch.tensor([upload.samples for upload in uploads.values()], dtype=torch.float64)
+    return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
 def sample_clients(federation: Federation, context: RoundContext) -> list[int]:
-    """Returns the ids of the clients with data that take part in a round, in ascending order.
+    """Returns the ids of the clients that take part in a round, in ascending order.
 
     `round(participation * N)` clients (at least one) are drawn by (train seed, task, round); those without samples
-    of the task neither train nor send anything.
+    of the task are left out.
     """
     registered = len(context.phase.clients)
     count = context.phase.sampled(federation.experiment.protocol.participation)
     random = stream(federation.experiment.seeds.of("train"), "participation", *context.key)
     drawn = random.choice(registered, size=count, replace=False) if count < registered else range(registered)
     return sorted(int(client) for client in drawn if len(context.phase.clients[client]) > 0)
-
-
-def checked(wire: Wire, layout: Layout) -> Wire:
-    """Returns the wire, or raises `ValueError` if one of its patterns matches no piece of the state vector."""
-    for pattern in (*wire.train, *wire.up):
-        if not layout.select([pattern]):
-            names = ", ".join(piece.name for piece in layout.pieces[:3])
-            raise ValueError(f"wire: the pattern {pattern!r} matches no tensor of the state vector ({names}, ...)")
-    return wire
 
 
 def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
@@ -111,10 +103,10 @@ def visit(
     hook: Callable[[ClientSession], Message],
     work: tuple[torch.Tensor, Wire] | None = None,
 ) -> Upload | None:
-    """Trains one client from the model that it has received if there is `work`, asks `hook`, and sends both.
+    """Trains one client if there is `work`, calls `hook` for its statistics, and uploads both.
 
-    `work` is the row `[D]` into which the client's update is written, and what is trained and travels of it. The result
-    is what arrives at the server, or `None` without an answer.
+    `work` is the row `[D]` into which the client's update is written, and the wire. Returns what arrives at the server,
+    or `None` if the client does not answer.
     """
     server, model, samples = federation.server, federation.model, session.samples
     model.load(session.received_model, server.counters)
@@ -135,13 +127,13 @@ def visit(
         statistics = hook(session)
     if any(name in statistics for name in RESERVED):
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
-    arrived = federation.channel.up(session.id, {**message, **statistics}, session.stress, pieces)
+    random = partial(session.random, "stress-upload")
+    arrived = federation.channel.up(session.id, {**message, **statistics}, random, pieces)
     if arrived is None:
         return None
     if work is not None:
         work[0].copy_(arrived.pop("delta"))
-    counters = arrived.pop("counters", server.counters)
-    return Upload(session.id, samples, arrived, counters, loss)
+    return Upload(samples, arrived, arrived.pop("counters", server.counters), loss)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
@@ -163,7 +155,7 @@ def collect(
     """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
     server = federation.server
     answered = [row for row, client in enumerate(clients) if client in uploads]
-    sound = [row for row in answered if finite({"delta": rows[row], **uploads[clients[row]].statistics})]
+    sound = [row for row in answered if _finite({"delta": rows[row], **uploads[clients[row]].statistics})]
     if len(answered) < len(clients):
         server.log("clients/no_answer", len(clients) - len(answered))
     if len(sound) < len(answered):
@@ -172,12 +164,12 @@ def collect(
     if not sound:
         server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
         return None
-    kept = [uploads[clients[row]] for row in sound]
+    kept = tuple(clients[row] for row in sound)
     return Updates(
         delta=rows[: len(clients)] if len(sound) == len(clients) else rows[sound],
-        samples=tuple(upload.samples for upload in kept),
-        clients=tuple(upload.client for upload in kept),
-        statistics=tuple(upload.statistics for upload in kept),
+        samples=tuple(uploads[client].samples for client in kept),
+        clients=kept,
+        statistics=tuple(uploads[client].statistics for client in kept),
         layout=server.layout,
     )
 
@@ -188,33 +180,22 @@ def collect_task_statistics(federation: Federation, context: RoundContext) -> di
     arrived: dict[int, Message] = {}
     channel.publish(server.vector, server.counters)
     for client, own in enumerate(context.phase.clients):
-        if len(own) == 0:
-            continue
-        session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
-        upload = visit(federation, context, session, aggregator.task_statistics)
-        if upload is not None:
-            arrived[client] = upload.statistics
-    sound = {client: message for client, message in arrived.items() if finite(message)}
+        if len(own) > 0:
+            session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
+            if (upload := visit(federation, context, session, aggregator.task_statistics)) is not None:
+                arrived[client] = upload.statistics
+    sound = {client: message for client, message in arrived.items() if _finite(message)}
     if len(sound) < len(arrived):
         server.warn(f"task {server.task.index}: task statistics that were not finite were left out")
     return sound
 
 
-def _mean_loss(uploads: Collection[Upload]) -> float | None:
-    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
-    if not losses:
-        return None
-    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
-    return float((torch.stack(losses) * weights).sum() / weights.sum())
-
-
-def finite(message: Message) -> bool:
-    """Returns whether every value of a message is finite."""
+def _finite(message: Message) -> bool:
     return all(all_finite(tensor) for tensor in message.values())
 
 
 def update_rows(federation: Federation) -> torch.Tensor:
-    """Returns a buffer `[N, D]` for the updates of any round; zeros without memory of their own if nobody trains."""
+    """Returns a buffer `[N, D]` for the updates of any round; if nobody trains, zeros that take no memory."""
     phases, share = federation.schedule.phases, federation.experiment.protocol.participation
     needed = max(min(phase.sampled(share), sum(len(own) > 0 for own in phase.clients)) for phase in phases)
     vector = federation.server.vector

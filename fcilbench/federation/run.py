@@ -26,18 +26,14 @@ Listener = Callable[[Event], None]
 
 
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
-    """Runs (or resumes) an experiment.
+    """Runs an experiment, or resumes it from the checkpoint in `workdir`.
 
     The checkpoint of a finished experiment is left to the caller, who removes it once the outcome is safe.
 
     Args:
         experiment: What to run.
-        workdir: Existing folder for `checkpoint.pt` and `rounds.jsonl`, and for what is deployed where the runtime asks
-            for it; a checkpoint found there is continued.
-        on_event: Told of every round and task as it ends, and of data that are decoded first.
-
-    Returns:
-        The measured outcome.
+        workdir: Existing folder for `checkpoint.pt`, `rounds.jsonl` and, if the runtime asks for it, the module file.
+        on_event: Called with each round and task as it ends, and while data are decoded.
 
     Raises:
         Unsupported: If the method does not run on this cell.
@@ -184,12 +180,5 @@ class _Run:
 
 
 def _logs(logs: Mapping[str, float]) -> dict[str, float | None]:
-    """Returns a round's diagnostics with `None` for what is not finite, which JSON cannot say.
-
-    Raises:
-        PluginError: If one is not a number.
-    """
-    for name, value in logs.items():
-        if not isinstance(value, int | float):
-            raise PluginError(f"the diagnostic {name[:40]!r} is a {type(value).__name__}, not a number")
+    """Returns a round's diagnostics with `None` for values that are not finite, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in logs.items()}

@@ -1,35 +1,24 @@
-"""The server: the global vector, the method's state, and what it has to tell."""
+"""The server: the global vector, the method's state, its diagnostics and warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fcilbench.api.backbone import ImageInput
-from fcilbench.api.message import Layout
-from fcilbench.api.schedule import Task
-from fcilbench.api.server import State
+from fcilbench.api import ImageInput, Layout, Protocol, State, Task
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import all_finite
 from fcilbench.federation.tasks import stream
-from fcilbench.spec.protocol import Protocol
 
 
 class FederationServer:
     """The server as its method sees it; implements `fcilbench.api.server.Server`.
 
-    Args:
-        vector: Initial global state vector `[D]`; copied.
-        counters: Initial integer buffers `[K]`; copied.
-        layout: Slices of the vector.
-        tasks: All tasks of the stream.
-        protocol: The federated protocol.
-        seed: The train seed, for the method's random streams.
-        model: The resident model, for `net`.
-        image_input: What a vision backbone wants to see.
+    It begins with copies of the state vector `[D]` and the integer buffers `[K]`. `tasks` are all tasks of the stream,
+    `seed` is the train seed.
     """
 
     def __init__(
@@ -51,15 +40,14 @@ class FederationServer:
         self.warnings: list[str] = []
         self.protocol, self.image_input = protocol or Protocol(), image_input
         self.clients = self.protocol.clients
-        self._seed, self._model = seed, model
+        self._seed, self._model = seed, cast("FlatModel", model)  # tests of a server half have no network
         self._stream = tuple(tasks)
         self.task = self._stream[0]
         self.tasks: Sequence[Task] = self._stream[:1]
 
     def enter(self, task: Task, after: int) -> None:
-        """Moves on to a phase that trains `task`, after which the tasks up to `after` have been seen."""
-        self.task = task
-        self.tasks = self._stream[: after + 1]
+        """Enters a phase that trains `task`, after which the tasks up to `after` have been seen."""
+        self.task, self.tasks = task, self._stream[: after + 1]
 
     @property
     def last_task(self) -> bool:
@@ -74,18 +62,13 @@ class FederationServer:
     @property
     def net(self) -> FlatModel:
         """The resident network with the global vector, in eval mode."""
-        model = self._resident()
-        model.load(self.vector, self.counters)
-        model.network.eval()
-        return model
+        self._model.load(self.vector, self.counters)
+        self._model.network.eval()
+        return self._model
 
     def frozen(self, name: str) -> torch.Tensor:
-        """Returns a frozen parameter of the network."""
-        return self._resident().network.get_parameter(name).detach()
-
-    def _resident(self) -> FlatModel:
-        assert self._model is not None
-        return self._model
+        """Returns a frozen parameter of the network by its name there."""
+        return self._model.network.get_parameter(name).detach()
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         """Adds a finite `direction` of the right shape to the global vector, or to one part of it."""

@@ -1,8 +1,8 @@
-"""What the seeds fix: random streams as coordinates, the stream of tasks, and how samples are spread over clients.
+"""What the seeds fix: random streams, the stream of tasks, and how samples are spread over clients.
 
-A random stream is a hash of where it is used, never of what was drawn before. The aggregator is never a coordinate, so
-all methods share class order, partition, client sampling and batch order; and running clients in another order, on
-another device or after a resume changes nothing.
+A random stream is keyed by where it is used, never by what was drawn before. The aggregator is not in the key, so all
+methods share class order, partition, client sampling and batch order; and another order of clients, another device or a
+resume changes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fcilbench.api.schedule import Indices, Task
+from fcilbench.api import Partition, Task
+from fcilbench.api.schedule import Indices
 from fcilbench.errors import PartitionError, UsageError
-from fcilbench.spec.protocol import Partition
 
 Shares = npt.NDArray[np.float64]
 
@@ -39,16 +39,14 @@ def _number(seed: int, coordinates: tuple[str | int, ...]) -> int:
 
 @dataclass(frozen=True)
 class TaskStream:
-    """Classes in order of arrival, cut into tasks.
-
-    Internal label i is the i-th class to arrive; train and test are mapped by the same order.
+    """Classes in order of arrival, cut into tasks; internal label i is the i-th class to arrive.
 
     Attributes:
         order: Original label of each internal label, a permutation of `0..C-1`.
-        sizes: Classes of each task; they sum to C and may be uneven.
+        sizes: Classes of each task; they may be uneven.
 
     Raises:
-        UsageError: If the order is no permutation or the sizes do not sum to C.
+        UsageError: If the sizes do not sum to C.
     """
 
     order: tuple[int, ...]
@@ -56,8 +54,6 @@ class TaskStream:
 
     def __post_init__(self) -> None:
         classes = len(self.order)
-        if sorted(self.order) != list(range(classes)):
-            raise UsageError(f"class order is not a permutation of 0..{classes - 1}")
         if sum(self.sizes) != classes or min(self.sizes, default=0) < 1:
             raise UsageError(
                 f"task sizes {list(self.sizes)} sum to {sum(self.sizes)}, the data set has {classes} classes",
@@ -88,7 +84,7 @@ class TaskStream:
 
 
 def equal_tasks(classes: int, tasks: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns the classes of each task: C cut into a number of equal tasks, or the sizes as they are given."""
+    """Returns the number of classes of each task: C cut into equal tasks, or the sizes as given."""
     if not isinstance(tasks, int):
         return tuple(tasks)
     if tasks < 1 or classes % tasks:
@@ -106,7 +102,7 @@ def validation_split(labels: Indices, share: float, random: np.random.Generator)
         The sorted positions in `labels` of the samples that stay, and of those that are held out.
 
     Raises:
-        PartitionError: If a class has a single sample, so that nothing of it would stay.
+        PartitionError: If a class has a single sample.
     """
     held = []
     for label in np.unique(labels):
@@ -122,7 +118,7 @@ def validation_split(labels: Indices, share: float, random: np.random.Generator)
 
 
 def partition(labels: Indices, clients: int, spec: Partition, random: np.random.Generator) -> tuple[Indices, ...]:
-    """Spreads one task's samples, told by their labels `[n]`, over the clients.
+    """Spreads one task's samples with labels `[n]` over the clients.
 
     Returns:
         For each client the sorted positions in `labels` of its samples. Every position occurs exactly once.
@@ -135,23 +131,20 @@ def partition(labels: Indices, clients: int, spec: Partition, random: np.random.
             f"partition {spec.label}: {len(labels)} samples cannot give {clients} clients {spec.min_samples} each",
             hint="lower partition.min_samples (0 allows empty clients) or protocol.clients",
         )
-    if spec.kind == "dirichlet":
-        assert spec.value is not None
-        parts = dirichlet(labels, clients, spec.value, random)
-    elif spec.kind == "quantity":
-        assert spec.value is not None
-        parts = quantity(labels, clients, spec.value, random)
+    if spec.value is None:  # iid: sizes differ by at most one
+        parts = np.array_split(random.permutation(len(labels)), clients)
+    elif spec.kind == "quantity":  # sizes from Dir(value, ..., value)
+        parts = _cut(random.permutation(len(labels)), _proportions(clients, spec.value, random))
     else:
-        parts = iid(labels, clients, random)
-    return tuple(np.sort(part) for part in top_up(parts, spec.min_samples, random))
+        parts = _dirichlet(labels, clients, spec.value, random)
+    return tuple(np.sort(part) for part in _top_up(parts, spec.min_samples, random))
 
 
-def dirichlet(labels: Indices, clients: int, beta: float, random: np.random.Generator) -> list[Indices]:
+def _dirichlet(labels: Indices, clients: int, beta: float, random: np.random.Generator) -> list[Indices]:
     """Label skew: cuts each class among the clients by proportions from Dir(beta, ..., beta) (Hsu et al. 2019).
 
-    Smaller beta means more skew; a large beta approaches an equal share of every class for every client. A class with
-    fewer samples than clients is dealt to the clients in a random order: where shares are nearly equal, rounding would
-    otherwise give its samples to the same ids in every class.
+    Smaller beta means more skew. A class with fewer samples than clients is dealt to the clients in a random order:
+    where shares are nearly equal, rounding would otherwise give its samples to the same ids in every class.
     """
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -163,21 +156,10 @@ def dirichlet(labels: Indices, clients: int, beta: float, random: np.random.Gene
     return [np.concatenate(part) if part else np.zeros(0, dtype=np.int64) for part in parts]
 
 
-def quantity(labels: Indices, clients: int, alpha: float, random: np.random.Generator) -> list[Indices]:
-    """Quantity skew: cuts the shuffled samples by sizes from Dir(alpha, ..., alpha); smaller is more unequal."""
-    return _cut(random.permutation(len(labels)), _proportions(clients, alpha, random))
-
-
-def iid(labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-    """No skew: shuffles the samples and deals them; sizes differ by at most one."""
-    return list(np.array_split(random.permutation(len(labels)), clients))
-
-
-def top_up(parts: Sequence[Indices], minimum: int, random: np.random.Generator) -> list[Indices]:
+def _top_up(parts: Sequence[Indices], minimum: int, random: np.random.Generator) -> list[Indices]:
     """Moves random samples from the largest client to clients below the minimum until none is.
 
-    Drawing the whole partition again, as comparable projects do, accepts a draw with probability near zero at small
-    beta. Here each move shortens the shortfall by one, so there are at most `clients * minimum` moves.
+    Drawing the whole partition again, as comparable projects do, almost never ends at small beta.
     """
     pools = [list(part) for part in parts]
     for pool in pools:
@@ -188,10 +170,7 @@ def top_up(parts: Sequence[Indices], minimum: int, random: np.random.Generator) 
 
 
 def _proportions(clients: int, beta: float, random: np.random.Generator) -> Shares:
-    """Draws proportions `[N]` that sum to 1.
-
-    Where the draw underflows (small beta) one client gets all, where it overflows (large beta) all get the same.
-    """
+    """Draws proportions `[N]` from Dir(beta, ..., beta); one client gets all if the draw underflows (small beta)."""
     drawn = random.dirichlet(np.full(clients, beta))
     if not np.isclose(drawn.sum(), 1.0):
         if beta > 1:
@@ -202,6 +181,6 @@ def _proportions(clients: int, beta: float, random: np.random.Generator) -> Shar
 
 
 def _cut(members: Indices, shares: Shares) -> list[Indices]:
-    """Cuts `members` at the rounded cumulative shares; every member is in exactly one piece."""
+    """Cuts `members` at the rounded cumulative shares."""
     bounds = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
     return np.split(members, np.clip(bounds, 0, len(members)))

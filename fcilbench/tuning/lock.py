@@ -1,4 +1,4 @@
-"""What the studies found and spent: the lock file that `run --params` takes, importances and plots."""
+"""Results and costs of the studies: the lock file that `run --params` takes, importances and plots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Found:
     """What the study of a subject has found so far.
 
     Attributes:
-        study: The study; `None` if there is nothing to tune, or nothing was tried yet.
+        study: The study; `None` if there is nothing to tune, or nothing has been tried.
         finished: Its finished draws.
     """
 

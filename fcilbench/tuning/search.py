@@ -1,4 +1,4 @@
-"""Runs the trials: a feed that gives the supervisor the cells of the next draw, and prunes and scores them."""
+"""Runs the trials: a feed that gives the supervisor the cells of the next draw, prunes and scores them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fcilbench.tuning.study import (
 )
 
 _LOOK_SECONDS = 2.0
-"""Time between two looks at the trials of other processes, while there is nothing else to do."""
+"""Time between two looks at the trials of other processes while this one is idle."""
 Say = Callable[[str], None]
 
 
@@ -56,17 +56,12 @@ class _Attempt:
     rounds: int = 0
     seconds: float = 0.0
 
-    @property
-    def number(self) -> str:
-        """How messages call it."""
-        return f"{' '.join(self.subject.where.values())} trial {self.trial.number}"
-
 
 class Search(Feed):
-    """Draws trials, the method with the fewest first, until each study has its total or cannot go on.
+    """Draws trials, first for the method with the fewest, until each study has its total or cannot go on.
 
     Attributes:
-        trouble: Why it stopped early, if what went wrong is nobody's verdict on a method.
+        trouble: Why it stopped early, if no method is to blame.
     """
 
     def __init__(self, subjects: Iterable[Subject], storage: RDBStorage, store: Store, say: Say) -> None:
@@ -90,11 +85,11 @@ class Search(Feed):
 
     @property
     def open(self) -> bool:
-        """Whether draws are left, here or in another process that may yet lose its own."""
+        """Whether draws are left, here or in another process, whose trials may still be lost."""
         return bool(self._ready or self._running) or (self._unfinished and self.trouble is None)
 
     def take(self) -> Task | None:
-        """Returns the next cell of a trial that goes on, else the first one of a new draw."""
+        """Returns the next cell of a running trial, or else the first cell of a new draw."""
         while True:
             attempt = self._ready.pop(0) if self._ready else self._draw()
             if attempt is None:
@@ -155,7 +150,7 @@ class Search(Feed):
             self._storage.record_heartbeat(attempt.trial._trial_id)
 
     def close(self) -> None:
-        """Puts the trials back that this process leaves unfinished; the next one goes on with them."""
+        """Queues the unfinished trials of this process again; the next process continues them."""
         for attempt in (*self._ready, *self._running.values()):
             self._hand_back(attempt.study, attempt.trial.number)
 
@@ -171,12 +166,12 @@ class Search(Feed):
         return None
 
     def _turn(self, of: tuple[Subject, optuna.Study]) -> tuple[int, int]:
-        """Orders studies: those that this process is not at come first, so that a draw knows all scores before it."""
+        """Orders studies: those without a running trial of this process first, so that a draw knows all scores."""
         mine = sum(attempt.study is of[1] for attempt in self._running.values())
         return mine, len(attempts(of[1].get_trials(deepcopy=False), of[0].trials))
 
     def _ask(self, subject: Subject, study: optuna.Study) -> _Attempt | None:
-        """Takes the study's next trial, unless it has its total; the number of the draw tells, whoever else draws."""
+        """Takes the study's next trial unless it has its total, which other processes may fill at the same time."""
         trials = study.get_trials(deepcopy=False)
         full = len(attempts(trials, subject.trials)) == subject.trials
         if (full and all(each.state is not TrialState.WAITING for each in trials)) or "skipped" in study.user_attrs:
@@ -195,7 +190,7 @@ class Search(Feed):
             return None
 
     def _waits(self, subject: Subject, study: optuna.Study) -> bool:
-        """Puts trials of dead processes back, and returns whether the study has trials that are not finished."""
+        """Queues trials of dead processes again, and returns whether the study has unfinished trials."""
         if "skipped" in study.user_attrs:
             return False
         fail_stale_trials(study)
@@ -230,10 +225,11 @@ class Search(Feed):
             return
         attempt.study.tell(attempt.trial, value, state=state, skip_if_finished=True)
         score = "" if value is None else f" {value:.4f}"
-        self._say(f"{attempt.number} {state.name.lower()}{score}{f': {reason}' if reason else ''}")
+        name = f"{' '.join(attempt.subject.where.values())} trial {attempt.trial.number}"
+        self._say(f"{name} {state.name.lower()}{score}{f': {reason}' if reason else ''}")
 
     def _hand_back(self, study: optuna.Study, number: int) -> None:
-        """Fails a trial that is not to blame, and puts its values back into the study."""
+        """Ends a trial that is not to blame, and queues its values again."""
         if study.get_trials(deepcopy=False)[number].state is TrialState.RUNNING:
             study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
             retry_lost(study, study.trials[number])
@@ -253,7 +249,7 @@ def tune(
     """Runs the trials that are left of each study.
 
     Returns:
-        What kept it from going on, if anything did, and whether the user interrupted it.
+        Why it stopped early, if it did, and whether the user interrupted it.
     """
     search = Search(subjects, storage, store, say)
     facts: Mapping[str, Any] = {

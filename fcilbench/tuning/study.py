@@ -1,7 +1,7 @@
-"""What is searched: for each method and scenario its space, its cells with tuning seeds, and its Optuna study.
+"""The Optuna study of each method and scenario: its space, its cells with tuning seeds, its sampler and its pruner.
 
-All studies have one sampler and one pruner. A study is found again by its name, which holds a digest of its cells and
-its space: with another protocol, space or validation share it is another study.
+A study is found again by its name, which holds a digest of its cells and its space: with another protocol, space or
+validation share it is another study.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from fcilbench.errors import PrerequisiteError, SuiteError
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
+from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.params import SPACE, Space, search_space
@@ -50,7 +51,7 @@ _SEARCH = {"sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     retry_lost = RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)
-"""Puts the values of a trial that was lost on the way back into its study, as the next trial to run."""
+"""Queues the values of a lost trial as the next trial of its study."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Subject:
     """One method in one scenario.
 
     Attributes:
-        cells: Its cell for each tuning seed, with the values that the suite gives.
+        cells: Its cell for each tuning seed, with the suite's values.
         space: What may be drawn, by key of a `set` rule; empty if there is nothing to tune.
         tuning: The budget.
     """
@@ -69,7 +70,7 @@ class Subject:
 
     @property
     def where(self) -> dict[str, str]:
-        """Its labels on the axes; a stressor is none of them, since the values are used under all of them."""
+        """Its labels on the axes but `stress`: the values are used under all stressors."""
         axes = ("dataset", "backbone", "partition", "aggregator")
         return {axis: str(self.cells[0].coords[axis]) for axis in axes}
 
@@ -97,11 +98,7 @@ class Subject:
         return f"{self.cells[0].suite} {' '.join(self.where.values())} {digest[:12]}"
 
     def drawn(self, values: Mapping[str, Any]) -> list[Cell]:
-        """Returns the cells of a draw.
-
-        Raises:
-            SuiteError: If the values do not go together.
-        """
+        """Returns the cells of a draw; raises SuiteError if its values do not go together."""
         split: dict[str, dict[str, Any]] = {"protocol": {}, "aggregator": {}}
         for key, value in values.items():
             target, _, name = key.partition(".")
@@ -109,7 +106,7 @@ class Subject:
         cells = []
         for cell in self.cells:
             use = cell.aggregator
-            answer = catalog.resolve(_ref(use.name), {**use.params, **split["aggregator"]})
+            answer = catalog.resolve(lookup("aggregators", use.name), {**use.params, **split["aggregator"]})
             if not isinstance(answer, Resolved):
                 raise SuiteError("; ".join(problem.message for problem in answer.problems))
             changed = use.model_copy(update={"params": answer.params, "identity": answer.identity})
@@ -118,16 +115,10 @@ class Subject:
         return cells
 
 
-def _ref(name: str) -> Any:
-    from fcilbench.registry.entrypoints import lookup
-
-    return lookup("aggregators", name)
-
-
 def trial_suite(suite: Suite) -> Suite:
-    """Returns the suite of the trials: tuning seeds, a validation split in place of the test data, no second stressor.
+    """Returns the suite of the trials: own seeds, a validation split instead of the test data, only the first stressor.
 
-    The seeds derive from another base than the suite's own, so that no order, partition or training seed is reported.
+    No seed of the trials is a seed of the suite.
     """
     tuning, seeds = suite.tuning, suite.seeds
     base = int.from_bytes(hashlib.sha256(f"fcilbench/tuning/{seeds.base}".encode()).digest()[:8], "big") >> 1
@@ -169,7 +160,7 @@ def subjects_of(loaded: LoadedSuite) -> list[Subject]:
 
 
 def _space(entry: Entry) -> dict[str, BaseDistribution]:
-    """Returns what may be drawn for an entry: declared spaces, but for the values that the entry itself gives."""
+    """Returns what may be drawn for an entry: all declared spaces except those of values that the entry gives."""
     (description,) = catalog.describe([entry.ref])
     space = {
         f"protocol.{name}": _distribution(found, "number")
@@ -200,22 +191,19 @@ def _distribution(space: Space, type_: str) -> BaseDistribution:
 
 
 class SeededTpe(optuna.samplers.BaseSampler):
-    """TPE whose random numbers depend on the study, the parameter and the number of the draw, and on nothing else.
-
-    So a study that was interrupted draws what it would have drawn without.
-    """
+    """TPE whose random numbers are keyed by study, parameter and number of the draw: interruptions change no draw."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Returns nothing: parameters are drawn one by one."""
+        """Returns an empty space: parameters are drawn one by one."""
         return {}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Returns nothing, as there is no joint space."""
+        """Draws nothing: there is no joint space."""
         return {}
 
     def sample_independent(
@@ -229,7 +217,7 @@ class SeededTpe(optuna.samplers.BaseSampler):
 
 
 def origin(trial: FrozenTrial) -> int:
-    """Returns the number of the trial that first drew these values: another one if they were lost and are retried."""
+    """Returns the number of the trial that first drew these values: of a retry, the lost trial's."""
     number = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if number is None else number
 
@@ -259,12 +247,10 @@ def storage_url(folder: Path, option: str | None) -> str:
 
 
 def open_storage(url: str, tries: int = 6) -> RDBStorage:
-    """Opens the database of the studies.
+    """Opens the database of the studies; raises PrerequisiteError if that fails.
 
-    Processes that make the tables of a new database at the same time get in each other's way; each then tries again.
-
-    Raises:
-        PrerequisiteError: If it cannot be opened.
+    It tries several times, because processes that create the tables of a new database at the same time disturb each
+    other.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -291,7 +277,7 @@ def open_storage(url: str, tries: int = 6) -> RDBStorage:
 
 
 def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
-    """Opens the study of a subject; it is made if it is new."""
+    """Opens or creates the study of a subject."""
     return optuna.create_study(
         storage=storage,
         study_name=subject.name,

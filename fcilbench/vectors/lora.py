@@ -2,8 +2,7 @@
 
 FedIT (Zhang et al. 2024) averages A and B apart, which is FedAvg on the state vector. Here the products are merged and
 factorised again at the same rank, as by FlexLoRA (Bai et al. 2024, "Federated Fine-tuning of Large Language Models
-under Heterogeneous Tasks and Client Resources"), so that both directions carry the same bytes as with factors. FLoRA
-(Wang et al. 2024) sends the factors of all clients down instead, FedEx-LoRA (Singhal et al. 2025) a dense residual.
+under Heterogeneous Tasks and Client Resources"), with the same bytes in both directions.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ def merge_products(
     """Returns factors A `[r, in]` and B `[out, r]` of the merged products, and the share of the squared norm lost.
 
     A has orthonormal rows and B the singular values, so that a direction that no client has used yet keeps a non-zero A
-    and can still be trained. Where the mean factors give the merged product they are kept: one client, clients that
-    agree, B = 0. The columns of all B_k span the merged product, so that merging and SVD work on N r rows and the dense
-    product `[out, in]` is never formed. All in float64.
+    and can still be trained. If the mean factors give the merged product, they are kept: one client, clients that
+    agree, B = 0. The columns of all B_k span the merged product, so the dense one `[out, in]` is never formed.
 
     Args:
         a: A_k, `[N, r, in]`.

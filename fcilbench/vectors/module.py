@@ -4,8 +4,8 @@ Kim and Do 2026, sections 4.3 and 4.4. At the end of task k its vector tau_k = t
 tau_hat_k = tau_k - sum_{j<k} (<tau_k, tau_hat_j> / ||tau_hat_j||^2) tau_hat_j (equation 9): `project_out`. The basis is
 kept as `store` encodes it. Each tau_hat_k keeps its largest entries (`cut`), and tau_uni is elected from these
 (`unify`). Task k deploys theta_pre + s_k m_k * tau_uni with m_k = [tau_k * tau_uni > 0] and s_k = ||tau_k||_1 /
-(||m_k * tau_uni||_1 + eps): `Modulators`, and `Packed` as a file. Every step is a pass over pieces of the basis: no
-decoded or sparsified vector exists as a whole.
+(||m_k * tau_uni||_1 + eps): `Modulators`, and `Packed` as a file. Steps go over the basis piece by piece: it is never
+decoded as a whole.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ _EPS = 1e-12
 def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Removes from a task vector its components along the earlier, mutually orthogonal basis vectors (equation 9).
 
-    Gram-Schmidt without normalisation, run twice against rounding (re-orthogonalisation), inner products in float64. A
-    zero basis vector is skipped. What is left of a vector that lies in their span is exactly 0, not rounding noise:
-    such a task has no vote in the election. With a `limit` it projects on at most so many of them, those with the
-    largest |cosine| to tau_k; ties by index; with 0 on none.
+    Gram-Schmidt without normalisation, run twice against rounding, inner products in float64; zero basis vectors are
+    skipped. A vector that lies in their span becomes exactly 0, not rounding noise: such a task has no vote in the
+    election. With a `limit` it projects on at most that many of them, those with the largest |cosine|; ties by index.
 
     Returns:
         tau_hat_k `[D]` and the coefficients r float64 `[k-1]` with `tau_k = tau_hat_k + sum_j r_j tau_hat_j`, so that
@@ -52,12 +51,17 @@ def project_out(vector: torch.Tensor, basis: Basis, limit: int | None = None) ->
     kept = torch.zeros(len(basis), dtype=torch.float64, device=vector.device)
     if not len(basis) or limit == 0:
         return vector.clone(), kept
-    refined = vector
     inner, norms = products(vector, basis)
-    used = _closest(inner, norms, limit)
+    closeness = torch.where(norms > 0, inner.abs() / norms.clamp(min=1e-300).sqrt(), -1.0)
+    used = torch.zeros_like(norms, dtype=torch.bool)
+    used[closeness.argsort(descending=True, stable=True)[:limit]] = True
+    used &= norms > 0
+    refined = vector
     for run in range(2):
         step = torch.where(used, (inner if run == 0 else products(refined, basis)[0]) / norms.clamp(min=1e-300), 0.0)
-        refined, kept = _subtract(refined, step, basis), kept + step
+        before, refined, kept = refined, torch.empty_like(vector), kept + step
+        for span in _spans(basis, vector.device):
+            refined[span] = before[span].to(torch.float64) - step @ stack(basis, span).to(torch.float64)
     if torch.linalg.vector_norm(refined) <= _NOTHING * torch.linalg.vector_norm(vector):
         refined = torch.zeros_like(vector)
     return refined, kept
@@ -81,22 +85,6 @@ def accumulated(pieces: torch.Tensor, index: int, coefficients: Sequence[torch.T
     return vector
 
 
-def _closest(inner: torch.Tensor, norms: torch.Tensor, limit: int | None) -> torch.Tensor:
-    """Returns which basis vectors are projected on, bool `[T]`: not zero, and the `limit` of largest |cosine|."""
-    closeness = torch.where(norms > 0, inner.abs() / norms.clamp(min=1e-300).sqrt(), -1.0)
-    chosen = torch.zeros_like(norms, dtype=torch.bool)
-    chosen[closeness.argsort(descending=True, stable=True)[:limit]] = True
-    return chosen & (norms > 0)
-
-
-def _subtract(vector: torch.Tensor, step: torch.Tensor, basis: Basis) -> torch.Tensor:
-    """Returns `vector - sum_j step_j tau_hat_j`, summed in float64 and rounded once, `[D]`, in one pass."""
-    refined = torch.empty_like(vector)
-    for span in _spans(basis, vector.device):
-        refined[span] = vector[span].to(torch.float64) - step @ stack(basis, span).to(torch.float64)
-    return refined
-
-
 def _spans(basis: Basis, device: torch.device) -> Iterator[slice]:
     first = basis[0]
     size = first.numel() if isinstance(first, torch.Tensor) else int(first["size"])
@@ -109,9 +97,8 @@ def _spans(basis: Basis, device: torch.device) -> Iterator[slice]:
 def store(vector: torch.Tensor, kind: Kind = "fp32", keep: float = 0.1) -> Stored:
     """Encodes a float32 vector `[D]` for the server's memory; `topk` is from the paper's appendix, the others are ours.
 
-    `fp32` is the vector itself. `fp16` is scaled by a power of two: entries down to 2^-29 of the largest keep 11 bits.
-    `int8` has one absmax scale in fp32 for each block of 256. `topk` keeps the fraction `keep` of largest entries as
-    index (int32, int64 beyond 2^31) and fp32 value.
+    `fp16` is scaled by a power of two: entries down to 2^-29 of the largest keep 11 bits. `int8` has one absmax scale
+    for each block of 256. `topk` keeps the fraction `keep` of largest entries as index and fp32 value.
     """
     size = vector.numel()
     if kind == "fp32":
@@ -136,7 +123,7 @@ def store(vector: torch.Tensor, kind: Kind = "fp32", keep: float = 0.1) -> Store
 
 
 def read(stored: Stored, part: slice) -> torch.Tensor:
-    """Decodes the entries of `part` (a slice of `0..D` with both ends), float32 `[part.stop - part.start]`."""
+    """Decodes the entries of `part`, a slice with both ends, float32 `[part.stop - part.start]`."""
     if isinstance(stored, torch.Tensor):
         return stored[part]
     values: torch.Tensor = stored["values"]
@@ -182,7 +169,7 @@ class Cut:
 
     def keeps(self, piece: torch.Tensor, start: int) -> torch.Tensor:
         """Returns which entries of a piece `[c]` that begins at index `start` are kept, bool `[c]`."""
-        bits = _bits(piece)
+        bits = piece.contiguous().view(torch.int32) & 0x7FFFFFFF  # of the magnitudes
         ties = bits == self.magnitude
         ties[max(self.last + 1 - start, 0) :] = False
         return (bits > self.magnitude).logical_or_(ties)
@@ -194,45 +181,16 @@ def count_of(fraction: float, size: int) -> int:
 
 
 def cut(vector: torch.Tensor, fraction: float) -> Cut:
-    """Finds the `count_of(fraction, D)` entries of largest magnitude of a float32 vector `[D]`; ties by index.
-
-    Bit patterns of non-negative floats are in the order of their values, so two histograms, of the upper 15 and of the
-    lower 16 bits, give the exact threshold without a sort and without a second vector.
-    """
+    """Finds the `count_of(fraction, D)` entries of largest magnitude of a float32 vector `[D]`; ties by index."""
     size = vector.numel()
     wanted = count_of(fraction, size)
     if wanted >= size:
         return Cut(-1, size)
-    high, above = _bin(vector, None, wanted)
-    low, above_low = _bin(vector, high, wanted - above)
-    magnitude, wanted = (high << 16) | low, wanted - above - above_low
-    for span in spans(size, columns(1, vector.device)):
-        ties = (_bits(vector[span]) == magnitude).nonzero()[:, 0]
-        if len(ties) >= wanted:
-            return Cut(magnitude, int(ties[wanted - 1]) + span.start)
-        wanted -= len(ties)
-    raise AssertionError("fewer entries than counted")
-
-
-def _bits(piece: torch.Tensor) -> torch.Tensor:
-    """Returns the bit patterns of the magnitudes, int32 `[c]`."""
-    return piece.contiguous().view(torch.int32) & 0x7FFFFFFF
-
-
-def _bin(vector: torch.Tensor, high: int | None, wanted: int) -> tuple[int, int]:
-    """Returns the histogram bin of the `wanted`-th largest entry, and how many entries are in the bins above it.
-
-    The bins are the upper 15 bits, or the lower 16 of the entries whose upper ones are `high`.
-    """
-    bins = 1 << 15 if high is None else 1 << 16
-    counts = torch.zeros(bins, dtype=torch.int64, device=vector.device)
-    for span in spans(vector.numel(), columns(1, vector.device)):
-        bits = _bits(vector[span])
-        values = bits >> 16 if high is None else bits[bits >> 16 == high] & 0xFFFF
-        counts += torch.bincount(values, minlength=bins)
-    at_least = counts.cpu().flip(0).cumsum(0).flip(0)
-    found = int((at_least >= wanted).nonzero()[-1])
-    return found, int(at_least[found] - counts[found])
+    magnitudes = vector.abs()
+    threshold = magnitudes.topk(wanted, sorted=False).values.min()
+    ties = (magnitudes == threshold).nonzero()[:, 0]
+    above = int((magnitudes > threshold).sum())
+    return Cut(int(threshold.view(torch.int32)), int(ties[wanted - above - 1]))
 
 
 # ---------------------------------------------------------------- election, masks and scales
@@ -274,12 +232,12 @@ class Modulators:
     """Masks and scales of the tasks 1..T under one tau_uni.
 
     Attributes:
-        basis: tau_hat_1 .. tau_hat_T as they are kept; masks come from these, so a lossy storage shows in them.
+        basis: tau_hat_1 .. tau_hat_T as they are stored; a lossy storage changes the masks.
         coefficients: What `project_out` returned for each.
         sizes: L1 norm of each task's vector (`source`) before it was stored.
         unified: tau_uni, `[D]`.
-        source: Which vector of a task its mask and scale come from: tau_k (`accumulated`) or tau_hat_k (`refined`);
-            `None`: no masks and scale 1, the same vector for every task.
+        source: The vector of a task that gives its mask and scale: tau_k (`accumulated`) or tau_hat_k (`refined`);
+            `None`: no masks and scale 1.
     """
 
     basis: Basis
@@ -328,7 +286,7 @@ def restore(unified: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Te
 
 @dataclass(frozen=True)
 class Packed:
-    """The module of T tasks in few bytes. `task_vector` restores it, up to the rounding of tau_uni to fp16.
+    """The module of T tasks in few bytes; tau_uni is rounded to fp16.
 
     Attributes:
         support: Bitmap of tau_uni's non-zero entries, uint8 `[ceil(D / 8)]`.
@@ -367,12 +325,7 @@ class Packed:
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Packs bool `[n]` into uint8 `[ceil(n / 8)]`, the first bit lowest.
-
-    Example:
-        >>> pack_bits(torch.tensor([True, False, True, False, False, False, False, False, True]))
-        tensor([5, 1], dtype=torch.uint8)
-    """
+    """Packs bool `[n]` into uint8 `[ceil(n / 8)]`, the first bit lowest."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
     packed = padded[:, 0].clone()
     for place in range(1, 8):

@@ -1,4 +1,4 @@
-"""Sums over clients in a fixed order, so that no scheduling changes a bit, and in pieces that fit the cache."""
+"""Sums over clients in a fixed order, so that every run gives the same bits, and in pieces that fit the cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 _ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
-"""Numbers in a piece: on a CPU they stay in the cache between operations, a GPU wants few launches."""
+"""Numbers in a piece: on a CPU a piece stays in the cache between operations; on a GPU few launches are faster."""
 _ALIGNED = 1 << 12
 """Pieces begin at multiples of this, which bitmaps and quantised blocks divide."""
 
@@ -18,12 +18,8 @@ def weighted_sum(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     Weights are `[N]`, rows `[N, D]`, and the result `[D]` has the rows' dtype. A matrix product would leave the order
     of the additions to the linear-algebra library.
     """
-    shape = tuple(rows.shape)
-    if len(shape) != 2 or tuple(weights.shape) != shape[:1] or shape[0] == 0:
-        raise ValueError(f"weights {tuple(weights.shape)} do not fit rows {shape}")
-    total = rows.new_zeros(shape[1])
-    factors = weights.tolist()
-    for span in spans(shape[1], columns(shape[0], rows.device)):
+    total, factors = rows.new_zeros(rows.shape[1]), weights.tolist()
+    for span in spans(rows.shape[1], columns(len(rows), rows.device)):
         add_rows(total[span], factors, rows[:, span])
     return total
 
@@ -40,17 +36,12 @@ def add_rows(out: torch.Tensor, factors: list[float], piece: torch.Tensor) -> No
 
 
 def columns(rows: int, device: torch.device) -> int:
-    """Returns how many columns a piece of so many rows has on a device."""
+    """Returns the number of columns of a piece with `rows` rows."""
     count = _ELEMENTS.get(device.type, _ELEMENTS["cuda"]) // max(rows, 1)
     return max(_ALIGNED, count // _ALIGNED * _ALIGNED)
 
 
 def spans(size: int, step: int, start: int = 0) -> Iterator[slice]:
-    """Iterates over `start..start + size` in slices of at most `step`.
-
-    Example:
-        >>> list(spans(5, 2))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Iterates over `start..start + size` in slices of at most `step`."""
     for left in range(start, start + size, step):
         yield slice(left, min(left + step, start + size))

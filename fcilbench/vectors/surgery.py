@@ -1,9 +1,9 @@
 """SUM over clients: trimming by z-score and projection surgery in closed form (Kim and Do 2026, section 4.2).
 
 Surgery removes from each client's vector its components along all others (equation 5):
-tau_hat_i = tau_i - sum_{j != i} (<tau_i, tau_j> / ||tau_j||^2) tau_j. With the Gram matrix G = T T^T every refined
-vector is a combination of the clients' own, tau_hat = A T, so their sum is sum_j c_j tau_j with c = A^T 1, and their
-Gram matrix is A G A^T. The refined vectors never need to exist: a round is three passes over the rows.
+tau_hat_i = tau_i - sum_{j != i} (<tau_i, tau_j> / ||tau_j||^2) tau_j. Every refined vector is a combination of the
+clients' own, tau_hat = A T, where A follows from the Gram matrix G = T T^T. So their sum is sum_j c_j tau_j with
+c = A^T 1, their Gram matrix is A G A^T, and a round is three passes over the rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ Target = Literal["both", "positive", "negative", "none"]
 
 
 class Trimmed:
-    """Client vectors `[N, D]` in which outliers read as zero; the trimmed matrix itself never exists.
+    """Client vectors `[N, D]` whose outliers are read as zero; the rows themselves do not change.
 
-    An entry is an outlier if it lies more than `threshold` population standard deviations from its row's mean. Both are
-    taken over the whole row, or over each of its segments. Making an object costs one pass over the rows, for these.
+    An entry is an outlier if it lies more than `threshold` population standard deviations from its row's mean.
 
     Args:
-        rows: `[N, D]`; left unchanged.
+        rows: `[N, D]`.
         threshold: z_thr > 0; `None` trims nothing.
-        segments: Lengths of the consecutive segments with statistics of their own; by default the row is one.
+        segments: Lengths of consecutive segments with statistics of their own; by default the row is one.
         step: Columns in a piece; by default what fits the device.
 
     Attributes:
-        rows: The rows as given.
         zeroed: Number of entries that the last whole pass set to zero, int64 `[]`.
     """
 
@@ -42,11 +40,7 @@ class Trimmed:
         segments: Sequence[int] | None = None,
         step: int | None = None,
     ) -> None:
-        if threshold is not None and threshold <= 0:
-            raise ValueError(f"z_thr must be > 0, got {threshold}")
         self.rows, self._segments = rows, (rows.shape[1],) if segments is None else tuple(segments)
-        if sum(self._segments) != rows.shape[1]:
-            raise ValueError(f"segments of {sum(self._segments)} entries in all do not fit rows of {rows.shape[1]}")
         self._step = step or columns(rows.shape[0], rows.device)
         self.zeroed = torch.zeros((), dtype=torch.int64, device=rows.device)
         self._bounds: list[tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -121,8 +115,8 @@ def gram(vectors: Trimmed) -> torch.Tensor:
 def surgery_matrix(gram_: torch.Tensor, target: Target = "both", limit: int | None = None) -> torch.Tensor:
     """Returns A `[N, N]` with `tau_hat_i = sum_j A_ij tau_j` (equation 5). A zero tau_j projects nothing.
 
-    G is `gram_` `[N, N]`. `target` are the pairs that are projected: every pair, those with G_ij > 0 or < 0, or none.
-    With a `limit` each vector is projected on at most so many others, those with the largest |cosine|; ties by index.
+    `target` are the pairs that are projected: every pair, those with G_ij > 0 or < 0, or none. With a `limit` each
+    vector is projected on at most that many others, those with the largest |cosine|; ties by index.
     """
     norms = gram_.diagonal()
     ratio = torch.where(norms > 0, gram_ / norms.clamp(min=torch.finfo(gram_.dtype).tiny), 0.0)
@@ -142,12 +136,7 @@ def surgery_matrix(gram_: torch.Tensor, target: Target = "both", limit: int | No
 
 
 def coefficients(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns c `[N]` with `sum_i tau_hat_i = sum_j c_j tau_j`, from the surgery matrix A.
-
-    Example:
-        >>> coefficients(surgery_matrix(torch.tensor([[9.0, 3.0], [3.0, 2.0]])))
-        tensor([ 0.6667, -0.5000])
-    """
+    """Returns c `[N]` with `sum_i tau_hat_i = sum_j c_j tau_j`, from the surgery matrix A."""
     return matrix.sum(dim=0)
 
 
@@ -181,9 +170,9 @@ def mean_pairwise_cosine(gram_: torch.Tensor) -> float:
 
 
 def step_cosine(weights: torch.Tensor, gram_: torch.Tensor) -> float:
-    """Returns the cosine between `sum_j weights_j tau_j` and `sum_j tau_j`: c^T G 1 over the two norms; 0 for a zero.
+    """Returns the cosine between `sum_j weights_j tau_j` and `sum_j tau_j`; 0 if one of them is zero.
 
-    Negative: the step goes against the clients' mean update, away from what they learned together.
+    If it is negative, the step goes against the clients' mean update.
     """
     pair = torch.stack([weights, torch.ones_like(weights)])
     products = pair @ gram_ @ pair.T

@@ -12,11 +12,9 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.schedule import Task
-from fcilbench.engine.capture import CapturedStep, CaptureError
 from fcilbench.engine.data import DeviceImages
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.step import Extra, LocalStep, Minibatch, Objective
-from fcilbench.engine.trainer import Trainer, Work
+from fcilbench.engine.trainer import CapturedStep, CaptureError, Extra, Minibatch, Objective, Trainer, Work
 from fcilbench.spec.protocol import Protocol
 
 TASK = Task(1, 2, 3)
@@ -55,24 +53,24 @@ def batch(data, count, seed=1):
     return Minibatch(rows, data.draw(count, np.random.default_rng(seed)))
 
 
-def local_step(model, data, work=WORK):
-    step = LocalStep(model, data, PROTOCOL, {})
-    step.begin(work)
-    return step
+def begun(model, data):
+    trainer = Trainer(model, data, PROTOCOL)
+    trainer.begin(WORK)
+    return trainer
 
 
 @pytest.mark.parametrize("count", [16, 5, 1])
 def test_padding_changes_neither_gradient_nor_loss(count):
     model, data = setting()
     goal = objective(model, 0.1)
-    step, minibatch = local_step(model, data), batch(data, count)
+    trainer, minibatch = begun(model, data), batch(data, count)
     start = model.vector.clone()
-    loss = step.gradient(goal, WORK, minibatch, torch.ones(count))
-    step.optimiser.step()
+    loss = trainer.gradient(goal, WORK, minibatch, torch.ones(count))
+    trainer.optimiser.step()
     plain, gradient = model.vector.clone(), model.gradient.clone()
     model.load(start, model.counters)
-    step.optimiser.forget()
-    static = CapturedStep(step, goal, WORK, minibatch)
+    trainer.optimiser.forget()
+    static = CapturedStep(trainer, goal, WORK, minibatch)
     static(minibatch)
     assert torch.allclose(model.gradient, gradient, atol=1e-6)
     assert torch.allclose(model.vector, plain, atol=1e-5)
@@ -82,8 +80,8 @@ def test_padding_changes_neither_gradient_nor_loss(count):
 def test_buffers_take_every_clients_context():
     model, data = setting()
     first, second = objective(model, 0.1), objective(model, -0.3)
-    step, minibatch = local_step(model, data), batch(data, 16)
-    static = CapturedStep(step, first, WORK, minibatch)
+    trainer, minibatch = begun(model, data), batch(data, 16)
+    static = CapturedStep(trainer, first, WORK, minibatch)
     assert static.fits(replace(WORK, index=torch.arange(3)), second.context)
     assert not static.fits(WORK, {})
     for other in ({"task": Task(2, 5, 1)}, {"batch_size": 8}, {"extra": Extra(data, np.random.default_rng(0))}):
@@ -92,7 +90,7 @@ def test_buffers_take_every_clients_context():
     static(minibatch)
     got, start = model.gradient.clone(), first.context["anchor"] - 0.1
     model.load(torch.cat([start]), model.counters)
-    step.gradient(second, WORK, minibatch, torch.ones(16))
+    trainer.gradient(second, WORK, minibatch, torch.ones(16))
     assert torch.allclose(got, model.gradient, atol=1e-6)
 
 
@@ -128,11 +126,11 @@ def test_an_objective_that_cannot_be_captured_falls_back_and_says_so(monkeypatch
 def test_a_capture_with_a_wrong_gradient_is_refused_and_leaves_the_model_alone(monkeypatch):
     model, data = setting()
     minibatch = batch(data, 16)
-    static = CapturedStep(local_step(model, data), objective(model, 0.1), WORK, minibatch)
+    static = CapturedStep(begun(model, data), objective(model, 0.1), WORK, minibatch)
     before = model.vector.clone()
 
     def wrong(self):
-        self._once = lambda: self._step.model.gradient.fill_(1.0)
+        self._once = lambda: self._trainer.model.gradient.fill_(1.0)
 
     monkeypatch.setattr(CapturedStep, "_captured", wrong)
     with pytest.raises(CaptureError, match="differs from the plain one"):

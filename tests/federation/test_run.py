@@ -15,7 +15,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.api.predict import Module, Predictors
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.errors import DivergedError, PluginError
+from fcilbench.errors import DivergedError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.outcome import model_digest
@@ -122,7 +122,7 @@ def flipped(path):
 
 def rewritten(change):
     def spoil(path):
-        record = checkpoint._read(path, torch.device("cpu"))
+        record = torch.load(path, weights_only=True)
         changed = change(record)
         torch.save(record if changed is None else changed, path)
 
@@ -296,15 +296,6 @@ def test_a_diagnostic_that_is_not_finite_is_null_in_the_curve(make_experiment, t
     run(make_experiment(Logs(), tasks=1, rounds=1), tmp_path)
     line = (tmp_path / "work" / "rounds.jsonl").read_text().splitlines()[0]
     assert json.loads(line, parse_constant=pytest.fail)["logs"] == {"x": None, "y": None}
-
-
-def test_a_diagnostic_that_is_no_number_is_the_plugins_fault(make_experiment, tmp_path):
-    class Logs(Aggregator):
-        def aggregate(self, updates, server):
-            server.logs["x"] = "text"
-
-    with pytest.raises(PluginError, match="'x' is a str"):
-        run(make_experiment(Logs()), tmp_path)
 
 
 def test_edge_10_a_run_that_never_merged_an_update_has_diverged(make_experiment, tmp_path):

@@ -36,8 +36,6 @@ def test_trim_worked_example():
     assert torch.equal(trim(row, 9.95), row)
     assert torch.equal(trim(row, None), row)
     assert torch.equal(row, before)
-    with pytest.raises(ValueError, match="z_thr"):
-        trim(row, 0.0)
 
 
 def test_trim_never_touches_fewer_than_22_entries_at_4_5():
@@ -65,8 +63,6 @@ def test_segments_have_statistics_of_their_own():
     apart = trim(row, 4.5, segments=(100, 100))
     assert apart[0, 199] == 0.0
     assert torch.equal(apart[0, :199], row[0, :199])
-    with pytest.raises(ValueError, match="do not fit"):
-        Trimmed(row, 4.5, segments=(100, 99))
 
 
 @pytest.mark.parametrize("value", [0.1, 1e-8, -7.3])
@@ -151,12 +147,6 @@ def test_weighted_sum_adds_in_row_order_in_float32():
     rows = torch.tensor([[1e8], [1.0], [-1e8]])
     assert weighted_sum(torch.ones(3), rows).item() == 0.0  # (1e8 + 1) - 1e8 in float32
     assert weighted_sum(torch.ones(3), rows[[0, 2, 1]]).item() == 1.0
-
-
-@pytest.mark.parametrize(("weights", "rows"), [(2, 3), (0, 0)])
-def test_weighted_sum_rejects_shapes_that_do_not_fit(weights, rows):
-    with pytest.raises(ValueError, match="do not fit"):
-        weighted_sum(torch.ones(weights), torch.ones(rows, 4))
 
 
 class LargestAllocation(TorchDispatchMode):

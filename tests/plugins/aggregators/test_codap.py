@@ -213,8 +213,8 @@ def test_bytes_of_vit_b16():
     layout = FlatModel(network, torch.device("meta")).layout
     sizes = {part: sum(p.span.stop - p.span.start for p in layout.select([f"*.{part}"])) for part in PARTS}
     assert sizes == {"prompts": 5 * 614_400, "keys": 5 * 76_800, "attention": 5 * 76_800}
-    assert layout.all.stop == 3_916_900
-    assert 4e-6 * layout.all.stop == pytest.approx(15.66, abs=0.01)  # Kim and Do 2026
+    assert layout.buffers.stop == 3_916_900
+    assert 4e-6 * layout.buffers.stop == pytest.approx(15.66, abs=0.01)  # Kim and Do 2026
 
     class Server:
         task = type("Task", (), {"index": 3})

@@ -102,9 +102,9 @@ def test_shape_and_bytes_of_vit_b16():
     assert {piece.name: piece.span.stop - piece.span.start for piece in layout.pieces} == {
         "extractor.prompts": 38_400, "extractor.keys": 7_680, "head.weight": 76_800, "head.bias": 100,
     }  # fmt: skip
-    assert layout.all.stop == 122_980
-    assert 4e-6 * layout.all.stop == pytest.approx(0.492, abs=5e-4)
-    assert 4e-6 * (layout.all.stop + 25 * 768) == pytest.approx(0.57, abs=2e-3)  # Kim and Do 2026: with positions
+    assert layout.buffers.stop == 122_980
+    assert 4e-6 * layout.buffers.stop == pytest.approx(0.492, abs=5e-4)
+    assert 4e-6 * (layout.buffers.stop + 25 * 768) == pytest.approx(0.57, abs=2e-3)  # Kim and Do 2026: with positions
     shapes = []
     network.extractor.body.blocks.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
     images, query = torch.empty(2, 3, 224, 224, device="meta"), torch.empty(2, 768, device="meta")
