@@ -136,7 +136,7 @@ def make_row() -> Callable[..., Row]:
             fields["skipped"] = "needs a text backbone"
         else:
             fields["failure"] = Failure(kind="plugin", type="ValueError", message="bad shape")
-        return build_row(cell, _cell_id(cell), result, **{**fields, **changes})  # type: ignore[arg-type]
+        return build_row(cell, _cell_id(cell), result, **{**fields, **changes})
 
     return make
 

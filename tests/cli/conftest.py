@@ -1,12 +1,17 @@
+import contextlib
+import importlib
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import pytest
+
+from fcilbench.cli import console
+from fcilbench.cli.main import main
 
 SUITE = """\
 fcilbench: 1
@@ -40,11 +45,12 @@ POINTS = {"aggregators": {"acme": "acme_fcil:Acme"}}
 
 
 class Cli:
-    """Runs `fcilbench` in a real process in a folder of its own, with a third party's plugin installed."""
+    """The command line in a folder of its own, with a third party's plugin installed: called in this process, which
+    saves its imports, or started as a process that can be killed."""
 
-    def __init__(self, folder: Path, shared: Path) -> None:
+    def __init__(self, folder, shared):
         self.folder = folder
-        self.done: subprocess.CompletedProcess[str] | None = None
+        self.done = None
         self.suite("tiny.yaml")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
         self.environment = {
@@ -56,44 +62,53 @@ class Cli:
             "COLUMNS": "120",
         }
 
-    def suite(self, name: str, *changes: tuple[str, str]) -> Path:
+    def suite(self, name, *changes):
         text = SUITE
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        path = self.folder / name
-        path.write_text(text)
-        return path
+        (self.folder / name).write_text(text)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from fcilbench.cli.main import main; main()", *arguments]
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *arguments, code="from fcilbench.cli.main import main; main()", **environment):
+        """Starts a process; `code` is what it runs."""
+        place = {"cwd": self.folder, "env": {**self.environment, **environment}, "stdin": subprocess.DEVNULL}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], **place, **pipes)
 
-    def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    def __call__(self, *arguments, **environment):
+        """Returns the exit code and the two outputs of a command."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        variables = {**self.environment, **environment}
+        sites = variables.pop("PYTHONPATH").split(os.pathsep)
+        console.err.cache_clear()
+        with (
+            patch.dict(os.environ, variables, clear=True),
+            patch.object(sys, "path", [*sites, *sys.path]),
+            patch.object(sys, "argv", ["fcilbench", *arguments]),
+            patch.object(console, "state", console.State()),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            importlib.invalidate_caches()
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code or 0
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
-    def json(self, *arguments: str) -> Any:
+    def json(self, *arguments):
         done = self(*arguments, "--format", "json")
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
-    def files(self) -> set[str]:
+    def files(self):
         """What the commands have made here."""
         return {path.name for path in self.folder.iterdir() if path.name != "data" and path.suffix != ".yaml"}
 
 
 @pytest.fixture(scope="session")
-def shared(put: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(put, tmp_path_factory):
     """One third-party package and one cache of plugins for all tests: filling it imports torch."""
     folder = tmp_path_factory.mktemp("shared")
     put(folder / "site", "acme", {"acme_fcil.py": PLUGIN}, POINTS)
@@ -101,21 +116,24 @@ def shared(put: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def broken_site(put: Callable[..., Path], tmp_path: Path) -> Path:
+def broken_site(put, tmp_path):
     """A folder of packages whose only plugin cannot be imported."""
-    source = "raise RuntimeError('needs a licence')"
-    return put(tmp_path / "data" / "broken", "acme", {"acme_fcil.py": source}, POINTS)
+    return put(tmp_path / "broken", "acme", {"acme_fcil.py": "raise RuntimeError('needs a licence')"}, POINTS)
 
 
 @pytest.fixture
-def cli(tmp_path: Path, shared: Path) -> Cli:
-    return Cli(tmp_path, shared)
+def cli(shared):
+    """A fresh folder, always of the same name: what is known of a plugin with options depends on the folder."""
+    folder = shared / "work"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return Cli(folder, shared)
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Cli:
+def finished(tmp_path_factory, shared):
     """A folder in which a suite has run: fedavg and sum ok, acme failed. Made once; tests only read it."""
     cli = Cli(tmp_path_factory.mktemp("finished"), shared)
     cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg, sum, acme]"), ("seeds: 1", "runtime: {keep_model: true}"))
-    cli.done = cli("run", "tiny.yaml", "--tracking", "none")
+    cli.done = cli("run", "tiny.yaml", "--tracking", "none", "--jobs", "1")  # one process trains fedavg and sum
     return cli

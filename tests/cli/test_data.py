@@ -1,15 +1,11 @@
-"""`fcilbench data` in real processes, against a server on the loopback interface."""
-
-from __future__ import annotations
+"""`fcilbench data` against a server on the loopback interface."""
 
 import hashlib
 import io
 import json
 import tarfile
 import threading
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +30,7 @@ class Pets(Dataset):
 """
 
 
-def archive() -> bytes:
+def archive():
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in ("pets/train", "pets/test"):
@@ -45,15 +41,15 @@ def archive() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def served(tmp_path_factory):
     """Address and folder of a server."""
     folder = tmp_path_factory.mktemp("served")
 
     class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
+        def __init__(self, *arguments):
             super().__init__(*arguments, directory=str(folder))
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -66,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 @pytest.fixture(scope="module")
-def site(put, tmp_path_factory: pytest.TempPathFactory, served: tuple[str, Path]) -> Path:
+def site(put, tmp_path_factory, served):
     """A folder of packages with a third party's data set `pets`."""
     checksum = f"md5:{hashlib.md5(archive()).hexdigest()}"
     source = PLUGIN.replace("CHECKSUM", checksum).replace("URL", served[0])
@@ -76,14 +72,14 @@ def site(put, tmp_path_factory: pytest.TempPathFactory, served: tuple[str, Path]
 
 
 @pytest.fixture
-def pets(cli, site: Path, served: tuple[str, Path]):
+def pets(cli, site, served):
     """The command line with that data set, whose archive is served."""
     (served[1] / "pets.tar").write_bytes(archive())
     cli.environment["PYTHONPATH"] += f":{site}"
     return cli
 
 
-def test_fetch_then_list_path_and_verify(pets, served: tuple[str, Path]) -> None:
+def test_fetch_then_list_path_and_verify(pets, served):
     root = pets.folder / "data"
     missing = pets("data", "path", "pets")
     assert missing.returncode == 5
@@ -116,7 +112,7 @@ def test_fetch_then_list_path_and_verify(pets, served: tuple[str, Path]) -> None
     assert here["petshop/pets"] is True
 
 
-def test_what_cannot_be_fetched_is_told_and_hurts_no_other(pets, served: tuple[str, Path]) -> None:
+def test_what_cannot_be_fetched_is_told_and_hurts_no_other(pets, served):
     (served[1] / "pets.tar").write_bytes(b"something else")
     done = pets("data", "fetch", "cars196", "pets", "digits")
     assert done.returncode == 5

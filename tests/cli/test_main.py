@@ -5,9 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -16,7 +14,7 @@ from fcilbench import __version__
 from fcilbench.cli.main import app
 
 
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(command=None, path=()):
     command = command or typer.main.get_command(app)
     inner = getattr(command, "commands", None)
     if inner is None:
@@ -29,7 +27,7 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
 ALL = dict(commands())
 
 
-def test_all_verbs_are_there() -> None:
+def test_all_verbs_are_there():
     assert {" ".join(path) for path in ALL} == {
         *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
         *("tune start", "tune show"),
@@ -40,7 +38,7 @@ def test_all_verbs_are_there() -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_each_verb_has_an_example_that_parses_and_few_options(path: tuple[str, ...], monkeypatch: Any) -> None:
+def test_each_verb_has_an_example_that_parses_and_few_options(path, monkeypatch):
     monkeypatch.setenv("FCILBENCH_DATA", "/data")  # an example with --data puts its own there
     words = shlex.split(ALL[path].epilog.removeprefix("Example: [bold]").removesuffix("[/bold]"))
     assert words[: len(path) + 1] == ["fcilbench", *path]
@@ -50,7 +48,7 @@ def test_each_verb_has_an_example_that_parses_and_few_options(path: tuple[str, .
     assert len(flags) <= 16
 
 
-def test_each_option_is_declared_once_and_means_one_thing() -> None:
+def test_each_option_is_declared_once_and_means_one_thing():
     meanings: dict[str, set[tuple[str, str]]] = {}
     for command in ALL.values():
         for param in command.params:
@@ -74,40 +72,35 @@ HELP = [*LIGHT, *["pydantic", "optuna", "numpy", "scipy", "ruamel"]]
     [("--help", HELP), ("plan tiny.yaml", LIGHT), ("plugins list", LIGHT), ("show", LIGHT)],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_nothing_heavy_is_imported(cli: Any, arguments: str, absent: list[str]) -> None:
+def test_nothing_heavy_is_imported(cli, arguments, absent):
     """What makes the command line quick; benchmarks/startup.py measures it."""
     script = (
         "import sys, json\nfrom fcilbench.cli.main import main\nsys.argv = ['fcilbench', *sys.argv[1:]]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"sys.stderr.write('\\n' + json.dumps([name for name in {absent} if name in sys.modules]))"
     )
-    command = [sys.executable, "-c", script, *arguments.split()]
-    done = subprocess.run(command, cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stderr.rpartition("\n")[2]) == []
+    _, err = cli.start(*arguments.split(), code=script).communicate()
+    assert json.loads(err.rpartition("\n")[2]) == []
 
 
-def test_version_and_no_color(cli: Any) -> None:
+def test_version_and_no_color(cli):
     assert cli("--version").stdout == f"fcilbench {__version__}\n"
     assert "\x1b[" not in cli("--help", NO_COLOR="1", FORCE_COLOR="").stdout
 
 
-def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli: Any) -> None:
-    script = (
-        "import sys, fcilbench.results.store as store\n"
-        "def broken(self): raise RuntimeError('two\\nlines')\n"
-        "store.Store.scan = broken\nfrom fcilbench.cli.main import main; main()"
-    )
-    commands = [[sys.executable, "-c", script, "show", *more] for more in ([], ["-v"])]
-    short, long = (
-        subprocess.run(command, cwd=cli.folder, capture_output=True, text=True, check=False) for command in commands
-    )
+def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli, monkeypatch):
+    def broken(store):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("fcilbench.results.store.Store.scan", broken)
+    short, long = cli("show"), cli("show", "-v")
     assert short.returncode == long.returncode == 1
     assert short.stderr.splitlines()[0] == "internal error: RuntimeError: two lines"
     assert ("Traceback" in short.stderr, "Traceback" in long.stderr) == (False, True)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"?5 ?"), ("cp1252", b"\xb15 ?")])
-def test_public_6_output_that_is_not_utf8_substitutes_characters(encoding: str, shown: bytes) -> None:
+def test_public_6_output_that_is_not_utf8_substitutes_characters(encoding, shown):
     """Public report 6: one character that the terminal lacks ended a finished run with exit code 1."""
     say = "@m.app.command('say')\ndef say():\n    print('\u00b15 \u017c'); raise typer.Exit(3)"
     script = f"import typer, fcilbench.cli.main as m\n{say}\nm.main()"

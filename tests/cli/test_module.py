@@ -1,7 +1,7 @@
 """`fcilbench module`: export of a finished cell, and what a file tells."""
 
 
-def test_export_and_inspect_a_finished_cell(finished) -> None:
+def test_export_and_inspect_a_finished_cell(finished):
     cli = finished
     rows = {row["coords"]["aggregator"]: row["cell_id"] for row in cli.json("show")["rows"]}
     done = cli("module", "export", rows["sum"][:8], "-o", "sum.safetensors")
@@ -20,7 +20,7 @@ def test_export_and_inspect_a_finished_cell(finished) -> None:
     assert "the global model" in cli("module", "inspect", "avg.safetensors").stdout
 
 
-def test_what_cannot_be_exported_or_inspected_says_why(finished) -> None:
+def test_what_cannot_be_exported_or_inspected_says_why(finished):
     cli = finished
     rows = {row["coords"]["aggregator"]: row["cell_id"] for row in cli.json("show")["rows"]}
     final = cli.folder / "results" / "cells" / rows["sum"] / "module.safetensors"

@@ -1,7 +1,5 @@
 import io
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,16 +23,16 @@ ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss
         ({"event": "log", "text": "hello"}, 0.0, ""),
     ],
 )
-def test_how_far_a_cell_is(event: dict[str, Any], share: float, text: str) -> None:
+def test_how_far_a_cell_is(event, share, text):
     assert standing(event) == (share, text)
 
 
-def test_texts() -> None:
+def test_texts():
     assert cell_name({"dataset": "digits", "aggregator": "sum", "seed": 3}) == "digits/sum#3"
     assert [duration(value) for value in (0.25, 42.4, 125, 3725)] == ["0.2 s", "42 s", "2 min 05 s", "1h02"]
 
 
-def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., Any], pause: float = 0.0) -> None:
+def play(progress, make_cell, make_row, pause=0.0):
     """Two cells: one is killed, retried and ok; the other fails."""
     slot, cell = Handle("t", "cpu"), make_cell("sum")
     progress.run_started(2, ["cpu"])
@@ -53,13 +51,13 @@ def play(progress: Any, make_cell: Callable[..., Any], make_row: Callable[..., A
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh():
     console.err.cache_clear()
     yield
     console.err.cache_clear()
 
 
-def test_plain_lines_are_seldom(make_cell: Callable[..., Any], make_row: Callable[..., Any], capsys: Any) -> None:
+def test_plain_lines_are_seldom(make_cell, make_row, capsys):
     clock = iter([0.0, 31.0, 31.0, 40.0, 45.0, 69.0])  # start, round, start, decoding, round
     play(RunProgress(Display("start", bars=False, clock=lambda: next(clock))), make_cell, make_row)
     lines = capsys.readouterr().err.splitlines()
@@ -73,7 +71,7 @@ def test_plain_lines_are_seldom(make_cell: Callable[..., Any], make_row: Callabl
     assert lines[7].startswith("[2/2] failed ")
 
 
-def test_live_bars(make_cell: Callable[..., Any], make_row: Callable[..., Any], monkeypatch: Any) -> None:
+def test_live_bars(make_cell, make_row, monkeypatch):
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=160, highlight=False)
     monkeypatch.setattr(console, "err", lambda: terminal)
