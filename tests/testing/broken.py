@@ -25,16 +25,12 @@ class NoVersion(Aggregator):
     version = ""
 
 
-class Undocumented(Aggregator):
-    """Has a parameter without a description."""
-
+class Undocumented(Aggregator):  # has a parameter without a description
     class Params(Params):
         beta: float = 0.5
 
 
-class OutsideItsSpace(Aggregator):
-    """Has a default that its own search space excludes."""
-
+class OutsideItsSpace(Aggregator):  # has a default that its own search space excludes
     class Params(Params):
         beta: float = Field(5.0, description="x", space=Space(low=0.1, high=1.0))
 
@@ -46,23 +42,17 @@ class CannotPrepare(Aggregator):
         network.extractor.body.prompts.requires_grad_(False)
 
 
-class Adds(Aggregator):
-    """Adds the updates up instead of averaging them: twice as far for two equal clients."""
-
+class Adds(Aggregator):  # adds the updates up instead of averaging them: twice as far for two equal clients
     def aggregate(self, updates, server):
         server.step(updates.delta.sum(0))
 
 
-class Halves(Aggregator):
-    """Goes half of the way."""
-
+class Halves(Aggregator):  # goes half of the way
     def aggregate(self, updates, server):
         server.step(0.5 * updates.mean())
 
 
-class CountsRegistered(Aggregator):
-    """Divides by the registered clients, those without samples among them."""
-
+class CountsRegistered(Aggregator):  # divides by the registered clients, those without samples among them
     def build_schedule(self, schedule):
         self.registered = len(schedule.phases[0].clients)
         return schedule
@@ -71,31 +61,23 @@ class CountsRegistered(Aggregator):
         server.step(updates.delta.sum(0) / self.registered)
 
 
-class TrustsTheFirst(Aggregator):
-    """Takes the first client's update."""
-
+class TrustsTheFirst(Aggregator):  # takes the first client's update
     def aggregate(self, updates, server):
         server.step(updates.delta[0])
 
 
-class DividesByZero(Aggregator):
-    """Deploys a module that is not finite."""
-
+class DividesByZero(Aggregator):  # deploys a module that is not finite
     def predictors(self, server):
         given = super().predictors(server)
         return Predictors({**given.modules, "bad": lambda: server.vector / 0}, given.rules)
 
 
-class ExpectsEveryone(Aggregator):
-    """Has three weights for three clients."""
-
+class ExpectsEveryone(Aggregator):  # has three weights for three clients
     def aggregate(self, updates, server):
         server.step(torch.tensor([0.2, 0.3, 0.5]) @ updates.delta)
 
 
-class NeedsARound(Aggregator):
-    """Expects `aggregate` to have run before the task ends."""
-
+class NeedsARound(Aggregator):  # expects `aggregate` to have run before the task ends
     def aggregate(self, updates, server):
         server.state["last"] = updates.mean()
         server.step(server.state["last"])
@@ -105,8 +87,7 @@ class NeedsARound(Aggregator):
 
 
 class CountsRoundingNoise(Aggregator):
-    """Keeps a vector for each task and scales the largest one to norm 1, also if it is rounding noise."""
-
+    # Keeps a vector for each task and scales the largest one to norm 1, also if it is rounding noise.
     def aggregate(self, updates, server):
         server.state["before"] = server.state.get("before", server.vector.clone())
         super().aggregate(updates, server)
@@ -124,8 +105,7 @@ class CountsRoundingNoise(Aggregator):
 
 
 class Standardises(Aggregator):
-    """Divides by the deviation of the labels of a client, which is zero for one class and undefined for one sample."""
-
+    # Divides by the deviation of the labels of a client, which is zero for one class and undefined for one sample.
     def statistics(self, client):
         labels = torch.cat([batch.labels for batch in client.batches()]).float()
         return {"inverse": (1 / labels.std(correction=0))[None].nan_to_num(posinf=-1.0)}
@@ -136,41 +116,31 @@ class Standardises(Aggregator):
         super().aggregate(updates, server)
 
 
-class SecondHelping(Aggregator):
-    """Expects a client of the first round in every later one."""
-
+class SecondHelping(Aggregator):  # expects a client of the first round in every later one
     def aggregate(self, updates, server):
         first = server.state.setdefault("clients", list(updates.clients))
         assert list(updates.clients) == first
         super().aggregate(updates, server)
 
 
-class EqualTasks(Aggregator):
-    """Computes offsets from a task's index and the first task's size."""
-
+class EqualTasks(Aggregator):  # computes offsets from a task's index and the first task's size
     def loss(self, net, batch, context):
         logits = net.logits(batch.inputs)
         return torch.nn.functional.cross_entropy(logits[:, batch.task.classes], batch.labels - batch.task.index * 3)
 
 
-class LastTaskOnly(Aggregator):
-    """Trains the last task alone, so that nothing is measured before."""
-
+class LastTaskOnly(Aggregator):  # trains the last task alone, so that nothing is measured before
     def build_schedule(self, schedule):
         return type(schedule)(schedule.phases[-1:])
 
 
-class Lottery(Aggregator):
-    """Draws merge weights from torch's global generator."""
-
+class Lottery(Aggregator):  # draws merge weights from torch's global generator
     def aggregate(self, updates, server):
         weights = torch.rand(len(updates.clients))
         server.step((weights / weights.sum()) @ updates.delta)
 
 
-class KeepsObjects(Aggregator):
-    """Keeps an object of its own class in the state."""
-
+class KeepsObjects(Aggregator):  # keeps an object of its own class in the state
     @dataclass
     class Memory:
         rounds: int = 0
@@ -179,9 +149,7 @@ class KeepsObjects(Aggregator):
         server.state["memory"] = self.Memory()
 
 
-class KeepsAReference(Aggregator):
-    """Keeps the global vector itself as the anchor, which then moves with every step."""
-
+class KeepsAReference(Aggregator):  # keeps the global vector itself as the anchor, which then moves with every step
     def begin(self, server):
         server.state["anchor"] = server.vector
 
@@ -189,9 +157,7 @@ class KeepsAReference(Aggregator):
         server.step(updates.mean() + 0.5 * (server.state["anchor"] - server.vector))
 
 
-class Momentum(Aggregator):
-    """Keeps its momentum on the object, where a resume loses it."""
-
+class Momentum(Aggregator):  # keeps its momentum on the object, where a resume loses it
     momentum: ClassVar = 0.0
 
     def aggregate(self, updates, server):
@@ -199,9 +165,7 @@ class Momentum(Aggregator):
         server.step(self.velocity)
 
 
-class Whispers(Aggregator):
-    """The client half leaves its sample count on the object for the server half."""
-
+class Whispers(Aggregator):  # the client half leaves its sample count on the object for the server half
     def __init__(self, params=None):
         super().__init__(params)
         self.counts = {}
@@ -215,45 +179,34 @@ class Whispers(Aggregator):
         server.step((weights / weights.sum()) @ updates.delta)
 
 
-class KeepsTheNetwork(Aggregator):
-    """Keeps the network in which its own layers are."""
-
+class KeepsTheNetwork(Aggregator):  # keeps the network in which its own layers are
     def prepare(self, network, request):
         self.layers = {"body": [network.extractor.body]}
 
 
-class KeepsAClosure(Aggregator):
-    """Keeps a function that holds the first global model."""
-
+class KeepsAClosure(Aggregator):  # keeps a function that holds the first global model
     def begin(self, server):
         first = server.vector.clone()
         self.distance = lambda vector: (vector - first).norm()
 
 
-class SendsAView(Aggregator):
-    """Sends a view of the resident model, which the next client overwrites."""
-
+class SendsAView(Aggregator):  # sends a view of the resident model, which the next client overwrites
     def statistics(self, client):
         return {"bias": client.net.parameters[-10:].detach()}
 
 
-class SendsANumber(Aggregator):
-    """Sends a Python number."""
-
+class SendsANumber(Aggregator):  # sends a Python number
     def statistics(self, client):
         return {"count": client.samples}
 
 
-class MeanOfMeans(Aggregator):
-    """Averages the means of batches, whose last one is short."""
-
+class MeanOfMeans(Aggregator):  # averages the means of batches, whose last one is short
     def statistics(self, client):
         return {"mean": torch.stack([client.net.features(b.inputs).mean(0) for b in client.batches()]).mean(0)}
 
 
 class OneStreamForAllLayers(Aggregator):
-    """Sketches its layers' inputs from one random stream, so the layers take turns in it batch by batch."""
-
+    # Sketches its layers' inputs from one random stream, so the layers take turns in it batch by batch.
     layers = ("extractor.*",)
 
     def statistics(self, client):
@@ -265,9 +218,7 @@ class OneStreamForAllLayers(Aggregator):
         return sketches
 
 
-class CountsCalls(Aggregator):
-    """Anneals its loss with a counter on the object."""
-
+class CountsCalls(Aggregator):  # anneals its loss with a counter on the object
     calls = 0
 
     def loss(self, net, batch, context):
@@ -275,57 +226,43 @@ class CountsCalls(Aggregator):
         return super().loss(net, batch, context) * (1 + 0.1 * self.calls)
 
 
-class MeanOverPadding(Aggregator):
-    """Takes the mean over all rows, padding too."""
-
+class MeanOverPadding(Aggregator):  # takes the mean over all rows, padding too
     def loss(self, net, batch, context):
         logits = net.logits(batch.inputs)[:, batch.task.classes]
         return torch.nn.functional.cross_entropy(logits, batch.task.local(batch.labels))
 
 
-class Branches(Aggregator):
-    """Branches on the value of the loss."""
-
+class Branches(Aggregator):  # branches on the value of the loss
     def loss(self, net, batch, context):
         loss = masked_cross_entropy(net.logits(batch.inputs), batch)
         return loss if loss.item() > 1.0 else 0.5 * loss
 
 
-class FindsTheLargest(Aggregator):
-    """Indexes with a boolean mask."""
-
+class FindsTheLargest(Aggregator):  # indexes with a boolean mask
     def loss(self, net, batch, context):
         logits = net.logits(batch.inputs)
         return masked_cross_entropy(logits, batch) + logits[logits > 3].sum()
 
 
-class AsksTheBatch(Aggregator):
-    """Centres the initial network's features by the mean of their batch."""
-
+class AsksTheBatch(Aggregator):  # centres the initial network's features by the mean of their batch
     def query(self, net, inputs):
         features = net.features(inputs)
         return features - features.mean(0)
 
 
-class MisspellsAPiece(Aggregator):
-    """Trains a layer that the network does not have."""
-
+class MisspellsAPiece(Aggregator):  # trains a layer that the network does not have
     def wire(self, server):
         return Wire(train=("head.*", "*.lora_a"))
 
 
-class ReplaysAtRandom(Aggregator):
-    """Draws its replay samples anew when it is asked again."""
-
+class ReplaysAtRandom(Aggregator):  # draws its replay samples anew when it is asked again
     def replay(self, server):
         self.calls = getattr(self, "calls", 0) + 1
         images = torch.full((2, 8, 8, 1), self.calls, dtype=torch.uint8).numpy()
         return Samples(images, torch.zeros(2, dtype=torch.int64).numpy())
 
 
-class NoOracle(Aggregator):
-    """Does not answer under `oracle` in the true task's slice: it forgets the offset."""
-
+class NoOracle(Aggregator):  # does not answer under `oracle` in the true task's slice: it forgets the offset
     def predictors(self, server):
         class Local(TrueTask):
             def __call__(self, logits, tasks, true):
@@ -334,9 +271,7 @@ class NoOracle(Aggregator):
         return Predictors({"global": lambda: server.vector}, {**super().predictors(server).rules, "oracle": Local()})
 
 
-class MajorityVote(Aggregator):
-    """Gives a whole batch the answer of its majority."""
-
+class MajorityVote(Aggregator):  # gives a whole batch the answer of its majority
     def predictors(self, server):
         class Vote(AllClasses):
             def __call__(self, logits, tasks, true):

@@ -10,7 +10,7 @@ WORDS = ("[PAD]", "[UNK]", "</s>", "a", "good", "small", "test", "text", "one", 
 
 
 @pytest.fixture(scope="session")
-def text_models(tmp_path_factory) -> dict[str, str]:
+def text_models(tmp_path_factory):
     """Returns folders of a BERT and a T5 of two layers, by name."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

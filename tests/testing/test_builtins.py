@@ -23,7 +23,7 @@ SMALL = {
 READY: dict[tuple[str, str], Case] = {}
 
 
-def ready(kind, name, request) -> Case:
+def ready(kind, name, request):
     """Returns a plugin ready to be checked, made once."""
     if (kind, name) not in READY:
         options = dict(SMALL.get(name.rpartition("/")[2], {}))

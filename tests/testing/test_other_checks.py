@@ -15,23 +15,17 @@ from fcilbench.testing.check import run_check
 from fcilbench.testing.others import BackboneSubject, DatasetSubject
 
 
-class TwoMeans(ConvNet):
-    """Has two means for one channel."""
-
+class TwoMeans(ConvNet):  # has two means for one channel
     def image_input(self):
         return ImageInput(size=8, channels=1, mean=(0.5, 0.5), std=(0.5,))
 
 
-class WrongWidth(ConvNet):
-    """Says 17 features and gives 16."""
-
+class WrongWidth(ConvNet):  # says 17 features and gives 16
     def build(self):
         return FeatureExtractor(super().build().body, 17)
 
 
-class CentresTheBatch(ConvNet):
-    """Subtracts the batch's mean."""
-
+class CentresTheBatch(ConvNet):  # subtracts the batch's mean
     def build(self):
         class Centred(nn.Module):
             def __init__(self, body):
@@ -45,17 +39,13 @@ class CentresTheBatch(ConvNet):
         return FeatureExtractor(Centred(super().build().body), 16)
 
 
-class OwnDice(ConvNet):
-    """Initialises from the system's randomness."""
-
+class OwnDice(ConvNet):  # initialises from the system's randomness
     def build(self):
         torch.seed()
         return super().build()
 
 
-class Outside(ConvNet):
-    """Keeps a weight that is neither parameter nor persistent buffer, drawn anew in each build."""
-
+class Outside(ConvNet):  # keeps a weight that is neither parameter nor persistent buffer, drawn anew in each build
     def build(self):
         class Scaled(nn.Module):
             def __init__(self, body):
@@ -69,18 +59,14 @@ class Outside(ConvNet):
         return FeatureExtractor(Scaled(super().build().body), 16)
 
 
-class Unused(ConvNet):
-    """Has a classifier that the features do not use."""
-
+class Unused(ConvNet):  # has a classifier that the features do not use
     def build(self):
         extractor = super().build()
         extractor.classifier = nn.Linear(16, 1000)
         return extractor
 
 
-class NoFederation(ConvNet):
-    """Works for one batch size only."""
-
+class NoFederation(ConvNet):  # works for one batch size only
     def build(self):
         return FeatureExtractor(nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (4, 64)), nn.Linear(64, 16)), 16)
 
@@ -109,9 +95,7 @@ def test_the_benches_networks_pass_the_checks_of_backbones(network):
     assert {result.status for result in results} == {"passed"}
 
 
-class Toy(Dataset):
-    """Four grey images of each of three classes."""
-
+class Toy(Dataset):  # four grey images of each of three classes
     classes, default_tasks, train_samples, test_samples = 3, (2, 1), 9, 3
     licence, homepage, citation = "CC0", "https://example.org", "nobody"
 
@@ -122,40 +106,26 @@ class Toy(Dataset):
         return Corpus(Samples(inputs[train], labels[train]), Samples(inputs[~train], labels[~train]), ("a", "b", "c"))
 
 
-class NoLicence(Toy):
-    """Does not say what its terms are."""
-
+class NoLicence(Toy):  # does not say what its terms are
     licence = ""
 
 
-class BadTasks(Toy):
-    """Splits three classes into two equal tasks."""
-
+class BadTasks(Toy):  # splits three classes into two equal tasks
     default_tasks = 2
 
 
-class BadCount(Toy):
-    """Declares a sample too many."""
-
+class BadCount(Toy):  # declares a sample too many
     train_samples = 10
 
 
-class Floats(Toy):
-    """Gives images as floats."""
-
+class Floats(Toy):  # gives images as floats
     def load(self, root):
         given = super().load(root)
         return Corpus(*(Samples(s.inputs / 255.0, s.labels) for s in (given.train, given.test)), given.class_names)
 
 
 @pytest.mark.parametrize(
-    ("id_", "cls"),
-    [
-        ("terms", NoLicence),
-        ("default-tasks", BadTasks),
-        ("samples", BadCount),
-        ("samples", Floats),
-    ],
+    ("id_", "cls"), [("terms", NoLicence), ("default-tasks", BadTasks), ("samples", BadCount), ("samples", Floats)]
 )
 def test_a_broken_data_set_is_found(id_, cls):
     checks = {check.id: check for check in CHECKS["datasets"]}
