@@ -1,0 +1,22 @@
+"""The suite that `reproduce` makes of a row plans that row's cell, whatever the names of its options."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fcilbench.cli.plan import prepare
+from fcilbench.cli.reproduce import suite_of
+from fcilbench.results.row import row_params
+from fcilbench.results.store import Store
+
+PUBLISHED = Store(Path(__file__).parents[2] / "leaderboards" / "quickstart")
+
+
+@pytest.mark.parametrize("method", ["joint", "sum"])  # `batch_size` is an option of joint and a field of the protocol
+def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path, monkeypatch):
+    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+    row = next(row for row in PUBLISHED.scan() if (row.coords["aggregator"], row.seed) == (method, 1))
+    (tmp_path / "suite.yaml").write_text(json.dumps(suite_of(row)))
+    (item,) = prepare(tmp_path / "suite.yaml", None, tmp_path / "out", only=["seed:1"]).plan.items
+    assert row_params(item.cell) == row.params
