@@ -63,7 +63,7 @@ def board(
     else:
         prepared = prepare(suite, set_, out, only=only, metrics=metrics, params=params)
         store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
-        rows = [row for cell_id, row in prepared.rows.items() if cell_id in planned]
+        rows = list({item.cell_id: item.row for item in prepared.plan.items if item.row}.values())
     if not rows:
         raise nothing(store)
     gc.freeze()  # thousands of rows stay until the end: searching them for cycles takes a quarter of the time

@@ -1,9 +1,9 @@
-"""`fcilbench plan`: what a run would do and cost; and how every command gets from a suite file to a plan."""
+"""`fcilbench plan`: shows what a run would do and cost; and `prepare`, which plans a suite for every command."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from fcilbench.tables import flatten
 if TYPE_CHECKING:
     from fcilbench.data.root import MissingData
     from fcilbench.results.store import Store
-    from fcilbench.spec.row import Row
     from fcilbench.suite.load import LoadedSuite
     from fcilbench.suite.plan import Plan, PlanItem
 
@@ -27,12 +26,11 @@ _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with what it was made from: the suite, a results folder and the last row of each cell there, light."""
+    """A plan with the suite and the results folder that it was made from."""
 
     loaded: LoadedSuite
     plan: Plan
     store: Store
-    rows: Mapping[str, Row]
 
     @cached_property
     def missing_data(self) -> list[MissingData]:
@@ -43,7 +41,7 @@ class Prepared:
 
     @property
     def missing(self) -> list[str]:
-        """Everything that the suite needs and that is missing here, each thing once."""
+        """What the suite needs and this machine lacks, without repetitions."""
         return list(dict.fromkeys([*self.plan.expansion.prerequisites, *map(str, self.missing_data)]))
 
 
@@ -96,18 +94,11 @@ def prepare(
 ) -> Prepared:
     """Loads a suite and plans it; writes nothing.
 
-    Args:
-        suite: Suite file.
-        overrides: Values of `-s`.
-        out: Results folder.
-        only: Values of `--only`.
-        rerun: Value of `--rerun`.
-        devices: Devices that would run it: costs measured on other hardware are no estimate.
-        metrics: Metrics that the light rows keep.
-        params: Lock file of `fcilbench tune`.
+    The arguments are the options of the command line. Costs are estimated for `devices`, and the rows of the plan keep
+    the named `metrics`.
     """
     from fcilbench.execution.devices import facts_of
-    from fcilbench.execution.run import running_cells
+    from fcilbench.execution.lease import running_cells
     from fcilbench.results.provenance import environment, hardware_digest
     from fcilbench.results.store import Store
     from fcilbench.suite.expand import expand
@@ -118,9 +109,10 @@ def prepare(
     loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
-    rows = store.latest_light(metrics)
-    view = StoreView(rows=rows, running=running_cells(store), hardware=hardware, gpu=bool(devices[0]))
-    return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store, rows)
+    view = StoreView(
+        rows=store.latest_light(metrics), running=running_cells(store), hardware=hardware, gpu=bool(devices[0])
+    )
+    return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store)
 
 
 def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:
@@ -132,7 +124,7 @@ def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | Non
 
 
 def describe(prepared: Prepared, slots: int) -> list[str]:
-    """Returns lines on how many cells are in which state, why they run, and what that costs in so many slots."""
+    """Returns lines that say how many cells are in each state, why they run, and what that costs in `slots` slots."""
     plan_, expansion = prepared.plan, prepared.plan.expansion
     product = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in expansion.axes.items())
     excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""

@@ -1,4 +1,4 @@
-"""`fcilbench run`: trains what is missing and prints the boards."""
+"""`fcilbench run`: trains the cells of a suite that have no valid row, and prints the boards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, Prerequisit
 
 if TYPE_CHECKING:
     from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.rows import Summary
+    from fcilbench.execution.run import Summary
     from fcilbench.results.store import Store
     from fcilbench.tracking.base import Tracker
 
@@ -43,16 +43,15 @@ def run(
 ) -> None:
     """Run a suite: train the cells that have no valid row yet, then print the boards.
 
-    The same command again resumes interrupted cells and repeats nothing that is done. Each planned cell ends as one
-    row of rows.jsonl in the results folder.
+    The same command again resumes interrupted cells and keeps finished ones. Each planned cell ends as one row of
+    rows.jsonl in the results folder.
     """
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
-    from fcilbench.registry.entrypoints import lookup
+    from fcilbench.spec.metrics import METRICS
 
-    lookup("executors", executor.partition(",")[0])
     devices = tuple(choose_devices(gpus))
-    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, metrics=METRICS, params=params)
     jobs = slots_per_device(prepared, devices, jobs)
     settings = RunOptions(executor, devices, jobs, wait=not no_wait, fail_fast=fail_fast, offline=offline)
     slots = len(devices) * jobs
@@ -69,7 +68,7 @@ def run(
 
 
 def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Summary:
-    """Runs a plan with a display and a tracker; the resolved suite is kept beside the rows.
+    """Runs a plan with a display and a tracker, and stores the resolved suite beside the rows.
 
     Raises:
         NothingSelectedError: If the plan has no cell.
@@ -94,7 +93,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
 
 
 def open_trackers(store: Store, option: str | None) -> list[Tracker]:
-    """Opens the tracker of a results folder. The default one may be missing: rows on disk are what counts."""
+    """Opens the tracker of a results folder; one that is not installed only causes a warning."""
     from fcilbench.cli.results import parse_tracking
     from fcilbench.tracking.base import open_tracker
 

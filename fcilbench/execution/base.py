@@ -1,4 +1,4 @@
-"""The contract between the supervisor, what runs its jobs (entry points `fcilbench.executors`) and who watches."""
+"""The contract between the supervisor, executors (entry points `fcilbench.executors`) and displays of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fcilbench.spec.params import Params
 from fcilbench.spec.row import Row
 
 TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
-"""The events that end a job; exactly one of them is a worker's last word about it."""
+"""The events that end a job: a worker sends exactly one of them, as its last one."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,20 +27,17 @@ P = TypeVar("P", bound=Params)
 class RunOptions:
     """How a plan is run; nothing here changes what a cell computes.
 
-    Workers find the data sets where `FCILBENCH_DATA` of the environment says.
-
     Attributes:
-        executor: Name in the entry-point group `fcilbench.executors`, with the executor's own options after commas,
-            e.g. `slurm,partition=gpu,minutes=240`.
-        devices: Devices to use, as `--gpus` names them (`choose_devices`); one empty value is the CPU.
+        executor: Name of an executor, with its own options after commas: `slurm,partition=gpu,minutes=240`.
+        devices: What `choose_devices` returns; one empty value is the CPU.
         jobs: Jobs that share a device.
-        wait: Wait at the end for cells that other runs on the store work on, and take over those they leave.
+        wait: Wait at the end for cells that other runs work on, and take over those that they leave.
         fail_fast: Stop after the first cell that is not `ok` or `skipped`.
         offline: Refuse the network to workers.
         suite_digest: Digest of the resolved suite (`Store.save_suite`), which rows record.
         worker: Command line of a worker without its pipes; `None` for the built-in one.
         grace_seconds: Time between asking a worker to end and killing it, on an interrupt.
-        start_seconds: Time that a worker may take until it begins with its first job.
+        start_seconds: Time that a worker may take until it starts with its first job.
     """
 
     executor: str = "local"
@@ -57,13 +54,12 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One cell as a worker gets it, and what it needs.
+    """One cell in its JSON form, as a worker gets it.
 
     Attributes:
-        cell: The cell in its JSON form.
-        workdir: The cell's folder in the store: log, curve, and a checkpoint if there is one to go on from.
-        device: Device of torch that the cell runs on; which GPU that is, the executor decides.
-        alone: Whether it needs the device for itself, after memory ran out on a shared one.
+        workdir: The cell's folder in the store, with its log, its curve and perhaps a checkpoint.
+        device: Kind of torch device; the executor decides which GPU it is.
+        alone: Whether the job must have a device to itself.
     """
 
     cell: dict[str, Any]
@@ -76,62 +72,58 @@ class Job:
 
 @dataclass(frozen=True)
 class Handle:
-    """A job that an executor has taken: its unique token, and how progress names its place, e.g. `gpu0` or `cpu`."""
+    """A job that an executor has taken: a unique token, and the name of its place, e.g. `gpu0`, for the display."""
 
     token: str
     label: str
 
 
 class Executor(Protocol):
-    """Runs jobs and survives whatever happens to them. Constructed as `Class(options)`.
+    """Runs jobs, and reports their deaths instead of failing. Constructed as `Class(options)`.
 
-    A job reports, by `poll`: `ready` with the `environment` of its worker, where facts of the device come from;
-    `started`, from when on its wall-clock limit counts (waiting in a queue costs nothing); whatever happens meanwhile;
-    and at last one event of `TERMINAL`, or `died` (`{"type": "SIGKILL", "reason": one line}`).
+    `poll` returns the events of each job: `ready` with the `environment` of its worker; `started`, when its wall-clock
+    limit begins to count; `phase`, `round` and others; and last one of `TERMINAL`, or `died` (with a `type` such as
+    `SIGKILL` and a `reason` of one line).
     """
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """Kind of device that jobs run on."""
+        """Kind of torch device that jobs run on."""
 
     @property
     def places(self) -> Sequence[str]:
-        """Labels of the places for jobs that run at the same time, for the display."""
+        """Labels of the places where jobs run at the same time, for the display."""
 
     def accepts(self, alone: bool) -> bool:
-        """Says whether a job would be taken now, and had a device for itself if it must be `alone`."""
+        """Returns whether `submit` can take a job now, on a device of its own if it must be `alone`."""
         ...
 
     def submit(self, job: Job) -> Handle:
-        """Takes a job that `accepts` allows."""
+        """Takes a job; `accepts` must have returned true."""
         ...
 
     def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
-        """Waits up to `timeout` seconds for events and returns what has come, in order for each job."""
+        """Waits up to `timeout` seconds and returns the new events, those of one job in their order."""
         ...
 
     def kill(self, handle: Handle) -> None:
-        """Ends a job at once; it reports nothing any more."""
+        """Ends a job at once; no more events of it are reported."""
         ...
 
     def ask_to_end(self) -> None:
-        """Asks all jobs to end now (SIGTERM or its like); `poll` reports their deaths."""
+        """Asks all jobs to end (SIGTERM); `poll` reports their deaths."""
         ...
 
     def close(self) -> None:
-        """Ends what still runs and frees all resources."""
+        """Ends all jobs and frees all resources."""
         ...
 
 
 def executor_settings(model: type[P], options: RunOptions) -> P:
-    """Returns the options of an executor that follow its name in `options.executor`.
-
-    Args:
-        model: The executor's options, a `Params` class.
-        options: The run's options.
+    """Returns the options that follow an executor's name in `options.executor`.
 
     Raises:
-        UsageError: If an option is unknown, has no value or an illegal one.
+        UsageError: If an option is unknown or its value is missing or illegal.
 
     Example:
         >>> class Settings(Params):
@@ -152,48 +144,47 @@ def executor_settings(model: type[P], options: RunOptions) -> P:
 
 
 class Progress:
-    """What a display of a run is told, in the supervisor's thread; it should return quickly. This one shows nothing."""
+    """Display of a run; this one shows nothing. It is called in the supervisor's thread and must return quickly."""
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
         """A run starts that will write `cells` rows, with these places for jobs."""
 
     def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
-        """An attempt at a cell was handed to the executor."""
+        """An executor has taken an attempt at a cell."""
 
     def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
         """The worker reports a phase, a round, a task or a log line."""
 
     def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
-        """An attempt failed and the cell waits for its next one."""
+        """An attempt failed, and the cell waits for the next one."""
 
     def cell_finished(self, handle: Handle | None, row: Row) -> None:
         """A cell has its row; without a handle it was not started in this run."""
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """The user should read this."""
 
     def run_finished(self) -> None:
-        """Called once, when the last cell of the run has its row."""
+        """The run is over."""
 
 
-def guarded(observer: T, name: str) -> T:
-    """Returns an observer whose first exception is logged, and whose exceptions never reach the run."""
-    return cast(T, _Guarded(observer, name))
+def guarded(observer: T) -> T:
+    """Returns an observer whose exceptions never reach the run; the first one is logged."""
+    return cast(T, _Guarded(observer))
 
 
 class _Guarded:
-    def __init__(self, observer: object, name: str) -> None:
+    def __init__(self, observer: object) -> None:
         self._observer = observer
-        self._name = name
         self._warned = False
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
             try:
                 getattr(self._observer, method)(*arguments)
-            except Exception as error:  # whatever it is, it is not the cell's problem
+            except Exception as error:  # an observer's failure must not end a run
                 if not self._warned:
                     self._warned = True
-                    _log.warning("%s: %s: %s", self._name, type(error).__name__, error)
+                    _log.warning("%s: %s: %s", type(self._observer).__name__, type(error).__name__, error)
 
         return call

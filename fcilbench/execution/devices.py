@@ -1,4 +1,4 @@
-"""Which devices this machine lends, found without torch."""
+"""The devices of this machine, found without torch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ class Gpu:
     free: int
     driver: str
 
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """Name, memory and driver as rows record them."""
+        return {"gpu": self.name, "gpu_memory": self.memory, "driver": self.driver}
+
 
 def find_gpus() -> list[Gpu]:
     """Returns the GPUs of this machine that `CUDA_VISIBLE_DEVICES` allows, in its order.
@@ -38,20 +43,19 @@ def find_gpus() -> list[Gpu]:
     for entry in (part.strip() for part in allowed.split(",")):
         match = [gpu for gpu in found if entry == str(gpu.index) or (entry and gpu.uuid.startswith(entry))]
         if not match:
-            break  # as CUDA does: an invalid entry hides itself and all that follow
+            break  # as in CUDA: an invalid entry hides itself and all later ones
         chosen.append(match[0])
     return chosen
 
 
 def choose_devices(option: str) -> list[str]:
-    """Turns `--gpus` into the `CUDA_VISIBLE_DEVICES` value of each device to use; one empty value means the CPU.
+    """Returns the value of `CUDA_VISIBLE_DEVICES` for each device that `--gpus` means; one empty value is the CPU.
 
-    Args:
-        option: `auto` (every visible GPU, else the CPU), `none` (the CPU), or indices such as `0,1`.
+    The option is `auto` (every visible GPU, else the CPU), `none` (the CPU), or indices such as `0,1`.
 
     Raises:
         UsageError: If the option is none of these.
-        PrerequisiteError: If a GPU that it names is not here.
+        PrerequisiteError: If it names a GPU that is not visible here.
 
     Example:
         >>> choose_devices("none")
@@ -75,15 +79,12 @@ def choose_devices(option: str) -> list[str]:
 
 
 def facts_of(visible: str) -> dict[str, str | int]:
-    """Returns name, memory and driver of one of `choose_devices` as rows record them; nothing for the CPU."""
-    for gpu in find_gpus() if visible else []:
-        if visible in (str(gpu.index), gpu.uuid):
-            return {"gpu": gpu.name, "gpu_memory": gpu.memory, "driver": gpu.driver}
-    return {}
+    """Returns the facts of one of `choose_devices`; an empty map for the CPU."""
+    return next((gpu.facts for gpu in find_gpus() if visible == str(gpu.index)), {}) if visible else {}
 
 
 def default_jobs(devices: list[str], threads: int) -> int:
-    """Returns how many cells share a device by default: one on a GPU, on a CPU one per `threads` cores."""
+    """Returns how many cells share a device by default: 1 on a GPU; on a CPU, one for every `threads` cores."""
     if any(devices):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -99,12 +100,10 @@ def _ask_nvidia_smi() -> list[Gpu]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [gpu for line in answer.splitlines() if (gpu := _parse(line)) is not None]
-
-
-def _parse(line: str) -> Gpu | None:
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) != len(_QUERY.split(",")) or not parts[0].isdecimal():
-        return None
-    memory, free = (int(value) * _MIB if value.isdecimal() else 0 for value in parts[3:5])
-    return Gpu(index=int(parts[0]), uuid=parts[1], name=parts[2], memory=memory, free=free, driver=parts[5])
+    found = []
+    for line in answer.splitlines():
+        index, *parts = (part.strip() for part in line.split(","))
+        if index.isdecimal() and len(parts) == 5:
+            memory, free = (int(value) * _MIB if value.isdecimal() else 0 for value in parts[2:4])
+            found.append(Gpu(int(index), uuid=parts[0], name=parts[1], memory=memory, free=free, driver=parts[4]))
+    return found

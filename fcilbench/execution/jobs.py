@@ -1,6 +1,6 @@
-"""What a worker does with a cell: builds the experiment from the registry, runs it, and names every way it can end.
+"""What a worker does with a cell: builds the experiment, runs it, and reports how it ended.
 
-The only module of the room that imports torch and the right half of the program.
+This is the only module of the package that imports torch.
 """
 
 from __future__ import annotations
@@ -53,24 +53,18 @@ _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 100_000
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Returns what of the environment only a process with torch, at the device, can see.
+    """Returns the part of the environment that is seen with torch on the device.
 
-    Name and memory of a GPU come from nvidia-smi where it answers: a plan reads them without torch and must know its
-    hardware again.
+    The GPU's facts come from nvidia-smi if it answers, so that they equal those that a plan reads without torch.
     """
     cuda = torch.cuda.is_available()
+    gpu = {"gpu": torch.cuda.get_device_name(0) if cuda else None}
     gpus = find_gpus() if cuda else []
-    facts = {"gpu": gpus[0].name, "gpu_memory": gpus[0].memory, "driver": gpus[0].driver} if gpus else {}
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "gpu": torch.cuda.get_device_name(0) if cuda else None,
-        **facts,
-    }
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, **gpu, **(gpus[0].facts if gpus else {})}
 
 
 def serve(request: dict[str, Any], emit: Emit) -> None:
-    """Runs a job, given by the fields of a `Job`; its last event is one of `TERMINAL`, whatever the plugins do."""
+    """Runs a job, given by the fields of a `Job`; whatever the plugins do, its last event is one of `TERMINAL`."""
     roots: set[str] = set()
     workdir = Path(request["workdir"])
     try:
@@ -85,14 +79,14 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
         emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})
-    except BaseException as error:  # a plugin may even call sys.exit: that too is data
+    except BaseException as error:  # a plugin may even call sys.exit
         emit(_failure(error, workdir, roots))
     finally:
         _clean_up()
 
 
 def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> Experiment:
-    """Builds a cell's experiment from the plugins that the registry knows; `roots` receives their packages."""
+    """Builds a cell's experiment from registered plugins, and adds the names of their packages to `roots`."""
     built: dict[str, Any] = {}
     for axis, use in cell.plugins.items():
         plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(PLUGIN_KINDS[axis], use.name)))
@@ -119,7 +113,7 @@ def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> 
 
 @contextmanager
 def _switches_kept() -> Iterator[None]:
-    """Puts torch's global switches back at the end; a cell must not find those of the cell before it."""
+    """Restores torch's global switches at the end, so that a cell does not inherit those of an earlier one."""
     before = [read() for read, _ in _SWITCHES]
     try:
         yield
@@ -133,7 +127,7 @@ def _switches_kept() -> Iterator[None]:
 
 def _clean_up() -> None:
     gc.collect()
-    if not gc.get_freeze_count():  # spares the collector what the first cell imported: most objects of the process
+    if not gc.get_freeze_count():  # the collector need not search what the first cell has imported
         gc.freeze()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -169,8 +163,8 @@ def _kind(error: BaseException, roots: set[str]) -> str:
 
 
 def _disk_trouble(error: BaseException | None) -> OSError | None:
-    """Returns the error of a full or read-only disk behind an error; torch raises one of its own on top of it."""
-    for _ in range(20):  # a chain of causes may be a circle
+    """Returns the error of a full or read-only disk that caused an error, if one did."""
+    for _ in range(20):  # a chain of causes may be circular
         if error is None or (isinstance(error, OSError) and error.errno in _DISK_TROUBLE):
             return error
         error = error.__cause__ or error.__context__
@@ -185,6 +179,6 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _touches(trace: TracebackType | None, roots: set[str]) -> bool:
-    """Whether the traceback passes through a module of one of these packages."""
+    """Returns whether a traceback passes through a module of one of these packages."""
     modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(trace))
     return any(f"{module}.".startswith(f"{root}.") for module in modules for root in roots)

@@ -1,4 +1,4 @@
-"""The local executor: worker processes of this machine, one a slot, kept alive from cell to cell."""
+"""The local executor: worker processes on this machine, one in each slot, kept alive from cell to cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for, worker_environment
 from fcilbench.spec.cell import PLUGIN_KINDS
 
-_LOOK = 0.1  # seconds between two looks at processes that may have died with a pipe still open in a grandchild
+_LOOK = 0.1  # seconds; a worker may die while a child of it keeps the pipe open
 
 
 @dataclass(eq=False)
@@ -24,8 +24,8 @@ class _Slot:
 
     Attributes:
         visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
-        alone: Whether its job has the device for itself.
-        late: Clock at which the worker is given up, until it begins with its first job.
+        alone: Whether its job has the device to itself.
+        late: Clock at which a worker that has not started its first job is given up.
         foreign: The third-party plugins that the worker has run.
     """
 
@@ -41,7 +41,7 @@ class _Slot:
         return f"gpu{self.visible}" if self.visible else "cpu"
 
     def stop(self) -> None:
-        """Ends the slot's worker."""
+        """Ends the worker."""
         worker, self.worker, self.late = self.worker, None, None
         if worker is not None:
             worker.close()
@@ -50,8 +50,8 @@ class _Slot:
 class LocalExecutor:
     """Runs jobs in worker processes of this machine.
 
-    A worker that ran a third party's plugins is used again only for a cell that has them all: what they did to the
-    process must not reach other methods. A worker whose job failed is not used again at all.
+    A worker that ran third-party plugins is used again only for a cell that has all of them, because they may have
+    changed the process. A worker whose job failed is not used again.
     """
 
     version: ClassVar[str] = "1"
@@ -60,13 +60,13 @@ class LocalExecutor:
         if options.jobs < 1:
             raise UsageError(f"--jobs {options.jobs}: at least 1 slot a device is needed")
         self._options = options
-        # Round the devices, so that the first cells go to different ones.
+        # The first slot of each device comes before the second ones, so that the first cells go to different devices.
         self._slots = [_Slot(visible) for visible in list(options.devices) * options.jobs]
         self._waiting: list[tuple[Handle, Event]] = []
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """The GPU, if there are any to use."""
+        """`cuda` if there is a GPU to use."""
         return "cuda" if any(self._options.devices) else "cpu"
 
     @property
@@ -75,11 +75,11 @@ class LocalExecutor:
         return [slot.label for slot in self._slots]
 
     def accepts(self, alone: bool) -> bool:
-        """Says whether there is an idle slot, on a device without other jobs if the job must be alone."""
+        """Returns whether a slot is idle, on a device without other jobs if the job must be alone."""
         return self._free(alone) is not None
 
     def submit(self, job: Job) -> Handle:
-        """Starts a job; the worker is started first if the slot has none."""
+        """Starts a job, in a new worker if the slot has none that can be used."""
         slot = self._free(job.alone)
         assert slot is not None, "`accepts` comes first"
         if job.alone:
@@ -87,13 +87,17 @@ class LocalExecutor:
                 self._drop(other)  # an idle worker still holds memory of the device
         slot.handle = handle = Handle(uuid.uuid4().hex, slot.label)
         slot.alone = job.alone
-        foreign = _third_party(job)
+        names = {str(job.cell[axis]["name"]) for axis in PLUGIN_KINDS}
+        foreign = frozenset(name for name in names if not name.startswith("fcilbench/"))
         if slot.worker is not None and (slot.worker.death() is not None or not slot.foreign <= foreign):
             slot.stop()
         slot.foreign = foreign
         if slot.worker is None:
             try:
-                slot.worker = WorkerProcess(self._environment(slot), self._options.worker or WORKER)
+                order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
+                environment = worker_environment() | job_environment(not slot.visible, self._options.offline)
+                environment |= {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
+                slot.worker = WorkerProcess(environment, self._options.worker or WORKER)
             except OSError as error:
                 self._end(slot, _death(f"worker cannot be started: {error}"))
                 return handle
@@ -102,7 +106,7 @@ class LocalExecutor:
         return handle
 
     def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
-        """Returns what has come, waiting up to `timeout` seconds for the first of it."""
+        """Returns the new events, after waiting up to `timeout` seconds for the first one."""
         deadline = time.monotonic() + timeout
         while True:
             rest = 0.0 if self._waiting else max(0.0, min(deadline - time.monotonic(), _LOOK))
@@ -141,7 +145,7 @@ class LocalExecutor:
         return [other for other in self._slots if other.visible == slot.visible and other is not slot]
 
     def _look(self, slot: _Slot) -> None:
-        """Takes the events of a slot's job, and notices its death. Events with another token are nobody's."""
+        """Takes the events of a slot's job and notices its death. Events with another token are dropped."""
         if slot.worker is None:
             return
         died = slot.worker.death()  # before reading: its last events came before its death
@@ -155,7 +159,7 @@ class LocalExecutor:
                 continue
             self._end(slot, event)
             if event["event"] in ("failed", "oom"):
-                slot.stop()  # whatever went wrong may have left the process in a bad state
+                slot.stop()  # the failure may have left the process in a bad state
                 return
         if died is None and slot.late is not None and time.monotonic() >= slot.late:
             died = _death(f"the worker was not ready after {self._options.start_seconds:g} s", "start")
@@ -173,17 +177,6 @@ class LocalExecutor:
         self._waiting = [(handle, event) for handle, event in self._waiting if handle != slot.handle]
         slot.handle, slot.alone = None, False
         slot.stop()
-
-    def _environment(self, slot: _Slot) -> dict[str, str]:
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
-        visible = {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
-        return worker_environment() | job_environment(not slot.visible, self._options.offline) | visible
-
-
-def _third_party(job: Job) -> frozenset[str]:
-    """Returns the full names of a job's plugins that are not built in."""
-    names = {str(job.cell[axis]["name"]) for axis in PLUGIN_KINDS}
-    return frozenset(name for name in names if not name.startswith("fcilbench/"))
 
 
 def _death(reason: str, type_: str = "exit") -> Event:

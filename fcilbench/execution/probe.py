@@ -1,7 +1,4 @@
-"""Questions about this machine that need the plugins themselves: does a cell run, is a data set what it declares?
-
-Both sides are here: what asks, and what a worker answers.
-"""
+"""Probes of cells and data sets on this machine: the questions, and a worker's answers."""
 
 from __future__ import annotations
 
@@ -15,15 +12,16 @@ from fcilbench.registry.process import Asker, Event
 from fcilbench.spec.cell import Cell
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a data set, the number of samples done and of all samples."""
+"""Called with the name of a data set, the number of decoded samples and that of all samples."""
 
-_SECONDS = 600.0  # of silence, after which the worker is given up
+_SECONDS = 600.0
+"""A worker that is silent for so long is given up."""
 
 
 def probe_cells(cells: Sequence[Cell], device: str = "cpu") -> list[str | None]:
-    """Runs one tiny forward and aggregate on synthetic data for each cell; says what went wrong, in one line each.
+    """Runs one tiny round of each cell on synthetic data; returns what went wrong in one line each, or `None`.
 
-    What a backbone lacks on this machine is asked for once: its other cells get the same answer.
+    If a backbone lacks something on this machine, its other cells get the same answer without being run.
     """
     problems: list[str | None] = []
     lacking: dict[str, str] = {}
@@ -44,15 +42,10 @@ def probe_cells(cells: Sequence[Cell], device: str = "cpu") -> list[str | None]:
 def verify_datasets(
     uses: Sequence[tuple[str, dict[str, Any]]], fresh: bool = False, progress: Progress | None = None
 ) -> list[tuple[str | None, str | None]]:
-    """Loads data sets and verifies their content.
-
-    Args:
-        uses: Name and parameters of each.
-        fresh: Read the files even where a cache of them holds.
-        progress: Called now and then while a data set is decoded.
+    """Loads data sets, given by names and parameters, and verifies their content; `fresh` ignores caches.
 
     Returns:
-        For each data set why it cannot be used, in one line, or `None`; and its content digest, or `None`.
+        For each data set the reason why it cannot be used, or `None`; and its content digest, or `None`.
     """
     found = []
     with Asker() as asker:
@@ -69,7 +62,7 @@ def verify_datasets(
 
 
 def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> dict[str, Any]:
-    """Answers a `probe` or `verify` request in the worker: `problem`, and for a good data set its `digest`."""
+    """Answers a `probe` or `verify` request in the worker: the `problem`, and the `digest` of a good data set."""
     try:
         if ask == "verify":
             return {"problem": None, "digest": _open_dataset(request, emit)}

@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.base import Executor, Progress, RunOptions, guarded
-from fcilbench.execution.lease import living_owner
-from fcilbench.execution.rows import Feed, RowWriter, Summary, Task
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
+from fcilbench.execution.base import Executor, Progress, RunOptions
 from fcilbench.execution.supervisor import Supervisor
+from fcilbench.execution.tasks import Feed, Task
 from fcilbench.registry import entrypoints
 from fcilbench.results.store import Store
-from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Tracker
 
 if TYPE_CHECKING:
     from fcilbench.suite.plan import Plan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of the selected cells.
+
+    Attributes:
+        rows: The last row of each selected cell that has one, by `cell_id`; rows of earlier runs included.
+        ran: Ids of the cells that this run started and that got a row.
+        elsewhere: Ids of the cells that another living process works on, with that process.
+        interrupted: Whether the user ended the run.
+    """
+
+    rows: Mapping[str, Row]
+    ran: Collection[str] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of selected cells by status."""
+        return Counter(row.status for row in self.rows.values())
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the process.
+
+        130 if interrupted; 0 if every selected cell is `ok`; 5 if all that are not lack a prerequisite; else 3.
+        """
+        if self.interrupted:
+            return INTERRUPTED
+        bad = [row for row in self.rows.values() if row.status != "ok"]
+        if self.elsewhere or not bad:
+            return CELLS_FAILED if self.elsewhere else OK
+        missing = all(row.failure is not None and row.failure.kind == "prerequisite" for row in bad)
+        return PREREQUISITE if missing else CELLS_FAILED
 
 
 def run_plan(
@@ -26,89 +63,58 @@ def run_plan(
     progress: Progress | None = None,
     options: RunOptions | None = None,
 ) -> Summary:
-    """Runs the cells that a plan marks to be run, each to its row.
+    """Trains the cells that a plan marks, and returns the rows of all cells of the plan.
 
     A plan with nothing to run starts no process and tells no tracker.
 
-    Returns:
-        What became of all cells of the plan; one that needs no run counts with the row that it has (a light one, see
-        `Store.latest_light`).
-
     Raises:
-        PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
+        PrerequisiteError: If the results folder can no longer be written; the same command continues later.
     """
-    options = options or RunOptions()
-    known = store.latest_light(METRICS)
-    selected = [item.cell_id for item in plan.items]
-    # Two equal points of the grid are one cell. What another run works on is waited for.
-    todo = {item.cell_id: item.cell for item in plan.items if item.run or item.awaited}
+    rows = {item.cell_id: item.row for item in plan.items if item.row is not None}
+    # Equal points of the grid are one cell. The run also waits for cells that other runs work on.
+    todo = {item.cell_id: item for item in plan.items if item.run or item.awaited}
     if not todo:
-        return Summary({cell_id: known[cell_id] for cell_id in selected if cell_id in known})
-    tasks = [Task(cell, cell_id, known.get(cell_id)) for cell_id, cell in todo.items()]
-    facts = {"planned": len(selected), "to_run": len(tasks), "devices": list(options.devices), "jobs": options.jobs}
-    writer, supervisor = supervise(
+        return Summary(rows)
+    tasks = [Task(item.cell, cell_id, item.row) for cell_id, item in todo.items()]
+    run = supervise(
         tasks,
         store,
+        suite=plan.expansion.name,
+        facts={"planned": len(plan.items), "to_run": len(tasks)},
         trackers=trackers,
         progress=progress or Progress(),
-        options=options,
-        suite=(plan.expansion.name, facts),
+        options=options or RunOptions(),
     )
-    rows = {**known, **writer.written}
-    found = {cell_id: rows[cell_id] for cell_id in selected if cell_id in rows}
-    return Summary(found, frozenset(writer.ran), supervisor.elsewhere, supervisor.interrupts > 0)
+    return Summary({**rows, **run.written}, run.ran, run.elsewhere, run.interrupts > 0)
 
 
 def supervise(
     tasks: list[Task],
     store: Store,
     *,
+    suite: str,
+    facts: Mapping[str, Any],
     trackers: Iterable[Tracker],
     progress: Progress,
     options: RunOptions,
-    suite: tuple[str, dict[str, Any]],
     feed: Feed | None = None,
-    cells: int | None = None,
-) -> tuple[RowWriter, Supervisor]:
-    """Runs tasks, and those of a feed, under a supervisor.
+) -> Supervisor:
+    """Runs tasks and those of a feed, and returns the supervisor with what it did.
 
-    Args:
-        tasks: Tasks that are known beforehand.
-        store: Results folder.
-        trackers: Get each row.
-        progress: Display.
-        options: How to run.
-        suite: Name of the suite and facts about the run, for the trackers.
-        feed: Gives more tasks during the run.
-        cells: Number of cells that the display announces, if it is not that of the tasks.
+    `suite` is the name that trackers get, with `facts` about the run.
 
     Raises:
-        PrerequisiteError: If the results folder cannot be written any more; the same command goes on later.
+        PrerequisiteError: If the results folder can no longer be written; the same command continues later.
     """
-    progress = guarded(progress, "progress display")
-    watching = [guarded(tracker, type(tracker).__name__) for tracker in trackers]
-    writer = RowWriter(store, watching, progress, options.suite_digest)
     plugin = entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0]))
     executor = cast(Callable[[RunOptions], Executor], plugin)(options)
-    supervisor = Supervisor(tasks, writer, executor, progress, options, feed=feed)
-    progress.run_started(len(tasks) if cells is None else cells, executor.places)
-    for tracker in watching:
-        tracker.suite_started(*suite)
+    supervisor = Supervisor(tasks, store, executor, options, trackers=trackers, progress=progress, feed=feed or Feed())
+    facts = {**facts, "devices": list(options.devices), "jobs": options.jobs}
     try:
-        supervisor.run()
+        supervisor.run(suite, facts)
     except OSError as error:
         raise PrerequisiteError(
             f"results cannot be written: {error.filename or store.root}: {error.strerror or error}",
-            hint="make room or grant access there; the same command goes on where this run stopped",
+            hint="make room or grant access there; the same command continues where this run stopped",
         ) from error
-    finally:
-        progress.run_finished()
-        for tracker in watching:
-            tracker.suite_finished(supervisor.interrupts > 0)
-    return writer, supervisor
-
-
-def running_cells(store: Store) -> dict[str, str]:
-    """Returns the cells of a store that a living process works on, with that process; writes nothing."""
-    folders = (path.parent for path in store.root.glob("cells/*/lease.json"))
-    return {folder.name: str(owner) for folder in folders if (owner := living_owner(folder)) is not None}
+    return supervisor

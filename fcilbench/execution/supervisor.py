@@ -1,22 +1,29 @@
-"""The supervisor: hands cells to an executor, watches clocks and leases, retries, and leaves a row for every cell."""
+"""The supervisor: hands cells to an executor, watches clocks and leases, retries, and writes a row for every cell."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
-from fcilbench.execution import lease, rows
-from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions
-from fcilbench.execution.lease import Lease, Owner, take
-from fcilbench.execution.rows import Feed, Result, RowWriter, Task
+from fcilbench.execution import lease
+from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions, guarded
+from fcilbench.execution.lease import Lease, Owner
+from fcilbench.execution.tasks import Feed, Result, Task, interrupted, result_of, stopped, take
+from fcilbench.results.provenance import Provenance, capture
+from fcilbench.results.row import build_row
+from fcilbench.results.store import Store
+from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Row
+from fcilbench.tracking.base import Tracker
 
 _TICK = 0.2
 _OVER = TERMINAL | {"died"}
@@ -46,40 +53,60 @@ class Supervisor:
     """Runs tasks, in order, until each has its row; then those of the feed, until it closes.
 
     Attributes:
+        written: Rows that this run wrote, or found written by another run, by `cell_id`.
+        ran: Ids of the cells that were started and got a row.
         elsewhere: Cells that another living process works on, with that process.
-        interrupts: How often the user asked to stop: 0 go on, 1 end in good order, 2 or more end at once.
+        interrupts: How often the user asked to stop: 0 continue, 1 end in good order, 2 or more end at once.
     """
 
     def __init__(
         self,
-        tasks: Sequence[Task],
-        writer: RowWriter,
+        tasks: Iterable[Task],
+        store: Store,
         executor: Executor,
-        progress: Progress,
         options: RunOptions,
         *,
-        feed: Feed | None = None,
+        trackers: Iterable[Tracker],
+        progress: Progress,
+        feed: Feed,
     ) -> None:
+        self.written: dict[str, Row] = {}
+        self.ran: set[str] = set()
         self.elsewhere: dict[str, str] = {}
         self.interrupts = 0
         self._waiting = deque(tasks)
         self._alone: deque[Task] = deque()
         self._awaited: list[Task] = []  # another run works on them
-        self._rows = writer
+        self._store = store
         self._executor = executor
+        self._trackers = [guarded(tracker) for tracker in trackers]
+        self._progress = guarded(progress)
         self._options = options
-        self._device = executor.device
-        self._progress = progress
-        self._feed = feed or Feed()
+        self._feed = feed
         self._running: dict[Handle, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
+        self._provenance: dict[str, Provenance] = {}
 
-    def run(self) -> None:
-        """Runs all tasks; returns when each has a row or is left to another process."""
+    def run(self, suite: str, facts: Mapping[str, Any]) -> None:
+        """Runs all tasks; returns when each has a row or is left to another process.
+
+        Trackers get the name of the suite and facts about the run.
+        """
+        self._progress.run_started(len(self._waiting) + self._feed.cells, self._executor.places)
+        for tracker in self._trackers:
+            tracker.suite_started(suite, facts)
+        try:
+            self._run()
+        finally:
+            self._progress.run_finished()
+            for tracker in self._trackers:
+                tracker.suite_finished(self.interrupts > 0)
+
+    def _run(self) -> None:
         with self._signals_counted():
             try:
-                while (self._more and not self._stop) or self._running:
+                while self._running or (self._more and not self._stop):
                     if self.interrupts:
                         self._interrupt()
                         break
@@ -90,8 +117,9 @@ class Supervisor:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for task in (*self._waiting, *self._alone):
-                self._never_started(task)
+            for task in (*self._waiting, *self._alone):  # a row of an earlier run must stay the last one
+                if task.known is None or task.attempts:
+                    self._record(task, interrupted(self._stop or "not started"))
 
     @property
     def _more(self) -> bool:
@@ -99,7 +127,7 @@ class Supervisor:
 
     def _assign(self) -> None:
         while not self._stop:
-            # Tasks that need a device for themselves come last, so that devices run empty once and nobody starves.
+            # Tasks that need a device to themselves come last, so that a device has to run empty only once.
             queue = self._waiting or self._alone
             if not self._executor.accepts(bool(queue) and queue[0].alone):
                 return
@@ -109,8 +137,8 @@ class Supervisor:
             self._begin(task)
 
     def _begin(self, task: Task) -> None:
-        """Starts an attempt, unless somebody else works on the cell or has finished it."""
-        held = take(task, self._rows)
+        """Starts an attempt, unless another run works on the cell or has finished it."""
+        held = take(task, self._store)
         if isinstance(held, Owner):
             self.elsewhere[task.cell_id] = str(held)
             self._progress.note(f"cell {task.cell_id[:12]} is left to {held}, which works on it")
@@ -119,14 +147,13 @@ class Supervisor:
             return
         self.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
-            self._rows.adopt(held, None)
-            self._feed.ended(held)
+            self._adopt(held, None)
             return
         job = Job(
             cell=task.cell.model_dump(mode="json"),
             cell_id=task.cell_id,
-            workdir=str(self._rows.store.cell_dir(task.cell_id).absolute()),
-            device=self._device,
+            workdir=str(self._store.cell_dir(task.cell_id).absolute()),
+            device=self._executor.device,
             offline=self._options.offline,
             alone=task.alone,
         )
@@ -138,7 +165,7 @@ class Supervisor:
         for handle, event in self._executor.poll(_TICK):
             running = self._running.get(handle)
             if running is None:
-                continue  # of a job that was ended meanwhile
+                continue  # of a job that has ended meanwhile
             if event["event"] == "ready":
                 running.environment = event.get("environment") or {}
             elif event["event"] == "started":
@@ -148,30 +175,31 @@ class Supervisor:
             elif event["event"] in _OVER:
                 asked = self.interrupts and event["event"] == "died"
                 folder = f"cells/{running.task.cell_id}"
-                self._end(running, rows.interrupted(_RESUMABLE) if asked else rows.result_of(event, folder))
+                self._end(running, interrupted(_RESUMABLE) if asked else result_of(event, folder))
             else:
                 self._progress.cell_event(handle, running.task.cell_id, event)
                 if reason := self._feed.reported(running.task.cell_id, event):
                     self._executor.kill(handle)
-                    self._end(running, rows.ended_early(reason))
+                    self._end(running, stopped("interrupted", "pruned", "pruned", reason))
 
     def _watch(self) -> None:
-        """Looks at the clocks and at other runs, and renews the leases."""
+        """Ends cells at their time limit, looks at other runs and renews the leases."""
         self._feed.beat()
         for task in [*self._awaited]:
-            if lease.living_owner(self._rows.store.cell_dir(task.cell_id)) is None:  # it is over, or has died
+            if lease.living_owner(self._store.cell_dir(task.cell_id)) is None:  # it is over, or has died
                 self._awaited.remove(task)
                 self._waiting.append(task)
         now = time.monotonic()
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
                 self._executor.kill(running.handle)
-                self._end(running, rows.timed_out(running.task.cell.limits.wall_seconds or 0.0))
+                message = f"stopped after {running.task.cell.limits.wall_seconds:g} s, the suite's limits.wall"
+                self._end(running, stopped("timeout", "timeout", "wall", message))
         if now < self._next_beat:
             return
         self._next_beat = now + lease.HEARTBEAT_SECONDS
         for running in list(self._running.values()):
-            if not running.lease.beat():  # this machine slept so long that another run took the cell over
+            if not running.lease.beat():  # this machine slept, and another run took the cell
                 self._executor.kill(running.handle)
                 del self._running[running.handle]
                 running.lease.release()
@@ -179,31 +207,30 @@ class Supervisor:
                 self._progress.note(f"cell {running.task.cell_id[:12]} was taken over by another run")
 
     def _end(self, running: _Running, end: Result) -> None:
-        """Ends an attempt: with another one if the suite allows it and it may help, else with the cell's row."""
+        """Ends an attempt: the cell is tried again if the suite allows it and that may help, else it gets its row."""
         task = running.task
         del self._running[running.handle]
         task.seconds += time.monotonic() - running.begun
         retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not task.alone)
-        if retry and task.retries_left > 0 and not self._stop and not self.interrupts:
+        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self.interrupts:
             task.alone = task.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
             self._progress.cell_retried(running.handle, task.cell, task.cell_id, reason)
-            # At the end: what failed once may pass later, and nobody waits for it meanwhile.
+            # Retries come last: other cells do not wait for them.
             (self._alone if task.alone else self._waiting).append(task)
             return
         try:
-            row = self._rows.record(task, end, running.handle, self._device, running.environment)
-            if end.status in ("ok", "failed"):  # nothing goes on from it
-                (self._rows.store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
+            self._record(task, end, running)
+            if end.status in ("ok", "failed"):  # no attempt continues it
+                (self._store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()
-        self._feed.ended(row)
         if self._options.fail_fast and end.status not in ("ok", "skipped"):
             self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
 
     def _interrupt(self) -> None:
-        """Ends all jobs; the cells they were at go on from their checkpoints when the same command runs again."""
+        """Ends all jobs; the same command resumes their cells from the checkpoints."""
         self._stop = "not started: the run was interrupted"
         self._executor.ask_to_end()
         deadline = time.monotonic() + self._options.grace_seconds
@@ -211,18 +238,50 @@ class Supervisor:
             self._listen()
         for running in list(self._running.values()):
             self._executor.kill(running.handle)
-            self._end(running, rows.interrupted(_RESUMABLE))
+            self._end(running, interrupted(_RESUMABLE))
 
-    def _never_started(self, task: Task) -> None:
-        """Writes the row of a cell that nobody worked on, unless it has one: that must not be shadowed."""
-        if task.known is None or task.attempts:
-            self._feed.ended(self._rows.record(task, rows.interrupted(self._stop or "not started")))
+    def _record(self, task: Task, result: Result, running: _Running | None = None) -> None:
+        """Writes the row of a task; `running` is its last attempt, if there was one."""
+        on_gpu = running is not None and self._executor.device == "cuda"
+        row = build_row(
+            task.cell,
+            task.cell_id,
+            result.status,
+            result.outcome,
+            provenance=self._capture(running.environment if running else {}),
+            started=task.started,
+            ended=datetime.now(UTC),
+            failure=result.failure,
+            skipped=result.skipped,
+            cost=None if result.outcome else Cost(wall_s=task.seconds, device_s=task.seconds * on_gpu),
+            attempts=task.attempts + task.earlier,
+            suite_digest=self._options.suite_digest,
+        )
+        if running is not None:
+            self.ran.add(task.cell_id)
+        self._adopt(self._store.append(row), running.handle if running else None)
+
+    def _adopt(self, row: Row, handle: Handle | None) -> None:
+        """Shows a row that is in the store to trackers, display and feed."""
+        self.written[row.cell_id] = row
+        for tracker in self._trackers:
+            tracker.cell_finished(row)
+        self._progress.cell_finished(handle, row)
+        self._feed.ended(row)
+
+    def _capture(self, worker: Mapping[str, Any]) -> Provenance:
+        """Returns where a row is computed, from what its worker reported; stores the environment once."""
+        key = json.dumps(worker, sort_keys=True, default=repr)
+        if key not in self._provenance:
+            self._provenance[key] = capture(json.loads(key))
+            self._store.save_environment(self._provenance[key].environment)
+        return self._provenance[key]
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:
-        """Makes Ctrl-C, SIGTERM and a closed terminal wishes that the loop reads, not exceptions amid its work.
+        """Counts Ctrl-C, SIGTERM and SIGHUP for the loop to read, instead of raising exceptions in it.
 
-        Outside the main thread, where that is impossible, it does nothing.
+        Python allows this in the main thread only; in another one it does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -7,8 +7,8 @@ requests from and writes events to (`fcilbench.registry.process`). A request has
     probe, verify        about a cell or a data set (`execution.probe`); `decoding` events, then one `answer`
     run                  trains a cell (`execution.jobs`); ends with one of `TERMINAL`
 
-Standard output and error belong to whatever the plugins print. When the pipe of requests closes, the parent is gone and
-the worker ends itself.
+Standard output and error are for what the plugins print. When the pipe of requests closes, the parent is gone, and the
+worker ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Channel:
     def emit(self, token: str, event: Event) -> None:
         """Sends an event of a request.
 
-        A process that a plugin has forked ends here: it must not speak for the worker, nor go on with its work.
+        In a process that a plugin has forked it ends that process, which must not report in the worker's name.
 
         Raises:
             EventTooLargeError: If the event is longer than a line may be.
@@ -61,7 +61,7 @@ class Channel:
             try:
                 while line:
                     line = line[os.write(self._descriptor, line) :]
-            except BrokenPipeError:  # there is no parent to hear it
+            except BrokenPipeError:  # the parent is gone
                 os._exit(0)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     for descriptor in (request_pipe, event_pipe):
         os.set_inheritable(descriptor, False)
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(request_pipe, requests), name="requests", daemon=True).start()
     faulthandler.enable()
@@ -114,7 +114,7 @@ def _listen(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> Non
     with os.fdopen(descriptor, "rb") as lines:
         for line in lines:
             requests.put(json.loads(line))
-    os._exit(0)  # also in the middle of a cell: an orphan must not write on into a store that others use
+    os._exit(0)  # even amid a cell: an orphan must not write into a store that others use
 
 
 def _die_with_parent() -> None:
@@ -126,7 +126,7 @@ def _die_with_parent() -> None:
 def _redirect_output(log: Path, cell_id: str) -> None:
     """Sends file descriptors 1 and 2, and so all that Python and C code print, to the end of a cell's log."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the plugin before may have closed it
+        with suppress(OSError, ValueError):  # an earlier plugin may have closed it
             stream.flush()
     with suppress(OSError):  # a full disk is reported by the cell itself
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -139,7 +139,7 @@ def _redirect_output(log: Path, cell_id: str) -> None:
         print(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} cell {cell_id} process {os.getpid()}", flush=True)
 
 
-@functools.cache  # an audit hook cannot be taken back
+@functools.cache  # an audit hook cannot be removed
 def refuse_network() -> None:
     """Refuses, from now on and for the whole process, connections and name look-ups beyond this host.
 

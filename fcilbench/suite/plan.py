@@ -56,7 +56,7 @@ class PlanItem:
         state: What the store knows of it.
         why: Reason of the state; empty where the state says it all.
         run: Whether a run would train it.
-        status: Status of its latest row, `None` without one.
+        row: Its latest row, `None` without one.
         seconds: Estimated wall-clock seconds of training it, `measured` on this hardware or a `guess`, as `basis` says.
     """
 
@@ -65,9 +65,14 @@ class PlanItem:
     state: State
     why: str = ""
     run: bool = True
-    status: str | None = None
+    row: Row | None = None
     seconds: float = 0.0
     basis: Basis = "guess"
+
+    @property
+    def status(self) -> str | None:
+        """Status of its latest row."""
+        return self.row.status if self.row else None
 
     @property
     def awaited(self) -> bool:
@@ -124,10 +129,9 @@ def make_plan(
         identity = cell_id(cell)
         row = view.rows.get(identity)
         state, why = state_of(cell, row, view.running.get(identity))
-        status = row.status if row else None
-        if selector.matches(identity, cell.coords, status, state):
+        if selector.matches(identity, cell.coords, row.status if row else None, state):
             run = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
-            items.append(PlanItem(cell, identity, state, why, run, status, *costs.estimate(cell)))
+            items.append(PlanItem(cell, identity, state, why, run, row, *costs.estimate(cell)))
     return Plan(expansion, items)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage, fail_stale_trials
@@ -15,8 +14,8 @@ from optuna.trial import TrialState
 
 from fcilbench.errors import SuiteError
 from fcilbench.execution.base import Progress, RunOptions
-from fcilbench.execution.rows import Feed, Task
 from fcilbench.execution.run import supervise
+from fcilbench.execution.tasks import Feed, Task
 from fcilbench.registry import catalog
 from fcilbench.registry.process import Event
 from fcilbench.results.store import Store
@@ -252,25 +251,23 @@ def tune(
         Why it stopped early, if it did, and whether the user interrupted it.
     """
     search = Search(subjects, storage, store, say)
-    facts: Mapping[str, Any] = {
+    facts = {
         "trials": sum(subject.trials for subject in subjects),
         "rounds": sum(subject.budget for subject in subjects),
-        "devices": list(options.devices),
-        "jobs": options.jobs,
     }
     if not search.open:
         return None, False
     try:
         with catalog.session():
-            _, supervisor = supervise(
+            supervisor = supervise(
                 [],
                 store,
+                suite=suite,
+                facts=facts,
                 trackers=trackers,
                 progress=progress,
                 options=options,
-                suite=(suite, dict(facts)),
                 feed=search,
-                cells=search.cells,
             )
     finally:
         search.close()

@@ -39,7 +39,8 @@ class Kit:
         return hashlib.sha256(name.encode()).hexdigest()
 
     def plan(self, *cells):
-        items = [PlanItem(cell, self.id(cell.aggregator.label), "new") for cell in cells]
+        known, ids = self.store.latest(), [self.id(cell.aggregator.label) for cell in cells]
+        items = [PlanItem(cell, each, "new", row=known.get(each)) for cell, each in zip(cells, ids, strict=True)]
         return Plan(Expansion("test", list(cells)), items)
 
     def row(self, name):

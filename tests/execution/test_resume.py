@@ -77,11 +77,11 @@ def test_a_killed_worker_goes_on_and_ends_bit_equal(kit, straight):
 
 
 def test_the_next_run_resumes_what_this_one_gave_up(kit, straight):
-    plan = kit.plan(make_cell("sum", retries=0))
-    assert run_plan(plan, kit.store, progress=KillAt(kit.store, 1, 0)).exit_code == CELLS_FAILED
+    cell = make_cell("sum", retries=0)
+    assert run_plan(kit.plan(cell), kit.store, progress=KillAt(kit.store, 1, 0)).exit_code == CELLS_FAILED
     assert kit.row("sum").status == "killed"
     events = Rounds()
-    assert run_plan(plan, kit.store, progress=events).exit_code == OK
+    assert run_plan(kit.plan(cell), kit.store, progress=events).exit_code == OK
     assert (0, 0) not in events.seen  # it did not start over
     assert science(kit.row("sum")) == straight["sum"]
 

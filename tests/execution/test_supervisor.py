@@ -28,7 +28,7 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit, options)
         kit.cell("last"),
     ]
     summary = run_plan(kit.plan(*cells), kit.store, options=options)
-    rows = {item.coords["aggregator"]: item for item in kit.store.rows()}
+    rows = {item.coords["aggregator"]: item for item in kit.store.scan()}
     assert {name: item.status for name, item in rows.items()} == {
         "first": "ok",
         "crash": "killed",
@@ -43,7 +43,7 @@ def test_every_status_becomes_a_row_and_costs_nobody_else_anything(kit, options)
         "disk": "interrupted",
         "last": "ok",
     }
-    assert len(kit.store.rows()) == len(cells)
+    assert len(list(kit.store.scan())) == len(cells)
     assert summary.exit_code == CELLS_FAILED
     assert summary.counts == {"ok": 3, "killed": 2, "timeout": 1, "oom": 1, "failed": 2, "skipped": 2, "interrupted": 1}
     failures = {name: (item.failure.kind, item.failure.type) for name, item in rows.items() if item.failure}
@@ -200,7 +200,7 @@ def test_a_deaf_worker_is_killed(kit, options, monkeypatch):
 
 
 def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
-    held = lease.acquire(kit.store.make_cell_dir(kit.id("a")))
+    held = lease.acquire(kit.store.cell_dir(kit.id("a")))
     assert isinstance(held, lease.Lease)
     plan = kit.plan(kit.cell("a"), kit.cell("b"))
     summary = run_plan(plan, kit.store, options=replace(options, wait=False))
@@ -240,7 +240,7 @@ def test_observers_cannot_fail_a_cell(kit, options, caplog):
     assert summary.exit_code == OK
     assert [record.message for record in caplog.records] == [
         "Tracker: RuntimeError: the server is dead",
-        "progress display: ValueError: display is broken",
+        "BrokenProgress: ValueError: display is broken",
     ]
 
 

@@ -1,0 +1,182 @@
+"""A cell as a run sees it: its attempts, where more cells come from, and how an attempt ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fcilbench.execution.lease import Lease, Owner, acquire
+from fcilbench.files import write_atomic
+from fcilbench.registry.process import Event
+from fcilbench.results.row import code_digest
+from fcilbench.results.store import Store
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.outcome import Outcome
+from fcilbench.spec.row import Failure, Row, Status, parse_row
+
+_NOTE = "cell.json"
+"""File in a cell's folder that says how many attempts there were, and with which plugin code."""
+_LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
+_BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
+
+
+@dataclass(eq=False)
+class Task:
+    """A cell that must get a row in this run.
+
+    Attributes:
+        known: Its row when the run was planned.
+        attempts: Attempts that this run has started.
+        earlier: Attempts of earlier runs that the first one continued.
+        alone: Whether the next attempt has a device to itself, because memory ran out on a shared one.
+        started: Start of the first attempt in this run.
+        seconds: Total time of the attempts that ended without a result.
+    """
+
+    cell: Cell
+    cell_id: str
+    known: Row | None = None
+    attempts: int = 0
+    earlier: int = 0
+    alone: bool = False
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+
+
+class Feed:
+    """Gives a supervisor more tasks while it runs, and may end a cell early. This base class does neither."""
+
+    @property
+    def cells(self) -> int:
+        """Number of cells that it will give at most."""
+        return 0
+
+    @property
+    def open(self) -> bool:
+        """Whether it may still give tasks."""
+        return False
+
+    def take(self) -> Task | None:
+        """Returns the next task, or `None` if there is none at the moment."""
+        return None
+
+    def reported(self, cell_id: str, event: Event) -> str | None:
+        """Receives an event of a running cell, and returns a reason if the cell must end now."""
+        return None
+
+    def ended(self, row: Row) -> None:
+        """Receives the row of each task that has ended."""
+
+    def beat(self) -> None:
+        """Called several times a second while the supervisor runs."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an attempt ended: with an outcome (`ok`), with the plugin's reason (`skipped`), or with a failure."""
+
+    status: Status
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    skipped: str | None = None
+
+
+def take(task: Task, store: Store) -> Lease | Owner | Row:
+    """Takes the lease of a task's cell and counts an attempt, which continues from a valid checkpoint if there is one.
+
+    Returns:
+        The lease; or the living owner who works on the cell; or the row with which another run has ended it.
+    """
+    folder = store.cell_dir(task.cell_id)
+    held = acquire(folder)
+    if isinstance(held, Owner):
+        return held
+    finished = _finished_meanwhile(task, store)
+    if finished is not None:
+        held.release()
+        return finished
+    if not task.attempts:
+        task.started = datetime.now(UTC)
+        task.earlier = _resumable(folder, task)
+        if not task.earlier:
+            for name in _LEFT_OVER:  # before the note below, which makes the folder's files valid
+                (folder / name).unlink(missing_ok=True)
+    task.attempts += 1
+    note = {
+        "attempts": task.earlier + task.attempts,
+        "code_digest": code_digest(task.cell),
+        "cell": task.cell.model_dump(mode="json"),
+    }
+    write_atomic(folder / _NOTE, json.dumps(note, indent=1) + "\n")
+    return held
+
+
+def _resumable(folder: Path, task: Task) -> int:
+    """Returns the number of earlier attempts that the next one continues, or 0 if it must start from the beginning.
+
+    Attempts that broke off are continued, if the plugins had the same code. Without a row, the run itself broke off.
+    """
+    if task.known is not None and task.known.status not in _BROKEN_OFF:
+        return 0
+    try:
+        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        return int(note["attempts"]) if note["code_digest"] == code_digest(task.cell) else 0
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+
+
+def _finished_meanwhile(task: Task, store: Store) -> Row | None:
+    """Returns the row with which another run has ended the cell since this run was planned, if there is one."""
+    before = task.known.ended if task.known else None
+    try:
+        text = (store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")
+        if parse_row(json.loads(text)).ended == before:
+            return None
+    except (OSError, ValueError):
+        return None
+    row = None
+    for each in store.scan():  # `row.json` may have outlived a rows.jsonl that the user deleted
+        row = each if each.cell_id == task.cell_id else row
+    return row if row is not None and row.ended != before and row.status != "interrupted" else None
+
+
+def result_of(event: Event, cell_folder: str) -> Result:
+    """Returns the result that a job's last event reports; `cell_folder` is relative to the results folder."""
+    message = _line(event.get("message") or event.get("reason")) or "no reason given"
+    match event["event"]:
+        case "finished":
+            try:
+                return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
+            except ValueError as error:
+                message = f"the worker's result is invalid: {_line(error)}"
+                return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
+        case "skipped":
+            return Result("skipped", skipped=message)
+        case "failed" if event.get("kind") == "environment":
+            return interrupted(f"{message}; make room there, then the same command resumes the cell")
+        case "failed" | "oom" as status:
+            kind = str(event.get("kind", "internal")) if status == "failed" else "oom"
+            path = event.get("traceback_path")
+            trace = f"{cell_folder}/{path}" if path else None
+            type_ = str(event.get("type") or kind)
+            return Result(status, failure=Failure(kind=kind, type=type_, message=message, traceback_path=trace))
+        case _:
+            return stopped("killed", "killed", str(event.get("type")), message)
+
+
+def stopped(status: Status, kind: str, type_: str, message: str) -> Result:
+    """Returns the result of an attempt that the supervisor ended; the words are those of `Failure`."""
+    return Result(status, failure=Failure(kind=kind, type=type_, message=message))
+
+
+def interrupted(message: str) -> Result:
+    """Returns the result of a cell that was stopped or not started because the run ended early."""
+    return stopped("interrupted", "interrupted", "interrupt", message)
+
+
+def _line(text: object) -> str:
+    """Returns a text as one line of at most 500 characters."""
+    line = " ".join(str(text or "").split())
+    return line if len(line) <= 500 else line[:499] + "…"
