@@ -16,7 +16,7 @@ DEFAULT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Difference:
-    """One number of two results that was compared; `None` is undefined, or absent on that side.
+    """A number of two results; `None` means undefined or absent.
 
     Attributes:
         metric: Name of the metric, or `accuracy/<task identity>[t][s]` (after task t, on task s, from 0).
@@ -29,7 +29,7 @@ class Difference:
 
     @property
     def within(self) -> bool:
-        """Whether the values agree within the tolerance; undefined agrees with undefined only."""
+        """Whether the values agree within the tolerance; undefined agrees only with undefined."""
         if self.kept is None or self.other is None:
             return self.kept is None and self.other is None
         return abs(self.kept - self.other) <= self.tolerance
@@ -39,9 +39,8 @@ class Difference:
 class Comparison:
     """What differs between two results: numbers beyond their tolerance, and digests (`model`, `data`).
 
-    Attributes:
-        same_origin: Whether environment, device, commit, engine version and plugin code are known to be equal: then
-            digests should be, too.
+    `same_origin` is true if environment, device, commit, engine version and plugin code are known to be equal; then the
+    digests should be equal, too.
     """
 
     differences: tuple[Difference, ...]
@@ -55,15 +54,15 @@ class Comparison:
 
     @property
     def conflicting(self) -> bool:
-        """Whether one of the results must be wrong; another model by another environment alone is no conflict."""
+        """Whether one of the results must be wrong; another environment may well give another model."""
         return bool(self.differences) or "data" in self.digests or (bool(self.digests) and self.same_origin)
 
 
 def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison:
     """Compares two results of one cell.
 
-    The largest difference allowed is given by metric name or pattern (`faa/*`, `accuracy/*`); the first pattern that
-    fits counts, else `DEFAULT_TOLERANCE`.
+    `tolerance` is the largest difference by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits
+    counts; without one, `DEFAULT_TOLERANCE`.
     """
     digests = {
         "model": (kept.model_digest, other.model_digest),
@@ -77,18 +76,19 @@ def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison
 
 
 def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Difference]:
-    """Returns every number of two results, paired: metrics first, then the entries of the accuracy matrices."""
+    """Returns the numbers of two results in pairs: metrics first, then entries of the accuracy matrices."""
     recorded = {*kept.metrics, *other.metrics}
     pairs = ((_metrics(kept, recorded), _metrics(other, recorded)), (_entries(kept), _entries(other)))
-    return [
-        Difference(name, a.get(name), b.get(name), _limit(name, tolerance))
-        for a, b in pairs
-        for name in sorted({*a, *b})
-    ]
+    found = []
+    for a, b in pairs:
+        for name in sorted({*a, *b}):
+            fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
+            found.append(Difference(name, a.get(name), b.get(name), next(fitting, DEFAULT_TOLERANCE)))
+    return found
 
 
 def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns the dotted keys on which two environment records differ, with both values (`None`: absent)."""
+    """Returns the dotted keys at which two environment records differ, with both values (`None` if absent)."""
     a, b = flatten(kept), flatten(other)
     return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
 
@@ -107,11 +107,6 @@ def _entries(row: Row) -> dict[str, float | None]:
         for t, line in enumerate(matrix)
         for s, value in enumerate(line)
     }
-
-
-def _limit(name: str, tolerance: Mapping[str, float]) -> float:
-    fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
-    return next(fitting, DEFAULT_TOLERANCE)
 
 
 def _origin(row: Row) -> tuple[object, ...]:

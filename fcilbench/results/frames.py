@@ -1,4 +1,4 @@
-"""A results folder as pandas tables: rows, curves and accuracy matrices, for notebooks and for export."""
+"""A results folder as pandas tables, for notebooks and for export."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Frames(NamedTuple):
     """The tables of a results folder; `cell_id` joins them.
 
     Attributes:
-        rows: A line for each cell: coordinates, status, metrics by `<metric>/<task identity>`, cost and parameters.
-        curves: A line for each round and each task's end: loss, seconds and bytes, diagnostics.
-        matrices: A line for each entry of each accuracy matrix: task identity, `after` task t, on `task` s, accuracy.
+        rows: A line for each cell: coordinates, status, metrics by `<metric>/<task identity>`, cost, parameters.
+        curves: A line for each round and each end of a task: loss, seconds, bytes, diagnostics.
+        matrices: A line for each entry of an accuracy matrix: task identity, `after` task t, on `task` s, accuracy.
     """
 
     rows: pandas.DataFrame
@@ -90,7 +90,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    """Returns a row as one flat record; lists are written as text."""
+    """Returns a row as a flat record; lists become texts."""
     values = {**metric_values(row, METRICS), **row.metrics}
     params = flatten(row.params.model_dump(mode="json"), "params")
     return {

@@ -1,4 +1,4 @@
-"""Metrics of a row, and rows that take little memory: without matrices, and with parts that equal rows share."""
+"""Metrics computed from a row's accuracy matrices, and rows that take little memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _M = TypeVar("_M", bound=BaseModel)
 
 
 def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
-    """Returns metrics of a row, by `<metric>/<task identity>`.
+    """Returns the named metrics of a row, by `<metric>/<task identity>`.
 
-    A metric of the accuracy matrix is computed from the matrix, so that an old row has a metric that was defined
-    later; where the row has no matrix, and for a metric that only the run can know, the recorded value counts.
-
-    Names that are not in `METRICS` are ignored.
+    A metric is computed from the accuracy matrix where that is possible, so that old rows have new metrics; elsewhere
+    the recorded value counts. Names that are not in `METRICS` are ignored.
     """
     found: dict[str, Value] = {}
     for name in names:
@@ -33,7 +31,7 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
             matrix = row.accuracy.get(identity)
             if matrix and metric.function is not None:
                 value = metric.function(matrix, row.test_sizes)
-                # Not validated: boards do this for thousands of rows, and the table is ours.
+                # Without validation, which would be slow for the thousands of rows of a board.
                 found[key] = Value.model_construct(_SET, value=value, unit=metric.unit, better=metric.better)
             elif key in row.metrics:
                 found[key] = row.metrics[key]
@@ -41,7 +39,7 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
 
 
 class Lightener:
-    """Makes light rows, see `Store.latest_light`, with the named metrics; equal parts of rows become one object."""
+    """Makes the rows of `Store.latest_light`; equal parts of them become one object."""
 
     def __init__(self, metrics: Collection[str]) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""Results folders that travel: merging several into one, and exporting what a leaderboard needs."""
+"""Merges results folders, and exports the rows and files that a leaderboard needs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ _EXPORTED = frozenset({"rounds.jsonl"})
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two results of one cell that differ: the one that counts is `kept`.
+    """Two results of one cell that differ: the one that counts (`kept`) and the other one.
 
-    Attributes:
-        found: What differs; `found.conflicting` is `False` if only the model's digest does, and the origins differ.
-        environment: Dotted environment keys that differ, with both values (`None`: absent).
+    `environment` holds the dotted keys at which their environments differ, with both values.
     """
 
     cell_id: str
@@ -48,9 +46,9 @@ class MergeReport:
 
     Attributes:
         cells: Cells in the target afterwards.
-        added: Rows appended to the target (earlier attempts and losing rows included).
+        added: Rows that the target did not have, earlier attempts included.
         conflicts: Pairs of results of which one must be wrong.
-        remarks: Pairs of results that agree but for the model's digest, from different environments or code.
+        remarks: Pairs of results of which only the model's digest differs, by their environment or code.
     """
 
     cells: int
@@ -61,7 +59,7 @@ class MergeReport:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One row of one folder, kept as its line of JSON: rows of thousands of cells must fit into memory."""
+    """One row of one folder, kept as a line of JSON so that thousands of them fit into memory."""
 
     store: Store
     status: str
@@ -78,20 +76,15 @@ class _Entry:
 
 
 def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float] | None = None) -> MergeReport:
-    """Merges results folders into one.
+    """Merges results folders into a target, which may hold rows already.
 
-    Every row of every folder ends in the target's `rows.jsonl`, the one that counts last. A result (`ok`) counts
-    before any other status, then what the target holds, then the order of the sources; of rows without a result the
-    latest counts. Environments, resolved suites and the files of the row that counts come along; the files of a row
-    that differs go to `conflicts/<cell_id>/<row digest>/`. Checkpoints, models and leases stay where they are.
-    Sources are only read, and their symbolic links are not followed.
-
+    The target gets every row of every folder. Of the rows of one cell, the one that counts is written last: a result
+    (`ok`) before any other status, then the target's row, then the order of the sources; of rows without a result, the
+    latest. Its files are copied, with environments and resolved suites; the files of a row that differs go to
+    `conflicts/<cell_id>/<row digest>/`. Checkpoints, models and leases are not copied, symbolic links not followed.
     Merging the same folders again adds nothing and finds the same conflicts.
 
-    Args:
-        sources: Folders to read.
-        target: Folder to write; it may hold rows already.
-        tolerance: As of `fcilbench.results.compare.compare`.
+    `tolerance` is that of `fcilbench.results.compare.compare`.
 
     Raises:
         UsageError: If a source holds no rows.
@@ -132,9 +125,7 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
 
 
 def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
-    """Writes rows with their environments, resolved suites and curves into a new folder, e.g. `leaderboards/NAME`.
-
-    Logs, models and earlier attempts stay behind. Returns the number of rows.
+    """Writes rows, environments, resolved suites and curves into a new folder; returns the number of rows.
 
     Raises:
         UsageError: If the target holds rows already.
@@ -151,7 +142,7 @@ def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
 
 
 def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Returns the last row of each folder so that the first one counts; equal ones keep the order of the folders."""
+    """Returns the last row of each folder, sorted so that the first one counts."""
     last = list({entry.store.root: entry for entry in entries}.values())
     ok = [entry for entry in last if entry.status == "ok"]
     rest = [entry for entry in last if entry.status != "ok"]
@@ -164,7 +155,7 @@ def _differences(
     tolerance: Mapping[str, float],
     read: Callable[[Path, str], Mapping[str, Any]],
 ) -> list[Conflict]:
-    """Returns what disagrees with the result that counts; `read` returns an environment by folder and digest."""
+    """Returns the results that differ from the one that counts; `read` returns an environment."""
     kept, *others = ranked
     results = [entry for entry in others if entry.status == "ok" and entry.line != kept.line]
     if kept.status != "ok" or not results:
@@ -181,7 +172,7 @@ def _differences(
 
 
 def _missing(entries: Sequence[_Entry], winner: _Entry, target: Store) -> tuple[list[_Entry], int]:
-    """Returns the rows that the target lacks, the one that counts last, and how many of them are new there."""
+    """Returns the rows to append to the target, the one that counts last, and how many of them are new there."""
     have = [entry.digest for entry in entries if entry.store is target]
     lacking = {entry.digest: entry for entry in entries if entry.digest not in have}
     last = winner.digest
@@ -193,7 +184,7 @@ def _missing(entries: Sequence[_Entry], winner: _Entry, target: Store) -> tuple[
 
 
 def _copy_records(source: Store, target: Store, needed: Iterable[tuple[str, str | None]]) -> None:
-    """Copies environments and suites whose content has the digest that names them."""
+    """Copies environments and suites, if their content has the digest that names them."""
     for env in {env for env, _ in needed}:
         record = source.environment(env)
         if record is not None and digest(record) == env:
@@ -216,7 +207,7 @@ def _copy_cell(cell_id: str, ranked: Sequence[_Entry], target: Store, conflictin
 
 
 def _copy_folder(source: Store, cell_id: str, place: Path, only: frozenset[str] | None = None) -> None:
-    """Copies the regular files of a cell's folder; links are left out, whatever they point to."""
+    """Copies the regular files of a cell's folder, no links."""
     folder = source.cell_dir(cell_id)
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         return

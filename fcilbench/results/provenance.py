@@ -1,4 +1,4 @@
-"""Where a row comes from: environment, hardware, host and source. Read once a process; no torch, no network."""
+"""Where a row comes from: environment, hardware, host and source code."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ _WORKER_HARDWARE = ("gpu", "gpu_memory")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where rows are computed; the environment record itself is stored once per digest.
-
-    Attributes:
-        environment: The record: python, platform, processor, packages, and what the worker reported.
-        env: Digest of the record, `sha256:<hex>`.
-        hardware_digest: Digest of its hardware part; equal digests make costs comparable.
-    """
+    """Where rows are computed: the environment record with its digest `env`, and digests that tell machines apart."""
 
     environment: Mapping[str, Any] = field(repr=False)
     env: str
@@ -41,19 +35,14 @@ class Provenance:
 
 
 def capture(worker: Mapping[str, Any] | None = None) -> Provenance:
-    """Returns the provenance of rows that a worker computes on this machine.
-
-    Args:
-        worker: What the worker reports of its side: `torch`, `cuda`, `cudnn`, `driver`, `gpu` (name),
-            `gpu_memory` (bytes), ...; all of it is recorded, `gpu` and `gpu_memory` are hardware.
-    """
+    """Returns the provenance of rows that a worker computes on this machine; `worker` is what it reports."""
     record = environment(worker)
     sha, dirty = source_state()
     return Provenance(record, digest(record), hardware_digest(record), host_digest(), sha, dirty)
 
 
 def environment(worker: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the environment record: plain JSON, without any name of machine or user."""
+    """Returns the environment record, plain JSON without names of machines or users."""
     return {**_own_environment(), "worker": dict(worker or {})}
 
 
@@ -70,7 +59,7 @@ def digest(record: Mapping[str, Any]) -> str:
 
 
 def hardware_digest(record: Mapping[str, Any]) -> str:
-    """Returns the digest of an environment record's hardware: processor, memory (GiB) and accelerator."""
+    """Returns the digest of processor, memory (GiB) and accelerator; costs compare only where it is equal."""
     worker = record.get("worker") or {}
     parts = {key: record.get(key) for key in _HARDWARE} | {key: worker.get(key) for key in _WORKER_HARDWARE}
     return digest(parts)
@@ -78,7 +67,7 @@ def hardware_digest(record: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def host_digest() -> str:
-    """Returns a digest of this machine's name and id: tells machines apart without naming them."""
+    """Returns a digest of this machine's name and id, which tells machines apart without naming them."""
     try:
         machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -88,10 +77,9 @@ def host_digest() -> str:
 
 @lru_cache(maxsize=8)
 def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
-    """Returns commit and dirtiness of the checkout that holds a package.
+    """Returns the commit of the checkout that holds a package, and whether any of its files differ from it.
 
-    It is dirty if any file of the package (untracked ones too) differs from the commit. Both are `None` if git is
-    absent, or if it does not track the package: a virtual environment may lie in somebody's checkout.
+    Both are `None` without git, or if git does not track the package: a virtual environment may lie in a checkout.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
@@ -102,7 +90,7 @@ def source_state(package: Path = _PACKAGE) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Returns git's output, or `None` if it fails; the caller's GIT_* variables must not redirect it."""
+    """Returns git's output, or `None` if it fails; GIT_* variables of the user are ignored."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:

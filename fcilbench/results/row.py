@@ -1,4 +1,4 @@
-"""Builds the row of a cell from what is known at its end."""
+"""The row of a finished cell."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ def build_row(
     attempts: int = 1,
     suite_digest: str | None = None,
 ) -> Row:
-    """Builds the row of a cell from what is known at its end.
+    """Builds the row of a cell; `cost` is that of a cell without a result, as an `outcome` has its own.
 
-    The arguments are fields of `Row`, but for `outcome` (the result; needed for `ok`, absent otherwise), `provenance`
-    (where it was computed) and `cost` (what a cell without a result had cost when it ended; a result brings its own).
-    Metrics that are NaN or infinite become undefined, with a warning that says so.
+    Metrics that are NaN or infinite become undefined, with a warning.
 
     Raises:
-        ValueError: If status and result contradict each other (pydantic's ValidationError is one).
+        ValueError: If status and outcome contradict each other (pydantic's ValidationError is one).
     """
     if (status == "ok") != (outcome is not None):
         raise ValueError(f"a row of status {status!r} {'needs an' if status == 'ok' else 'cannot have an'} outcome")
@@ -86,7 +84,7 @@ def build_row(
 
 
 def _result(outcome: Outcome) -> dict[str, Any]:
-    """Returns the row's fields that come from a result; metrics that are not finite become undefined."""
+    """Returns the fields of a row that come from its outcome; metrics that are not finite become undefined."""
     metrics, warnings = {}, list(outcome.warnings)
     for name, metric in outcome.metrics.items():
         finite = metric.value is None or math.isfinite(metric.value)
@@ -107,12 +105,7 @@ def _result(outcome: Outcome) -> dict[str, Any]:
 
 
 def code_digest(cell: Cell) -> str:
-    """Returns the digest of the cell's four plugins' code digests, as `Row.code.digest` holds it.
-
-    Example:
-        A finished cell is stale when `row.code.digest != code_digest(cell)`; `row.plugins[kind].code_digest`
-        then tells which plugin changed.
-    """
+    """Returns the digest of the code of a cell's plugins, as `Row.code.digest` holds it."""
     parts = {kind: use.code_digest for kind, use in cell.plugins.items()}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -126,7 +119,7 @@ def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
 
 
 def row_params(cell: Cell) -> RowParams:
-    """Returns every resolved parameter of a cell as plain JSON values."""
+    """Returns the resolved parameters of a cell as plain JSON values."""
     return RowParams(
         **{kind: use.params for kind, use in cell.plugins.items()},
         protocol=cell.protocol.model_dump(mode="json"),

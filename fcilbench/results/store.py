@@ -1,9 +1,9 @@
-"""The results folder: append-only `rows.jsonl`, one folder a cell, one file an environment and a resolved suite.
+"""The results folder: append-only `rows.jsonl`, and a folder for each cell.
 
-Layout: `rows.jsonl` (the truth; the last row of a cell wins), `cells/<cell_id>/` (row.json, rounds.jsonl, log.txt,
-traceback.txt, checkpoint.pt, lease.json), `env/<hex>.json`, `suites/<hex>.yaml`, `store.json` (the folder's own id).
-Rows are written under a lock and synced; everything else is written under a temporary name and renamed. Whatever
-moment a process dies at, the next reader sees every row that was finished.
+Layout: `rows.jsonl` (the last row of a cell counts), `cells/<cell_id>/` (row.json, rounds.jsonl, log.txt,
+traceback.txt, checkpoint.pt, lease.json), `env/<hex>.json` (environments), `suites/<hex>.yaml` (resolved suites),
+`store.json` (the folder's own id). Rows are appended under a lock and synced; other files are written under a temporary
+name and renamed. So a process may die at any moment, and the next reader sees every row that was finished.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ _DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
 
 
 class Store:
-    """One results folder; it is created when the first thing is written, never by reading."""
+    """One results folder; the first write creates it."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -46,17 +47,11 @@ class Store:
         """Returns the folder of a cell, which may not exist yet."""
         return self.root / "cells" / cell_id
 
-    def make_cell_dir(self, cell_id: str) -> Path:
-        """Creates the folder of a cell if it is missing, and returns it."""
-        folder = self.cell_dir(cell_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
     def prepare(self) -> None:
-        """Makes sure that rows can be written here: called before anything is trained.
+        """Makes sure, before anything is trained, that rows can be written here.
 
         Raises:
-            PrerequisiteError: If the folder cannot be made or written to, or its `store.json` is damaged.
+            PrerequisiteError: If the folder cannot be created or written, or its `store.json` is damaged.
         """
         try:
             with self._locked():
@@ -69,7 +64,7 @@ class Store:
             ) from error
 
     def append(self, row: Row) -> Row:
-        """Appends a row durably and returns it as written: with its `curve_ref` if the cell's folder has a curve."""
+        """Appends a row durably; returns it as written, with its `curve_ref` if the cell's folder has a curve."""
         curve = self.cell_dir(row.cell_id) / "rounds.jsonl"
         if row.curve_ref is None and curve.is_file():
             row = row.model_copy(update={"curve_ref": curve.relative_to(self.root).as_posix()})
@@ -77,10 +72,7 @@ class Store:
         return row
 
     def extend(self, rows: Iterable[Row]) -> None:
-        """Appends rows exactly as they are with one sync for all, then copies the last one of each cell to `row.json`.
-
-        A batch of several rows waits for the disk once: the copies can be made again from `rows.jsonl`.
-        """
+        """Appends rows as they are, with one sync for all, and copies the last one of each cell to its `row.json`."""
         lines = [(row.cell_id, row.to_json().encode() + b"\n") for row in rows]
         if not lines:
             return
@@ -90,13 +82,13 @@ class Store:
             _write_all(handle, b"".join(line for _, line in lines))
             os.fsync(handle)
         for cell_id, line in dict(lines).items():
+            # Copies of many rows need no sync each: they can be made again from `rows.jsonl`.
             write_atomic(self.cell_dir(cell_id) / "row.json", line, durable=len(lines) == 1)
 
     def scan(self) -> Iterator[Row]:
-        """Yields all rows in the order they were written, earlier attempts included, one at a time.
+        """Yields all rows in the order in which they were written, earlier attempts included.
 
-        A last line that a dying process left unfinished is ignored. Any other line that is not a row is left out
-        with a logged warning.
+        An unfinished last line is ignored. Any other line that is not a row is skipped with a logged warning.
 
         Raises:
             UsageError: If a row was written by a newer version of the schema.
@@ -116,10 +108,6 @@ class Store:
                     if line.endswith(b"\n"):
                         _log.warning("%s:%d is not a row and is left out: %s", self.rows_path, number, reason)
 
-    def rows(self) -> list[Row]:
-        """Returns all rows in the order they were written, as `scan` yields them."""
-        return list(self.scan())
-
     def latest(self) -> dict[str, Row]:
         """Returns the last row of each cell, by `cell_id`."""
         return {row.cell_id: row for row in self.scan()}
@@ -127,12 +115,12 @@ class Store:
     def latest_light(self, metrics: Collection[str] = ()) -> dict[str, Row]:
         """Returns the last row of each cell in little memory, for commands that read thousands of rows.
 
-        A light row has no accuracy matrices and no class names, and of the metrics only the named ones, computed from
-        the matrices. Everything else is as in `latest`. Light rows are for reading and must never be written.
+        A light row has no accuracy matrices and no class names, and only the named metrics, computed from the matrices.
+        It must never be written.
         """
         light = Lightener(metrics)
         collecting = gc.isenabled()
-        gc.disable()  # rows hold no cycles; searching thousands of them for some takes a third of the time
+        gc.disable()  # rows hold no cycles, and searching thousands of them would take a third of the time
         try:
             return {row.cell_id: light(row) for row in self.scan()}
         finally:
@@ -140,7 +128,7 @@ class Store:
                 gc.enable()
 
     def rounds(self, cell_id: str) -> list[dict[str, Any]]:
-        """Returns a cell's learning curve, one record a round; what is no record, or not finished, is left out."""
+        """Returns a cell's learning curve, one record for each round; lines that are no records are skipped."""
         path = self.cell_dir(cell_id) / "rounds.jsonl"
         records = []
         for line in path.read_bytes().splitlines() if path.is_file() else ():
@@ -149,11 +137,10 @@ class Store:
         return [record for record in records if isinstance(record, dict)]
 
     def save_environment(self, record: Mapping[str, Any]) -> str:
-        """Stores an environment record once per content and returns its digest, `sha256:<hex>`."""
+        """Stores an environment record, unless it is there already, and returns its digest, `sha256:<hex>`."""
         name = digest(record)
         if not self.environment_path(name).is_file():
-            text = json.dumps(record, indent=2, sort_keys=True)
-            write_atomic(self.environment_path(name), text + "\n")
+            write_atomic(self.environment_path(name), json.dumps(record, indent=2, sort_keys=True) + "\n")
         return name
 
     def environment(self, env: str) -> dict[str, Any] | None:
@@ -165,7 +152,7 @@ class Store:
         return raw if isinstance(raw, dict) else None
 
     def save_suite(self, suite: Mapping[str, Any]) -> str:
-        """Stores a resolved suite (plain JSON values) once per content, as YAML, and returns its digest."""
+        """Stores a resolved suite (plain JSON values) as YAML, unless it is there already, and returns its digest."""
         from ruamel.yaml import YAML
 
         name = digest(suite)
@@ -187,22 +174,22 @@ class Store:
         return raw if isinstance(raw, dict) else None
 
     def suite_path(self, suite_digest: str) -> Path:
-        """Returns the file of the resolved suite with a row's `suite_digest`; it may not exist."""
+        """Returns the file of a resolved suite; it may not exist."""
         return self.root / "suites" / f"{_hex(suite_digest)}.yaml"
 
     def environment_path(self, env: str) -> Path:
-        """Returns the file of the environment record with a row's `env` digest; it may not exist."""
+        """Returns the file of an environment record; it may not exist."""
         return self.root / "env" / f"{_hex(env)}.json"
 
     def identifier(self) -> str:
-        """Returns the folder's own random id, made on first use; trackers tell folders apart by it.
+        """Returns the folder's own random id, by which trackers tell folders apart; the first call makes it.
 
         Raises:
             PrerequisiteError: If `store.json` is damaged.
         """
         path = self.root / "store.json"
         if not path.exists():
-            with self._locked():  # of two processes that start here, the first makes the id
+            with self._locked():  # if two processes start here, the first one makes the id
                 if not path.exists():
                     write_atomic(path, json.dumps({"store": 1, "id": uuid.uuid4().hex}) + "\n")
         try:
@@ -227,13 +214,15 @@ class Store:
             os.close(handle)  # closing releases the lock
 
     def _set_torn_tail_aside(self, handle: int) -> None:
-        """Moves an unfinished last line to `rows.torn`, so that the next row starts on a line of its own."""
+        """Moves an unfinished last line to `rows.torn`, so that the next row starts on a new line."""
         size = os.fstat(handle).st_size
-        tail = _tail(handle, size)
-        if not tail:
+        if size == 0 or os.pread(handle, 1, size - 1) == b"\n":
             return
-        if _is_row(tail):  # only the newline is missing
-            _write_all(handle, b"\n")
+        with self.rows_path.open("rb") as file:
+            tail = deque(file, maxlen=1).pop()
+        with suppress(ValueError):
+            Row.model_validate_json(tail)
+            _write_all(handle, b"\n")  # only the newline is missing
             return
         with open(self.root / "rows.torn", "ab") as torn:
             torn.write(tail + b"\n")
@@ -247,11 +236,7 @@ def _hex(name: str) -> str:
 
 
 def _why_no_row(line: bytes, error: ValueError) -> str:
-    """Returns in one line why a line is not a row.
-
-    Raises:
-        UsageError: If it is a row of a newer schema.
-    """
+    """Returns in one line why a line is not a row; raises a UsageError if it is a row of a newer schema."""
     try:
         check_version(json.loads(line))
     except ValueError as found:
@@ -264,24 +249,3 @@ def _why_no_row(line: bytes, error: ValueError) -> str:
 def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
-
-
-def _tail(handle: int, size: int, chunk: int = 65536) -> bytes:
-    """Returns what follows the last newline."""
-    tail, start = b"", size
-    while start > 0:
-        begin = max(0, start - chunk)
-        tail = os.pread(handle, start - begin, begin) + tail
-        _, newline, rest = tail.rpartition(b"\n")
-        if newline:
-            return rest
-        start = begin
-    return tail
-
-
-def _is_row(line: bytes) -> bool:
-    try:
-        Row.model_validate_json(line)
-    except ValueError:
-        return False
-    return True

@@ -15,6 +15,7 @@ from fcilbench.boards.build import AccuracyBoard, OverheadBoard
 from fcilbench.boards.figures import FIGURES, draw
 from fcilbench.boards.report import render_report
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 
 MATRIX = [[0.9], [0.6, 0.8]]
@@ -63,7 +64,7 @@ def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make
     store.extend(rows)
     for row in rows:
         events = ({"event": "round", "loss": random.random()} for _ in range(50))
-        store.make_cell_dir(row.cell_id).joinpath("rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
+        write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", "\n".join(map(json.dumps, events)))
     boards = [AccuracyBoard().build(rows), OverheadBoard().build(rows)]
     assert 500_000 < len(render_report(boards, rows, store).encode()) < 2_000_000
 

@@ -76,7 +76,7 @@ def test_every_end_has_its_name(rows, store, do):
 def test_no_cell_changes_another(rows, store, command):
     assert rows["innocent"].model_digest == rows["fedavg"].model_digest
     assert command("", "run", "s.yaml", *RUN, "1", "--out", "clean", "--only", "aggregator:sum").returncode == OK
-    (clean,) = Store(command.folder / "clean").rows()
+    (clean,) = Store(command.folder / "clean").scan()
     for name in ("model_digest", "accuracy", "metrics"):
         assert getattr(rows["sum"], name) == getattr(clean, name)
 

@@ -3,6 +3,7 @@ import os
 import pytest
 
 from fcilbench.errors import UsageError
+from fcilbench.files import write_atomic
 from fcilbench.results.compare import Difference, compare
 from fcilbench.results.merge import export, merge
 from fcilbench.results.store import Store
@@ -14,7 +15,7 @@ def stores(tmp_path):
 
 
 def _curve(store, cell_id, text):
-    (store.make_cell_dir(cell_id) / "rounds.jsonl").write_text(text)
+    write_atomic(store.cell_dir(cell_id) / "rounds.jsonl", text)
 
 
 def test_disjoint_cells_are_united_with_files_and_environments(stores, make_cell, make_row):
@@ -61,7 +62,7 @@ def test_a_conflict_names_metric_folders_and_environments_and_loses_nothing(stor
     assert conflict.found.differences == (Difference("faa/none", 0.5, 0.52, 1e-9),)
     assert (conflict.kept_env, conflict.other_env) == (env_a, env_b)
     assert conflict.environment == {"packages.numpy": ("2.0", None), "packages.torch": ("2.9", "2.10")}
-    assert target.rows() == [there, here]
+    assert list(target.scan()) == [there, here]
     assert target.rounds(here.cell_id) == [{"from": "a"}]
     kept_aside = target.root / "conflicts" / there.cell_id / there.digest[:16] / "rounds.jsonl"
     assert kept_aside.read_text() == '{"from": "b"}\n'
@@ -96,7 +97,7 @@ def test_a_result_counts_before_a_failure_whatever_the_order(stores, make_cell, 
     a.append(later_failure)
     b.append(ok)
     assert merge([a, b], target).conflicts == ()
-    assert target.rows() == [later_failure, ok]
+    assert list(target.scan()) == [later_failure, ok]
 
 
 def test_of_rows_without_a_result_the_latest_counts(stores, make_cell, make_row):
@@ -105,7 +106,7 @@ def test_of_rows_without_a_result_the_latest_counts(stores, make_cell, make_row)
     a.append(late)
     b.append(early)
     merge([a, b], target)
-    assert target.rows() == [early, late]
+    assert list(target.scan()) == [early, late]
 
 
 def test_what_the_target_holds_stays_and_may_be_a_source_too(stores, make_cell, make_row):
@@ -116,7 +117,7 @@ def test_what_the_target_holds_stays_and_may_be_a_source_too(stores, make_cell, 
     a.append(theirs)
     report = merge([a, Store(target.root)], target)
     assert target.latest()[mine.cell_id] == mine
-    assert target.rows() == [mine, theirs, mine]
+    assert list(target.scan()) == [mine, theirs, mine]
     assert [c.other_from for c in report.conflicts] == [a.root]
 
 
@@ -181,7 +182,8 @@ def test_links_of_a_foreign_folder_are_not_followed(stores, tmp_path, make_cell,
     a, _, target = stores
     (tmp_path / "secret").write_text("secret")
     row, linked = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
-    (a.make_cell_dir(row.cell_id) / "notes.txt").symlink_to(tmp_path / "secret")
+    a.cell_dir(row.cell_id).mkdir(parents=True, exist_ok=True)
+    (a.cell_dir(row.cell_id) / "notes.txt").symlink_to(tmp_path / "secret")
     (a.root / "cells" / linked.cell_id).symlink_to(tmp_path)
     a.extend([row])
     (a.root / "rows.jsonl").write_text(row.to_json() + "\n" + linked.to_json() + "\n")

@@ -15,13 +15,14 @@ from ruamel.yaml import YAML
 
 import fcilbench
 from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.files import write_atomic
 from fcilbench.results.frames import write_rows
 from fcilbench.results.store import Store
 
 
 def test_reading_creates_nothing(tmp_path):
     store = Store(tmp_path / "results")
-    assert store.rows() == []
+    assert list(store.scan()) == []
     assert store.latest() == {}
     assert store.rounds("a" * 64) == []
     assert not store.exists()
@@ -35,7 +36,7 @@ def test_the_last_row_of_a_cell_wins_and_none_is_lost(tmp_path, make_cell, make_
     failed, other, ok = make_row(a, "failed"), make_row(b, {"faa/none": 0.5}), make_row(a, {"faa/none": 0.6})
     for row in (failed, other, ok):
         store.append(row)
-    assert store.rows() == [failed, other, ok]
+    assert list(store.scan()) == [failed, other, ok]
     assert store.latest() == {ok.cell_id: ok, other.cell_id: other}
     assert json.loads((store.cell_dir(ok.cell_id) / "row.json").read_text()) == json.loads(ok.to_json())
 
@@ -43,8 +44,9 @@ def test_the_last_row_of_a_cell_wins_and_none_is_lost(tmp_path, make_cell, make_
 def test_a_row_names_its_curve_if_there_is_one(tmp_path, make_cell, make_row):
     store, row = Store(tmp_path), make_row(make_cell(), {})
     assert store.append(row).curve_ref is None
-    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(
-        '{"round": 0, "loss": 2.5}\n\n[]\n' + "[" * 100_000 + '\n{"round": 1, "lo'
+    write_atomic(
+        store.cell_dir(row.cell_id) / "rounds.jsonl",
+        '{"round": 0, "loss": 2.5}\n\n[]\n' + "[" * 100_000 + '\n{"round": 1, "lo',
     )
     assert store.append(row).curve_ref == f"cells/{row.cell_id}/rounds.jsonl"
     assert store.rounds(row.cell_id) == [{"round": 0, "loss": 2.5}]
@@ -59,10 +61,10 @@ def test_a_torn_last_line_costs_only_that_row(tmp_path, make_cell, make_row, cap
     with store.rows_path.open("ab") as file:
         file.write(line[:cut])
     with caplog.at_level(logging.WARNING):
-        assert store.rows() == [first]
+        assert list(store.scan()) == [first]
     assert caplog.records == []  # a reader says nothing: the writer may still be at it
     store.append(after)
-    assert store.rows() == [first, after]
+    assert list(store.scan()) == [first, after]
     assert store.rows_path.read_bytes() == first.to_json().encode() + b"\n" + after.to_json().encode() + b"\n"
     assert (tmp_path / "rows.torn").read_bytes() == line[:cut] + b"\n"
 
@@ -71,9 +73,9 @@ def test_a_line_that_lacks_only_its_newline_is_kept(tmp_path, make_cell, make_ro
     store = Store(tmp_path)
     first, second = make_row(make_cell(), {}), make_row(make_cell(seed=1), {})
     store.rows_path.write_bytes(first.to_json().encode())
-    assert store.rows() == [first]
+    assert list(store.scan()) == [first]
     store.append(second)
-    assert store.rows() == [first, second]
+    assert list(store.scan()) == [first, second]
     assert not (tmp_path / "rows.torn").exists()
 
 
@@ -81,7 +83,7 @@ def test_zeros_left_by_a_power_cut_are_a_torn_line(tmp_path, make_cell, make_row
     store, row = Store(tmp_path), make_row(make_cell(), {})
     store.rows_path.write_bytes(b"\0" * 70_000)  # more than one chunk of the backward search
     store.append(row)
-    assert store.rows() == [row]
+    assert list(store.scan()) == [row]
     assert store.rows_path.read_bytes() == row.to_json().encode() + b"\n"
 
 
@@ -95,7 +97,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_left_out(tmp_path, make_cell,
         line = make_row(make_cell(seed=2), {"faa/none": 0.5}).to_json()
         file.write(line.replace('"value":0.5', '"value":NaN').encode() + b"\n")
     store.append(second)
-    assert store.rows() == [first, second]
+    assert list(store.scan()) == [first, second]
     named = [record.getMessage() for record in caplog.records]
     assert [f":{line} is not a row" in text for line, text in zip((2, 4, 5, 6, 7), named, strict=True)] == [True] * 5
 
@@ -106,7 +108,7 @@ def test_a_newer_schema_is_an_error_not_a_gap(tmp_path, make_cell, make_row):
     with store.rows_path.open("a") as file:
         file.write(json.dumps({"schema": 4, "cell_id": "x"}) + "\n")
     with pytest.raises(UsageError, match="row x has schema 4, this fcilbench reads up to 3"):
-        store.rows()
+        list(store.scan())
 
 
 def test_an_environment_is_stored_once_per_content(tmp_path):
@@ -205,10 +207,10 @@ def test_two_processes_append_at_the_same_time(tmp_path, make_cell, make_row):
     outputs = [child.communicate(timeout=60)[0].split() for child in children]
     assert [len(output) for output in outputs] == [25, 25]
     store = Store(root)
-    seeds = [found.seed for found in store.rows()]
+    seeds = [found.seed for found in store.scan()]
     assert sorted(seeds) == list(range(50))
     assert [seed for seed in seeds if seed < 25] == list(range(25))
-    assert all(found.warnings == row.warnings for found in store.rows())
+    assert all(found.warnings == row.warnings for found in store.scan())
     assert not (root / "rows.torn").exists()
 
 
@@ -224,12 +226,12 @@ def test_kill_9_while_appending_loses_no_finished_row(tmp_path, make_cell, make_
         os.kill(child.pid, signal.SIGKILL)
         finished += len(child.communicate(timeout=60)[0].split())
         assert child.returncode == -signal.SIGKILL
-    before = store.rows()
+    before = list(store.scan())
     assert finished >= 3
     assert finished <= len(before) <= finished + 3  # a row may be on disk before its process could say so
     last = make_row(make_cell(seed=9), {"faa/none": 0.9})
     store.append(last)
-    assert store.rows() == [*before, last]
+    assert list(store.scan()) == [*before, last]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
@@ -250,16 +252,14 @@ def test_tables_for_notebooks_and_their_files(tmp_path, make_cell, make_row):
     row = store.append(
         make_row(make_cell("sum", lambda_s=0.4), {"faa/none": 0.7}, accuracy={"none": [[0.9], [0.6, 0.8]]})
     )
-    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(
-        '{"event": "round", "loss": 1.5, "seconds": {"a": 2}}\n'
-    )
+    write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", '{"event": "round", "loss": 1.5, "seconds": {"a": 2}}\n')
     rows, curves, matrices = fcilbench.load(store.root)
     assert rows.loc[0, ["aggregator", "faa/none", "params.aggregator.lambda_s"]].tolist() == ["sum", 0.7, 0.4]
     assert curves.loc[0, ["cell_id", "loss", "seconds.a"]].tolist() == [row.cell_id, 1.5, 2]
     assert matrices[["after", "task", "accuracy"]].values.tolist() == [[0, 0, 0.9], [1, 0, 0.6], [1, 1, 0.8]]
     for name, read in (("rows.csv", pandas.read_csv), ("rows.parquet", pandas.read_parquet)):
-        write_rows(store.rows(), tmp_path / name)
+        write_rows(list(store.scan()), tmp_path / name)
         again = read(tmp_path / name)
         assert (list(again.columns), again.loc[0, "faa/none"]) == (list(rows.columns), 0.7)
     with pytest.raises(UsageError, match=r"no table of rows is written to \.xls files"):
-        write_rows(store.rows(), tmp_path / "rows.xls")
+        write_rows(list(store.scan()), tmp_path / "rows.xls")

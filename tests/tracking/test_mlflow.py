@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 from fcilbench.tracking.base import sync
 from fcilbench.tracking.mlflow import MLflowSession, MLflowTracker
@@ -30,7 +31,8 @@ def store(tmp_path, make_cell, make_row):
     store = Store(tmp_path / "results")
     env = store.save_environment({"python": "3.12"})
     ok = make_row(make_cell("sum", lambda_s=0.4), {"faa/none": 0.625, "forgetting/none": None})
-    folder = store.make_cell_dir(ok.cell_id)
+    folder = store.cell_dir(ok.cell_id)
+    folder.mkdir(parents=True)
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in CURVE))
     store.append(ok.model_copy(update={"env": env}))
     store.append(make_row(make_cell("fedavg"), "failed"))
@@ -203,7 +205,7 @@ def test_edge_2_names_that_mlflow_does_not_take_stay_apart(tmp_path, make_cell, 
     row = make_row(make_cell("sum"), {"faa/none": 0.5})
     store.append(row.model_copy(update={"params": row.params.model_copy(update={"aggregator": odd})}))
     curve = {**CURVE[0], "logs": dict.fromkeys(odd, 1.0)}
-    (store.make_cell_dir(row.cell_id) / "rounds.jsonl").write_text(json.dumps(curve) + "\n")
+    write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", json.dumps(curve) + "\n")
     assert (_track(store, warnings).report.logged, warnings) == (1, [])
     _, _, children = _runs(store)
     params = children[row.cell_id].data.params
