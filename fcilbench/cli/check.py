@@ -1,4 +1,4 @@
-"""`fcilbench check` and `fcilbench schema`: whether a suite is right, and what it may contain."""
+"""`fcilbench check` and `fcilbench schema`: checks a suite, and prints what suites and rows may contain."""
 
 from __future__ import annotations
 

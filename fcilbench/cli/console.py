@@ -1,4 +1,4 @@
-"""Where text goes: results to standard output, everything else to standard error."""
+"""Output of the commands: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """What `-q` and `-v` ask for, for the whole process."""
+    """The options `-q` and `-v` of this process."""
 
     quiet: bool = False
     verbose: bool = False
@@ -41,12 +41,12 @@ def err() -> Console:
 
 
 def width() -> int:
-    """Returns the columns that a table on standard output may take."""
+    """Returns the number of columns of a table on standard output."""
     return shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Prints a line for the user on standard error, unless `-q`."""
+    """Prints a line on standard error, unless `-q` is set."""
     if not state.quiet:
         err().print(clean(text), style=style, markup=False)
 
@@ -57,12 +57,12 @@ def warn(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Prints result text on standard output, without characters that could steer the terminal."""
+    """Prints a result on standard output, without characters that could control the terminal."""
     sys.stdout.write(clean(text if text.endswith("\n") else f"{text}\n"))
 
 
 def show_json(body: Mapping[str, Any]) -> None:
-    """Prints a JSON document on standard output; its integer `schema` rises when its form changes."""
+    """Prints a JSON document on standard output, with the version of its form, `schema`."""
     show(json.dumps({"schema": 1, **body}, indent=2, ensure_ascii=False, default=str))
 
 
@@ -76,17 +76,16 @@ def show_list(
     right: Collection[int] = (),
     **about: Any,
 ) -> None:
-    """Prints a list of things on standard output, in any form of `options.Form`.
+    """Prints a list on standard output: as a table, in Markdown or in CSV (from `rows`), or as JSON (from `records`).
 
     Args:
-        form: `table`, `md` and `csv` print `rows`; `jsonl` prints a line for each of `records`; `json` one document.
-            `tex` and `html` are for boards alone.
-        headers: Titles of the columns; none prints a `table` without a header.
+        form: One of `options.Form`; `tex` and `html` are for boards only.
+        headers: Titles of the columns; a `table` without titles has no header.
         rows: Texts of each row.
         key: Name of the list in the JSON document.
         records: The same things as JSON objects, or as their JSON texts.
         right: Numbers of the columns that are aligned to the right.
-        **about: What else the JSON document says.
+        **about: Other facts for the JSON document.
     """
     if form in ("tex", "html"):
         raise UsageError(f"a list has no form {form!r}", hint="only boards are printed as tex and html")
@@ -112,7 +111,7 @@ def report(error: BaseException) -> int:
     """Prints an error in one line and a hint, with `-v` its traceback, and returns the exit code of the process."""
     if state.verbose:
         sys.stderr.write("".join(traceback.format_exception(error)))
-    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that cannot be read: nobody's fault here
+    if isinstance(error, OSError) and error.strerror:  # e.g. a full disk
         place = f"{error.filename}: " if error.filename else ""
         error = PrerequisiteError(f"{place}{error.strerror}", hint="make room or grant access, or name another place")
     if isinstance(error, FcilbenchError):
@@ -127,7 +126,7 @@ def report(error: BaseException) -> int:
 
 
 class _Lines(logging.Handler):
-    """Log records as single lines on the console of standard error, above a running progress display."""
+    """Prints log records as single lines on standard error, above progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -138,7 +137,7 @@ class _Lines(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Sends the program's log to standard error: warnings, or everything with `-v`, or errors only with `-q`."""
+    """Sends the program's log to standard error: warnings, with `-v` everything, with `-q` only errors."""
     level = logging.DEBUG if state.verbose else logging.ERROR if state.quiet else logging.WARNING
     logger = logging.getLogger("fcilbench")
     logger.setLevel(level)
@@ -148,7 +147,7 @@ def log_to_stderr() -> None:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as people read it.
+    """Returns a time for people to read.
 
     Example:
         >>> duration(3725), duration(42.4), duration(0.25)

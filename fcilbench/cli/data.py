@@ -1,4 +1,4 @@
-"""`fcilbench data`: data sets, where they are, how they get there, and what is in them."""
+"""`fcilbench data`: lists, fetches and verifies data sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import PREREQUISITE, DataError, FcilbenchError, PrerequisiteError
+from fcilbench.errors import PREREQUISITE, FcilbenchError, PrerequisiteError
 
 if TYPE_CHECKING:
     from fcilbench.registry.catalog import Description
@@ -22,7 +22,7 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the data sets that plugins offer, with their sizes and terms, and whether their files are here."""
+    """List the data sets with their sizes and terms, and say whether their files are on this machine."""
     from fcilbench.data.root import data_root, find_layout
 
     root = data_root()
@@ -30,7 +30,7 @@ def list_(
     rows, records = [], []
     for each in _describe(None):
         layouts = each.facts.get("layouts")
-        here = find_layout(layouts, root) is not None if layouts else None  # `None`: it needs or tells no files
+        here = find_layout(layouts, root) is not None if layouts else None  # `None`: it declares no files
         problem = f"broken: {each.problem}" if each.problem else ""
         word = {True: "yes", False: "no", None: ""}[here]
         rows.append((each.ref.name, word, *(each.facts.get(key, "") for key in keys), problem))
@@ -47,9 +47,9 @@ def verify(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """Read data sets whole and compare their content with what the plugins declare; fills their caches.
+    """Read data sets completely and compare their content with what the plugins declare; fills their caches.
 
-    Exit codes: 0; 5 if one of them is missing, incomplete or something else.
+    Exit codes: 0; 5 if a data set is missing or has other content.
     """
     from fcilbench.cli.progress import Display
     from fcilbench.execution.probe import verify_datasets
@@ -82,10 +82,10 @@ def fetch(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Fetch data sets from their official sources, verify the archives and unpack them under the data root.
+    """Fetch data sets from their official sources, verify the archives, unpack them and print where they are.
 
-    What is there already is left alone and needs no network. Verification cannot be switched off. Exit codes: 0; 5 if
-    one of them cannot be had: the hint then says which file to put where by hand.
+    Files that are already there are kept, without using the network. Exit codes: 0; 5 if a data set cannot be fetched;
+    a hint then says which file to put where.
     """
     from fcilbench.cli.progress import Display
     from fcilbench.data.fetch import fetch as fetch_one
@@ -104,29 +104,6 @@ def fetch(
             failed = True
     if failed:
         raise typer.Exit(PREREQUISITE)
-
-
-@app.command(epilog="Example: [bold]fcilbench data path cifar100[/bold]")
-def path(
-    name: Annotated[str | None, typer.Argument(help="Data set; none shows the data root.")] = None,
-    data: options.Data = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Print the data root, or where the files of a data set are.
-
-    Exit codes: 0; 5 if the data set is not there.
-    """
-    from fcilbench.data.root import data_root, describe_layouts, find_layout
-
-    root = data_root()
-    layouts = [] if name is None else _describe([name])[0].facts.get("layouts", [])
-    found = find_layout(layouts, root)
-    if found is None and layouts:
-        raise DataError(
-            f"{name}: no {describe_layouts(layouts, root)}", hint=f"`fcilbench data fetch {name}` gets it, if it can"
-        )
-    for each in (root,) if name is None else found or ():
-        console.show(str(each))
 
 
 def _describe(names: list[str] | None) -> list[Description]:

@@ -1,4 +1,4 @@
-"""`fcilbench doctor`: what this machine has, and whether a suite will run on it."""
+"""`fcilbench doctor`: reports what this machine has, and whether a suite will run on it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _PACKAGES = ("torch", "timm", "transformers", "mlflow")
 
 
 class Finding(NamedTuple):
-    """What was looked at, and what was found.
-
-    Its state is `fail` if a run cannot work so, `warn` if it may surprise, `info` for what only some suites need.
-    """
+    """One finding: `fail` if a run cannot work, `warn` if it may go wrong, `info` if only some suites need it."""
 
     state: Literal["ok", "info", "warn", "fail"]
     what: str
@@ -68,7 +65,7 @@ def doctor(
 
 
 def _software() -> Iterable[Finding]:
-    """Looks at Python and the versions of the packages that compute, without importing them."""
+    """Reports the versions of Python and of the heavy packages, without importing them."""
     yield Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
     for name in _PACKAGES:
         try:
@@ -78,7 +75,7 @@ def _software() -> Iterable[Finding]:
 
 
 def _devices(option: str) -> Iterable[Finding]:
-    """Looks at the GPUs that `--gpus` means."""
+    """Reports the GPUs, and whether those that `--gpus` names can be used."""
     from fcilbench.execution.devices import choose_devices, find_gpus
 
     for gpu in find_gpus():
@@ -106,7 +103,7 @@ def _plugins() -> Iterable[Finding]:
 
 
 def _place(what: str, place: Path) -> Finding:
-    """Looks whether a folder is writable and has room; it need not exist yet."""
+    """Reports whether a folder is writable and has space; it need not exist."""
     there = place.expanduser().absolute()
     while not there.exists():
         there = there.parent
@@ -118,7 +115,7 @@ def _place(what: str, place: Path) -> Finding:
 
 
 def _tracking(out: Path, option: str | None) -> Finding:
-    """Checks whether the tracking store answers; a dead one costs a warning, never a cell."""
+    """Reports whether the tracking server answers; if not, cells run all the same."""
     from fcilbench.cli.results import parse_tracking
     from fcilbench.registry.entrypoints import lookup
     from fcilbench.tracking.uri import tracking_uri, unreachable, without_password
@@ -134,7 +131,7 @@ def _tracking(out: Path, option: str | None) -> Finding:
 
 
 def _source() -> Finding:
-    """Looks whether results could be traced to a commit."""
+    """Reports whether results can be traced to a commit."""
     from fcilbench import __version__
     from fcilbench.results.provenance import source_state
 
@@ -146,7 +143,7 @@ def _source() -> Finding:
 
 
 def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
-    """Looks whether a suite will run here: its plugins, weights and data, and a tiny step of each combination."""
+    """Reports whether a suite will run here: plugins, weights, data, and a tiny round of each combination."""
     from fcilbench.execution.probe import probe_cells
     from fcilbench.suite.check import probe_combinations
     from fcilbench.suite.expand import expand
@@ -159,7 +156,7 @@ def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
     problems = probe_combinations(expansion.cells, probe_cells)
     findings += [Finding("fail", ", ".join(names), problem) for problem, names in problems.items()]
     if any(each.state == "fail" for each in findings):
-        return [*findings, Finding("fail", "suite", f"{expansion.name} will not run here as it is")]
+        return [*findings, Finding("fail", "suite", f"{expansion.name} will not run here")]
     return [*findings, Finding("ok", "suite", f"{expansion.name} will run here: {len(expansion.cells)} cells")]
 
 

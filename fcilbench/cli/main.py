@@ -78,7 +78,7 @@ def main() -> None:
     """Runs the command line of this process; ends it with one of the documented exit codes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # no character that the terminal lacks may end a run
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks must not end a run
     try:
         app()
     except Exception as error:

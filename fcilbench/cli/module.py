@@ -1,4 +1,4 @@
-"""`fcilbench module`: what a finished cell deploys, as a file of its own."""
+"""`fcilbench module`: writes and reads the deployable module of a finished cell."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def export(
 ) -> None:
     """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.
 
-    For SUM: tau_uni in fp16 on its support, one mask and one scale a task, the head. theta_pre is not in it.
-    Exit codes: 0; 2 no such cell; 5 the cell kept no model.
+    For SUM, it holds tau_uni in fp16 on its support, a mask and a scale for each task, and the head, without theta_pre.
+    Exit codes: 0; 2 if there is no such cell; 5 if the cell kept no model.
     """
     from fcilbench.cli.show import find_row
     from fcilbench.federation.outcome import MODULE, ModuleFile, read_module, write_module
@@ -61,9 +61,9 @@ def inspect(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """Print what a module file holds and weighs, packed and dense.
+    """Print the tensors of a module file and its size, packed and dense.
 
-    Exit codes: 0; 2 if it is no module file.
+    Exit codes: 0; 2 if it is not a module file.
     """
     from fcilbench.federation.outcome import read_module
 

@@ -1,4 +1,4 @@
-"""Every option of the command line, declared once: a flag means the same wherever it appears."""
+"""The options of the command line, each declared once, so that a flag means the same everywhere."""
 
 from __future__ import annotations
 
@@ -47,119 +47,58 @@ SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="S
 MaybeSuite = Annotated[
     Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
 ]
-OfSuite = Annotated[
-    Path | None, typer.Option("--suite", help="Show the cells that this suite plans, the missing ones too.")
-]
+OfSuite = Annotated[Path | None, typer.Option("--suite", help="Show the cells of this suite, also the missing ones.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "-s", "--set", metavar="PATH=VALUE", help="Set a value: protocol.rounds=2, or lambda_s=0.5 with `plugins test`."
     ),
 ]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="EXPR",
-        help="Select cells: axis:value,status:failed,shard:2/5 (all hold; globs; repeat for or).",
-    ),
-]
+_ONLY = "Select cells: axis:value,status:failed,shard:2/5 (all must hold; globs; repeat for or)."
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="EXPR", help=_ONLY)]
 RESULTS = Path("results")
 """The results folder if `--out` is not given."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
-Rerun = Annotated[
-    str,
-    typer.Option(
-        "--rerun",
-        metavar="stale|failed|never|all",
-        help="Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all of them. "
-        "Commas join. New and interrupted cells run anyway, and so do cells that lacked data or a package; never runs "
-        "only new ones.",
-    ),
-]
+_RERUN = (
+    "Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all. Commas join. New and "
+    "interrupted cells run anyway, and so do those that lacked data or a package; never runs only new ones."
+)
+Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
-Executor = Annotated[
-    str,
-    typer.Option(
-        "--executor",
-        metavar="NAME[,OPTION=VALUE...]",
-        help="What runs the cells: local, ray or slurm, e.g. slurm,partition=gpu,minutes=240 (docs/scaling.md).",
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", metavar="N", min=1, help="Cells at a time on each device; default: 1 on a GPU, 1 for each core."
-    ),
-]
+_EXECUTOR = "What runs the cells: local, ray or slurm, e.g. slurm,partition=gpu,minutes=240 (docs/scaling.md)."
+Executor = Annotated[str, typer.Option("--executor", metavar="NAME[,OPTION=VALUE...]", help=_EXECUTOR)]
+_JOBS = "Cells at a time on each device; default: 1 on a GPU, 1 for each core."
+Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help=_JOBS)]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for cells that another run works on.")]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="ROOT",
-        callback=use_data_root,
-        help="Data root; default: FCILBENCH_DATA of the environment, else the user cache.",
-    ),
-]
-Tracking = Annotated[
-    str | None,
-    typer.Option(
-        "--tracking",
-        metavar="NAME[=URI]|none",
-        help="Tracker, with where it writes; default: mlflow with FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the "
-        "environment, else mlflow.db in the results folder. A URI alone is one of mlflow.",
-    ),
-]
-Params = Annotated[
-    Path | None,
-    typer.Option("--params", metavar="LOCK", help="Lock file of `fcilbench tune`, whose values the cells get."),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        metavar="URL",
-        help="Database of the studies, e.g. postgresql://...; default: studies.db in the folder of the trials.",
-    ),
-]
-Plots = Annotated[
-    Path | None,
-    typer.Option("--plots", metavar="DIR", help="Also draw parallel coordinates and slices into this folder, as PNG."),
-]
+_DATA = "Data root; default: FCILBENCH_DATA of the environment, else the user cache."
+Data = Annotated[Path | None, typer.Option("--data", metavar="ROOT", callback=use_data_root, help=_DATA)]
+_TRACKING = (
+    "Tracker, with where it writes; default: mlflow with FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the "
+    "environment, else mlflow.db in the results folder. A URI alone is one of mlflow."
+)
+Tracking = Annotated[str | None, typer.Option("--tracking", metavar="NAME[=URI]|none", help=_TRACKING)]
+_PARAMS = "Lock file of `fcilbench tune` with values for the cells."
+Params = Annotated[Path | None, typer.Option("--params", metavar="LOCK", help=_PARAMS)]
+_STORAGE = "Database of the studies, e.g. postgresql://...; default: studies.db in the folder of the trials."
+Storage = Annotated[str | None, typer.Option("--storage", metavar="URL", help=_STORAGE)]
+_PLOTS = "Also draw parallel coordinates and slices as PNG into this folder."
+Plots = Annotated[Path | None, typer.Option("--plots", metavar="DIR", help=_PLOTS)]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
 Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", metavar="FILE", help="Write to a file; its ending sets the form: .txt, .md, .csv, .json, ..."
-    ),
-]
-Identity = Annotated[
-    str, typer.Option("--identity", metavar="none|inferred|oracle", help="What methods are told of a sample's task.")
-]
-Reference = Annotated[
-    Path | None,
-    typer.Option(
-        "--reference",
-        metavar="DIR",
-        help="Show printed figures and the differences from them, e.g. leaderboards/paper.",
-    ),
-]
-Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny step of each combination of plugins.")]
+_OUTPUT = "Write to a file; its ending sets the form: .txt, .md, .csv, .json, ..."
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
+_IDENTITY = "What methods are told of a sample's task."
+Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred|oracle", help=_IDENTITY)]
+_REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
+Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
+Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the row, e.g. leaderboards/NAME.")]
 Kind = Annotated[str | None, typer.Option("--kind", help="One kind of plugin, e.g. aggregators.")]
-Tolerance = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tolerance",
-        metavar="METRIC=VALUE",
-        help="Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01.",
-    ),
-]
+_TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
+Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the sample.")]
 Quiet = Annotated[

@@ -1,4 +1,4 @@
-"""`fcilbench plugins`: what a suite can name, what is broken, and verbs for whoever writes a plugin."""
+"""`fcilbench plugins`: lists, describes, tests and starts plugins."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """Describe one plugin: what it declares, and each hyperparameter with default, range, meaning and source."""
+    """Describe one plugin: its facts, and each hyperparameter with default, range, meaning and source."""
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS
 
@@ -88,11 +88,10 @@ def run_checks(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the conformance checks of a plugin's kind, and print each with what was seen and what to do.
+    """Run the conformance checks of a plugin and print each result, for a failure with what to do.
 
-    A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature, says
-    why in `breaks`, and was seen to fail. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be
-    imported.
+    A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature and says
+    why in `breaks`. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be imported.
     """
     from fcilbench.data.root import data_root
     from fcilbench.suite.load import override
@@ -102,7 +101,7 @@ def run_checks(
     for text in set_ or ():
         chosen = override(chosen, text)[1]
     console.say(f"importing {name} and torch")
-    with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no result
+    with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is not a result
         from fcilbench.testing.conformance import case
 
         results = []
@@ -124,11 +123,11 @@ def new(
     kind: options.Kind = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Write a working plugin with its entry point and its test, into a new package here or into an existing one.
+    """Write a working plugin with its entry point and its test, into a new package or an existing one.
 
-    The package is DIST, or fcilbench-NAME; a new one gets CI and a README too. No file is overwritten.
+    The package is DIST, or fcilbench-NAME; a new one also gets CI and a README. No file is overwritten.
     """
-    from fcilbench.testing.scaffold import write
+    from fcilbench.cli.scaffold import write
 
     kind = (kind or "aggregator").removesuffix("s")
     full, (folder, *files) = write(name, Path.cwd(), kind)
@@ -140,27 +139,23 @@ def new(
 
 
 def _one(name: str, kind: str | None, among: Sequence[str]) -> PluginRef:
-    """Finds a plugin by name, in the kind that --kind names or in all; only those `among` will do."""
-    from fcilbench.registry.entrypoints import KINDS, find, lookup
+    """Returns the plugin with a name, of the given kind or else one of `among`."""
+    from fcilbench.registry.entrypoints import find, lookup
 
-    if kind is not None and kind in KINDS and kind not in among:
-        raise UsageError(f"there are no checks for {kind}{nearest(kind, among)}")
-    refs = [ref for each in ([kind] if kind else KINDS) for ref in find(each)]
-    kinds = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})
-    if not kinds:
+    kinds = [kind] if kind else among
+    refs = [ref for each in kinds for ref in find(each)]
+    fitting = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})
+    if not fitting:
         close = nearest(name, [ref.name if "/" in name else ref.short for ref in refs])
         missing = PrerequisiteError if among is TESTED else UsageError
-        raise missing(f"plugin {name!r} is not installed{close}", hint="`fcilbench plugins list` shows all plugins")
-    fitting = [each for each in kinds if each in among]
-    if not fitting:
-        raise UsageError(f"{name!r} is one of the {kinds[0]}, for which there are no checks")
+        raise missing(f"no plugin {name!r} among {', '.join(kinds)}{close}", hint="`fcilbench plugins list` shows all")
     if len(fitting) > 1:
         raise UsageError(f"{name!r} is the name of several plugins", hint=f"add --kind {' or --kind '.join(fitting)}")
     return lookup(fitting[0], name)
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Returns the type and the range of a hyperparameter, from its JSON Schema."""
+    """Returns the type and range of a hyperparameter as text, from its JSON Schema."""
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if "anyOf" in field:

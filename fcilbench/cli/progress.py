@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, single lines elsewhere, nothing with `-q`."""
+"""Progress on standard error: bars on a terminal, lines elsewhere, nothing with `-q`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
 class Display:
-    """Named bars if standard error is a terminal; elsewhere a line when each thing starts, and seldom ones later.
+    """Named bars on a terminal; elsewhere a line when each thing starts, and one from time to time.
 
     Args:
-        verb: What is done, e.g. `fetching`; put before each name.
-        unit: `bytes`, or what else is counted.
-        bars: Whether to draw bars, whatever standard error is.
-        clock: Seconds.
+        verb: Word before each name, e.g. `fetching`.
+        unit: What is counted, e.g. `bytes`.
+        bars: Whether to draw bars; by default, if standard error is a terminal.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Display:
         self._said: dict[str, float] = {}
 
     def show(self, name: str, done: float, total: float | None, note: str = "") -> None:
-        """Shows how much of `name` is done."""
+        """Shows how much of a thing is done."""
         if console.state.quiet:
             return
         if not self.live:
@@ -76,14 +76,12 @@ class Display:
         from rich.table import Column
 
         text = Column(no_wrap=True, overflow="ellipsis")
-        weighed = (progress.DownloadColumn(), progress.TransferSpeedColumn()) if self._unit == "bytes" else ()
         bars = progress.Progress(
             progress.TextColumn("{task.description}", table_column=text, markup=False),
             progress.BarColumn(bar_width=12),
-            progress.TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
-            *weighed,
-            progress.TimeElapsedColumn(table_column=Column(min_width=7)),
-            progress.TimeRemainingColumn(table_column=Column(min_width=7)),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[note]}", table_column=text, markup=False),
             console=console.err(),
             transient=True,
@@ -104,30 +102,30 @@ class RunProgress(Progress):
         self._shares: dict[Handle, float] = {}
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
-        """Shows how much there is to do, and where."""
+        """Prints how many cells will run, and where."""
         self._total = cells
         devices = ", ".join(sorted(set(places)))
         console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
     def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
-        """Shows which cell starts."""
+        """Shows that a cell starts."""
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._names[handle] = f"{handle.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
         self._show_cell(handle, 0.0, "starting")
 
     def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
-        """Shows how far a cell is."""
+        """Shows the progress of a cell."""
         share, text = standing(event)
         if text and handle in self._names:
             self._show_cell(handle, max(share, self._shares.get(handle, 0.0)), text)
 
     def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
-        """Says why a cell is tried again."""
+        """Prints why a cell is tried again."""
         self._clear(handle)
         console.say(f"retry {handle.label} {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
     def cell_finished(self, handle: Handle | None, row: Row) -> None:
-        """Says how a cell ended."""
+        """Prints how a cell ended."""
         if handle is not None:
             self._clear(handle)
         self._done += 1
@@ -135,7 +133,7 @@ class RunProgress(Progress):
         self._show_suite()
 
     def note(self, text: str) -> None:
-        """Prints something that the user should know."""
+        """Prints a line for the user."""
         console.say(text, style="yellow")
 
     def run_finished(self) -> None:
@@ -158,12 +156,12 @@ class RunProgress(Progress):
 
 
 def cell_name(coords: Mapping[str, str | int]) -> str:
-    """Returns a cell's place on the grid in short, e.g. `digits/timm/iid/sum/none#0`."""
+    """Returns a short name of a cell, e.g. `digits/timm/iid/sum/none#0`."""
     return "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
 
 
 def standing(event: Mapping[str, Any]) -> tuple[float, str]:
-    """Returns how far an event's cell is, in [0, 1], and in words, counted from one; no words if it does not say.
+    """Returns how far a cell is, in [0, 1] and in words (empty if the event does not say).
 
     Example:
         >>> standing({"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234})
@@ -183,7 +181,7 @@ def standing(event: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def ending(row: Row) -> str:
-    """Returns a line on how a cell ended."""
+    """Returns one line that says how a cell ended."""
     text = f"{row.status} {row.cell_id[:12]} {cell_name(row.coords)}"
     if row.status != "ok":
         return f"{text}  {row.reason}"

@@ -1,4 +1,4 @@
-"""`fcilbench reproduce`: trains a published cell again from its row, and compares."""
+"""`fcilbench reproduce`: trains a published cell again and compares the results."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def reproduce(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Train one cell of a results folder here, from what travels with its row, and compare the results.
+    """Train one cell of a results folder on this machine, from its row, and compare the results.
 
-    Every metric is printed with both values. In the environment and code of the row, on a CPU, results must be equal
-    and so must the model's digest; elsewhere metrics may differ by 0.01 and entries of the accuracy matrix by 0.05,
-    or by --tolerance. Exit codes: 0 equal; 3 they differ, or the cell fails here; 5 something is missing here.
+    Every metric is printed with both values. With the environment and code of the row, on a CPU, metrics and model
+    digest must be equal; otherwise metrics may differ by 0.01 and entries of the accuracy matrix by 0.05, or by
+    --tolerance. Exit codes: 0 equal; 3 results differ or the cell fails here; 5 something is missing here.
     """
     from fcilbench.cli.results import parse_tolerances
     from fcilbench.cli.show import find_row
@@ -134,7 +134,7 @@ def _train(row: Row, out: Path, gpus: str, offline: bool) -> tuple[Row | None, i
 
 
 def suite_of(row: Row) -> dict[str, Any]:
-    """Returns the suite of a row's cell and of the seeds before it, from the parameters that the row records."""
+    """Returns a suite with a row's cell, made from the parameters that the row records."""
     from fcilbench.spec.protocol import Runtime
 
     params = row.params
@@ -181,7 +181,7 @@ def _show(form: options.Form, pairs: list[Difference], row: Row, here: Row) -> N
 
 
 def _origin_lines(published: Store, row: Row, store: Store, here: Row) -> list[str]:
-    """Returns what differs between where the row was made and here."""
+    """Returns the differences in code and environment between the published row and the new one."""
     from fcilbench.results.compare import environment_difference
 
     differing: dict[str, tuple[Any, Any]] = {

@@ -1,4 +1,4 @@
-"""`fcilbench show`: what a results folder holds, row by row."""
+"""`fcilbench show`: lists the rows of a results folder, or prints one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ def show(
         _show_whole(store, only, form)
         return
     rows = select_rows(store, only, metrics=_RANKING)
-    if not rows:
-        raise nothing(store)
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.partition("/")[0] in _RANKING))
     axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
     table = [
@@ -55,11 +53,14 @@ def show(
 
 
 def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str]) -> list[Row]:
-    """Returns the last row of each cell that `--only` selects, light, in the order of the file."""
+    """Returns the last row (light) of each cell that `--only` selects; raises an error if there is none."""
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
-    return [row for row in store.latest_light(metrics).values() if chosen.matches(row.cell_id, row.coords, row.status)]
+    rows = [row for row in store.latest_light(metrics).values() if chosen.matches(row.cell_id, row.coords, row.status)]
+    if not rows:
+        raise nothing(store)
+    return rows
 
 
 def find_row(store: Store, prefix: str) -> Row:
@@ -87,14 +88,14 @@ def nothing(store: Store) -> NothingSelectedError:
 
 
 def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) -> None:
-    """Prints whole rows as JSON; thousands of them are kept as texts, which take a tenth of their memory as objects."""
+    """Prints whole rows as JSON; they are kept as texts, which take a tenth of the memory of objects."""
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
     texts: dict[str, str] = {}
     for row in store.scan():
         texts.pop(row.cell_id, None)
-        # A later row that is not selected takes an earlier one's place.
+        # A later row replaces an earlier one, even if it is not selected.
         if chosen.matches(row.cell_id, row.coords, row.status):
             texts[row.cell_id] = _filled(row).to_json()
     if not texts:
@@ -103,7 +104,7 @@ def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) ->
 
 
 def _filled(row: Row) -> Row:
-    """Returns a row with the metrics that a later fcilbench computes from its matrices."""
+    """Returns a row with all metrics that can be computed from its matrices, also those that it does not record."""
     from fcilbench.results.light import metric_values
     from fcilbench.spec.metrics import METRICS
 

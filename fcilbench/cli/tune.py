@@ -1,4 +1,4 @@
-"""`fcilbench tune`: searches hyperparameters at equal budgets, and shows what was found and spent."""
+"""`fcilbench tune`: searches hyperparameters at equal budgets, and shows the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _SuiteFirst(TyperGroup):
-    """Reads `tune SUITE` as `tune start SUITE`."""
+    """A group in which `tune SUITE` means `tune start SUITE`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         if args and args[0] not in (*self.commands, "--help"):
@@ -53,21 +53,19 @@ def start(
     """Draw hyperparameters, train each draw on tuning seeds, and write the best ones to a lock file.
 
     The suite's `tuning:` section sets the budget, which is equal for every method and scenario. Scores come from a
-    validation split of the training data; test data are never looked at. The same command again continues to the total
-    and never beyond it; several processes may share the work. `fcilbench run SUITE --params LOCK` uses the result.
+    validation split of the training data; test data are never used. The same command again continues up to the budget;
+    several processes may share the work. `fcilbench run SUITE --params LOCK` uses the result.
     """
     from fcilbench.cli.progress import RunProgress
     from fcilbench.cli.run import open_trackers
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices, default_jobs
-    from fcilbench.registry.entrypoints import lookup
     from fcilbench.results.store import Store
     from fcilbench.tracking.uri import tracking_uri
     from fcilbench.tuning.lock import found_by, write_lock
     from fcilbench.tuning.search import tune
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite
 
-    lookup("executors", executor.partition(",")[0])
     devices = choose_devices(gpus)
     loaded, subjects = _subjects(suite, set_, only)
     _say_budget(subjects)
@@ -102,11 +100,11 @@ def start(
 
 
 def _end(found: Sequence[Found], trouble: str | None, interrupted: bool) -> None:
-    """Ends the command with the exit code that its outcome has; returns if all went well."""
+    """Ends the command with its exit code, unless all went well."""
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if trouble:
-        raise PrerequisiteError(f"tuning stopped: {trouble}", hint="the same command continues to the total")
+        raise PrerequisiteError(f"tuning stopped: {trouble}", hint="the same command continues up to the budget")
     if any(each.subject.space and each.best is None and not each.skipped for each in found):
         raise typer.Exit(CELLS_FAILED)
 
@@ -124,7 +122,7 @@ def show(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """Show the best values, their importances and the spend of each method and scenario; trains nothing."""
+    """Show the best values, their importances and the cost of each method and scenario; trains nothing."""
     from fcilbench.tuning.lock import found_by, plot
     from fcilbench.tuning.study import open_storage, storage_url
 

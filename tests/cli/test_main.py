@@ -32,7 +32,7 @@ def test_all_verbs_are_there():
         *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
         *("tune start", "tune show"),
         *("plugins test", "plugins new", "plugins list", "plugins show"),
-        *("data list", "data verify", "data fetch", "data path"),
+        *("data list", "data verify", "data fetch"),
         *("results merge", "results export", "results sync", "results verify", "module export", "module inspect"),
     }
 

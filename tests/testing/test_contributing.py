@@ -12,13 +12,13 @@ from ruamel.yaml import YAML
 
 from fcilbench.api import Aggregator, Backbone, Dataset
 from fcilbench.cli.main import app
+from fcilbench.cli.scaffold import KINDS as SCAFFOLDS
+from fcilbench.cli.scaffold import TEMPLATES
 from fcilbench.data.open import open_dataset
 from fcilbench.testing import CHECKS
 from fcilbench.testing.bench import BENCHES
 from fcilbench.testing.check import run_check
 from fcilbench.testing.others import BackboneSubject, DatasetSubject
-from fcilbench.testing.scaffold import KINDS as SCAFFOLDS
-from fcilbench.testing.scaffold import TEMPLATES
 from fcilbench.testing.subject import AggregatorSubject
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
+from fcilbench.cli.scaffold import write
 from fcilbench.errors import UsageError
-from fcilbench.testing.scaffold import write
 
 
 @pytest.mark.slow
