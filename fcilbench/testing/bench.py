@@ -116,13 +116,13 @@ class Faulty(Stressor):
 
 @dataclass(frozen=True)
 class Bench:
-    """A small federation in which an aggregator is tried on a network; failures name it."""
+    """A small federation on one network, in which aggregators are tried; failures name it."""
 
     name: str
     backbone: Callable[[], Backbone]
 
     def experiment(self, aggregator: Aggregator, edit: Edit | None = None, **changes: Any) -> Experiment:
-        """Declares a small experiment; `edit` changes each phase before the method builds its schedule.
+        """Returns a small experiment; `edit` changes each phase before the method builds its schedule.
 
         `changes` are fields of the protocol or of the experiment.
         """

@@ -1,4 +1,4 @@
-"""Checks of the conformance kit, their results, and the checks that every kind of plugin shares."""
+"""What a check of the conformance kit is, how it is run, and the checks of every kind of plugin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fcilbench.errors import PrerequisiteError
 from fcilbench.spec.params import search_space
@@ -17,11 +17,11 @@ S = TypeVar("S")
 P = TypeVar("P", bound=Plugin)
 
 Status = Literal["passed", "declared", "skipped", "failed"]
-"""`declared`: the plugin says in `breaks` why it fails this check by nature, and the kit saw it fail."""
+"""`declared`: the plugin says in `breaks` why it fails this check by nature, and it did fail."""
 
 
 class CheckFailed(Exception):  # noqa: N818 -- a finding, not an error
-    """The plugin fails the check; the message says what was seen."""
+    """The plugin fails the check; the message says what the kit saw."""
 
 
 class NotApplicable(Exception):  # noqa: N818 -- an answer, not an error
@@ -33,13 +33,13 @@ class Check(Generic[S]):
     """One check.
 
     Attributes:
-        id: Its name, e.g. `one-client`; `Plugin.breaks` refers to it.
+        id: Its name, e.g. `one-client`, as in `Plugin.breaks`.
         statement: What must hold, in one line.
         fix: What an author can do if it fails.
-        function: Raises `CheckFailed`, `NotApplicable`, or a PrerequisiteError if weights or data are missing. Any
-            other exception is the plugin's own failure.
+        function: Raises CheckFailed or NotApplicable; a PrerequisiteError means that weights or data are missing, and
+            any other exception is the plugin's own.
         gpu: Whether it needs a CUDA device.
-        required: Whether it must apply to the plugin on some bench.
+        required: Whether it must apply on at least one bench.
     """
 
     id: str
@@ -52,10 +52,10 @@ class Check(Generic[S]):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one check (its id) of one plugin.
+    """The result of one check of one plugin.
 
-    `found` is what was seen, the declared reason, or why the check was skipped; `fix` is for failures only, and `trace`
-    for exceptions that the plugin raised.
+    `found` is what the kit saw, the declared reason, or why the check was skipped. Failures have a `fix`, and a `trace`
+    if the plugin raised an exception.
     """
 
     check: str
@@ -66,7 +66,7 @@ class Result:
     trace: str = ""
 
     def __str__(self) -> str:
-        """Returns the check, what was seen and what to do, in a few lines."""
+        """Returns the check, what the kit saw and what to do."""
         text = f"{self.check}: {self.statement}\n  found: {self.found}"
         return f"{text}\n  what to do: {self.fix}" if self.fix else text
 
@@ -75,7 +75,7 @@ class Checks(list[Check[S]]):
     """The checks of one module, in the order in which they are written."""
 
     def add(self, function: Callable[[S], None], **flags: bool) -> Callable[[S], None]:
-        """Registers a function as a check. Its name is the id; its docstring states what must hold, and the fix."""
+        """Registers a function as a check; its name is the id, and its docstring has the statement and the fix."""
         statement, _, fix = (inspect.getdoc(function) or "").partition("\n\nFix: ")
         id_ = function.__name__.strip("_").replace("_", "-")
         first = statement[:1].lower() if statement[1:2] != "`" else statement[:1]
@@ -84,10 +84,10 @@ class Checks(list[Check[S]]):
 
 
 def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str], *, demand: bool = True) -> Result:
-    """Runs one check on every subject: the first failure, else `passed` if one passed, else `skipped`.
+    """Runs one check on every subject; returns the first failure, else `passed` if one passed, else `skipped`.
 
-    `breaks` are the declared checks with their reasons. With `demand` a declared check must fail on some bench, by what
-    the kit sees and not by an exception.
+    `breaks` holds the declared checks with their reasons. With `demand`, a declared check must fail on some bench, and
+    not by an exception.
     """
     reason, passed, skips = breaks.get(check.id), False, []
 
@@ -119,8 +119,9 @@ def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str],
 
 @dataclass
 class Subject(Generic[P]):
-    """A plugin's class with the hyperparameters that differ from the defaults."""
+    """A plugin's class with the hyperparameters that differ from the defaults; `base` is that of its kind."""
 
+    base: ClassVar[type[Plugin]]
     cls: type[P]
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -129,44 +130,43 @@ class Subject(Generic[P]):
         return self.cls(self.cls.Params.model_validate({**self.options, **changes}))
 
 
-def plugin_checks(base: type[Plugin]) -> Checks[Any]:
-    """Returns the checks of every plugin that derives from `base`."""
-    checks: Checks[Any] = Checks()
+SHARED: Checks[Any] = Checks()
+"""The checks of every kind of plugin."""
 
-    @checks.add
-    def contract(subject: Subject[Plugin]) -> None:
-        """The plugin derives from its kind's base class, has a version and a summary, and its facts fit into JSON.
 
-        Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, and return plain values
-        from `facts` and `identity`.
-        """
-        cls = subject.cls
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise CheckFailed(f"{cls!r} does not derive from fcilbench.api.{base.__name__}")
-        if not isinstance(cls.version, str) or not cls.version.strip():
-            raise CheckFailed(f"version is {cls.version!r}, not a text")
-        if not (cls.__doc__ or "").strip():
-            raise CheckFailed("the class has no docstring; `plugins list` shows its first line")
-        for what, value in (("facts()", cls.facts()), ("identity()", subject.make().identity())):
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise CheckFailed(f"{what} is not JSON: {error}") from error
+@SHARED.add
+def contract(subject: Subject[Plugin]) -> None:
+    """The plugin derives from its kind's base class, has a version and a summary, and its facts fit into JSON.
 
-    @checks.add
-    def params_documented(subject: Subject[Plugin]) -> None:
-        """Every hyperparameter has a description, and a default inside its own search space.
+    Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, and return plain values
+    from `facts` and `identity`.
+    """
+    cls = subject.cls
+    if not (isinstance(cls, type) and issubclass(cls, subject.base)):
+        raise CheckFailed(f"{cls!r} does not derive from fcilbench.api.{subject.base.__name__}")
+    if not isinstance(cls.version, str) or not cls.version.strip():
+        raise CheckFailed(f"version is {cls.version!r}, not a text")
+    if not (cls.__doc__ or "").strip():
+        raise CheckFailed("the class has no docstring; `plugins list` shows its first line")
+    for what, value in (("facts()", cls.facts()), ("identity()", subject.make().identity())):
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise CheckFailed(f"{what} is not JSON: {error}") from error
 
-        Fix: `lr_scale: float = Field(1.0, gt=0, description="what it does, with its unit")`, and widen the space.
-        """
-        fields = subject.cls.Params.model_fields
-        if silent := [name for name, field in fields.items() if not (field.description or "").strip()]:
-            raise CheckFailed(f"no description: {', '.join(silent)}")
-        for name, space in search_space(subject.cls.Params).items():
-            value = fields[name].default
-            numeric = isinstance(value, int | float) and not isinstance(value, bool)
-            outside = numeric and not (space.low or value) <= value <= (space.high or value)
-            if outside or (space.choices is not None and value is not None and value not in space.choices):
-                raise CheckFailed(f"{name} = {value!r} is outside its search space {space}")
 
-    return checks
+@SHARED.add
+def params_documented(subject: Subject[Plugin]) -> None:
+    """Every hyperparameter has a description, and a default inside its own search space.
+
+    Fix: `lr_scale: float = Field(1.0, gt=0, description="what it does, with its unit")`, and widen the space.
+    """
+    fields = subject.cls.Params.model_fields
+    if silent := [name for name, field in fields.items() if not (field.description or "").strip()]:
+        raise CheckFailed(f"no description: {', '.join(silent)}")
+    for name, space in search_space(subject.cls.Params).items():
+        value = fields[name].default
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        outside = numeric and not (space.low or value) <= value <= (space.high or value)
+        if outside or (space.choices is not None and value is not None and value not in space.choices):
+            raise CheckFailed(f"{name} = {value!r} is outside its search space {space}")

@@ -1,4 +1,4 @@
-"""Checks of the client half: a loss that is a function of tensors, messages and their bytes, statistics, replay."""
+"""Checks of the client half: messages and their bytes, replay, statistics and the loss."""
 
 from __future__ import annotations
 

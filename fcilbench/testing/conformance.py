@@ -1,4 +1,4 @@
-"""The conformance kit: finds a plugin and runs the checks of its kind, as pytest classes or without pytest.
+"""Finds a plugin and runs the checks of its kind, as pytest classes or without pytest.
 
 A plugin's whole test file can be:
 
@@ -17,24 +17,23 @@ from typing import Any, ClassVar, cast
 
 from pydantic import ValidationError
 
-from fcilbench.api import Aggregator, Backbone, Plugin
+from fcilbench.api import Backbone, Plugin
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry import entrypoints
 from fcilbench.registry.entrypoints import PluginRef
 from fcilbench.registry.validation import explain, validate
 from fcilbench.testing import client, merging, state
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
-from fcilbench.testing.check import Check, Result, plugin_checks, run_check
+from fcilbench.testing.check import SHARED, Check, Result, run_check
 from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
 
-_SHARED = plugin_checks(Aggregator)
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
-    "aggregators": (*_SHARED, *merging.CHECKS, *state.CHECKS, *client.CHECKS),
+    "aggregators": (*SHARED, *merging.CHECKS, *state.CHECKS, *client.CHECKS),
     "backbones": BACKBONE_CHECKS,
     "datasets": DATASET_CHECKS,
 }
-"""The checks of each kind of plugin that has some, in the order in which they are reported."""
+"""The checks of each kind of plugin, in the order in which they are reported."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Case:
     Attributes:
         ref: Where the plugin is registered.
         subjects: The plugin on each of its benches; a subject keeps the runs that several checks need.
-        breaks: Checks that the plugin declares to fail by nature, with the reasons.
-        demand: Whether a declared check must fail; `breaks` is about the default hyperparameters only.
-        causes: Exceptions seen so far, each with the check that met it first.
+        breaks: Checks that the plugin fails by nature, with its reasons.
+        demand: Whether a declared check must fail: `breaks` holds for the default hyperparameters only.
+        causes: Exceptions so far, each with the check that met it first.
     """
 
     ref: PluginRef
@@ -90,7 +89,7 @@ def case(
         root: Data root for data sets.
 
     Raises:
-        UsageError: If there is no such plugin, its kind has no checks, or its hyperparameters or `breaks` are invalid.
+        UsageError: If the plugin, checks of its kind, or one of its hyperparameters does not exist or is not valid.
         BrokenPluginError: If it cannot be imported.
     """
     if kind not in CHECKS:
@@ -118,7 +117,7 @@ def case(
 
 
 def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Check[Any]]) -> Mapping[str, str]:
-    """Returns a plugin's `breaks`, or raises a UsageError if it names an unknown check or gives no reason."""
+    """Returns a plugin's `breaks`; raises a UsageError if it names an unknown check or gives no reason."""
     known = [check.id for check in checks]
     for id_, reason in breaks.items():
         if id_ not in known:
@@ -129,10 +128,10 @@ def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Chec
 
 
 class _Conformance:
-    """Base of the three classes: one test for each check.
+    """Base of the three classes, with one test for each check.
 
-    `plugin` is a name, `dist/name`, and `params` the hyperparameters that differ from the defaults. `backbone` makes
-    the network on which an aggregator is tried instead of the kit's two (`staticmethod(...)`); `root` is the data root.
+    `plugin` is a name or `dist/name`, `params` the hyperparameters that differ from the defaults, `backbone` a
+    `staticmethod` that makes the network on which an aggregator is tried, and `root` the data root.
     """
 
     plugin: ClassVar[str]
@@ -152,7 +151,7 @@ class _Conformance:
             metafunc.parametrize("check", checks)
 
     def test_check(self, check: Check[Any]) -> None:
-        """Fails with the check, what was seen and what to do."""
+        """Runs one check."""
         import pytest
 
         result = self.case().run(check)
@@ -163,7 +162,7 @@ class _Conformance:
 
     @classmethod
     def case(cls) -> Case:
-        """Returns the plugin ready to be checked; made once a class."""
+        """Returns the plugin ready to be checked; it is made once for a class."""
         if "_case" not in vars(cls):
             cls._case = case(cls.kind, cls.plugin, cls.params, network=cls.backbone, root=cls.root)
         return cls._case

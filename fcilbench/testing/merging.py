@@ -1,4 +1,4 @@
-"""Checks of the server half: what it makes of updates, and how its models answer."""
+"""Checks of the server half: how it merges updates, and how its models answer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def permutation(subject: AggregatorSubject) -> None:
     """
     stage = subject.stage(spread([0.3, 0.1, 0.25, 0.2, 0.15]), clients=5, tasks=(5, 5))
     given = stage.updates
-    order = [*range(1, len(given.clients), 2), *range(0, len(given.clients), 2)]  # no two neighbours stay neighbours
+    # No two neighbours stay neighbours.
+    order = [*range(1, len(given.clients), 2), *range(0, len(given.clients), 2)]
 
     def shuffle(values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(values[i] for i in order)
@@ -121,7 +122,7 @@ def faulty_client(subject: AggregatorSubject) -> None:
             raise CheckFailed(f"the global model moved without an update, at the end of task {server.task.index}")
 
     _expect_finite(subject.run(stressor=Faulty([1]), tasks=(4, 6)))
-    with suppress(DivergedError):  # a run that never merged an update ends so, after all its tasks
+    with suppress(DivergedError):  # raised at the end of a run that never merged an update
         _expect_finite(subject.run({"end_task": end_task}, stressor=Faulty([0, 1, 2]), tasks=(5, 5)))
 
 

@@ -24,10 +24,10 @@ from fcilbench.data.root import data_root, find_layout
 from fcilbench.errors import DataError, FcilbenchError
 from fcilbench.federation.probe import probe
 from fcilbench.federation.tasks import equal_tasks
-from fcilbench.testing.bench import Bench, quiet_torch
-from fcilbench.testing.check import CheckFailed, Checks, NotApplicable, Subject, plugin_checks
+from fcilbench.testing.bench import Bench
+from fcilbench.testing.check import SHARED, CheckFailed, Checks, NotApplicable, Subject
 
-BACKBONE_CHECKS: Checks[BackboneSubject] = plugin_checks(Backbone)
+BACKBONE_CHECKS: Checks[BackboneSubject] = Checks(SHARED)
 
 _TOLERANCE = 1e-4
 _TEXTS = ("one short text", "another one that is quite a bit longer than the first", "a", "the last of the four")
@@ -36,11 +36,12 @@ _TEXTS = ("one short text", "another one that is quite a bit longer than the fir
 class BackboneSubject(Subject[Backbone]):
     """A backbone class with hyperparameters."""
 
+    base = Backbone
+
     def build(self, seed: int = 0) -> FeatureExtractor:
-        """Builds the model from a seeded global generator."""
-        with quiet_torch():
-            torch.manual_seed(seed)
-            return self.make().build()
+        """Builds the model with a seed of torch's global generator."""
+        torch.manual_seed(seed)
+        return self.make().build()
 
     @cached_property
     def extractor(self) -> FeatureExtractor:
@@ -143,10 +144,8 @@ def gradients(subject: BackboneSubject) -> None:
     Fix: remove what the features do not use (a classifier, a pooling head), or set requires_grad to False.
     """
     extractor = subject.build().train()
-    with quiet_torch():
-        torch.manual_seed(0)
-        output = extractor(subject.inputs)
-        (output * torch.randn_like(output)).sum().backward()
+    output = extractor(subject.inputs)
+    (output * torch.randn_like(output)).sum().backward()
     for name, parameter in extractor.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             raise CheckFailed(f"{name!r} gets no gradient")
@@ -160,19 +159,19 @@ def federation(subject: BackboneSubject) -> None:
 
     Fix: run `fcilbench check --deep` on a suite with it for the traceback.
     """
-    with quiet_torch():
-        probe(Bench("own", subject.make).experiment(Aggregator()))
+    probe(Bench("own", subject.make).experiment(Aggregator()))
 
 
 # ---------------------------------------------------------------- data sets
 
-DATASET_CHECKS: Checks[DatasetSubject] = plugin_checks(Dataset)
+DATASET_CHECKS: Checks[DatasetSubject] = Checks(SHARED)
 
 
 @dataclass
 class DatasetSubject(Subject[Dataset]):
     """A data set class with hyperparameters, and the data root (`None`: the default)."""
 
+    base = Dataset
     root: Path | None = None
 
     @cached_property
@@ -181,7 +180,7 @@ class DatasetSubject(Subject[Dataset]):
         return self.open(self.make())
 
     def open(self, plugin: Dataset) -> tuple[Corpus, str]:
-        """Opens an instance under the data root; the check does not apply if the data are not on this machine."""
+        """Opens an instance; the check does not apply if the data are not on this machine."""
         root = data_root(self.root)
         if plugin.layouts and find_layout(plugin.layouts, root) is None:
             raise NotApplicable(f"the data are not under {root}")

@@ -1,4 +1,4 @@
-"""Checks of state: runs repeat and resume, and the halves share nothing but messages."""
+"""Checks of state: runs repeat and resume, and client and server share nothing but messages."""
 
 from __future__ import annotations
 

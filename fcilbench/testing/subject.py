@@ -1,4 +1,4 @@
-"""An aggregator under test: runs of it on a bench, with what it did recorded.
+"""An aggregator under test: recorded runs of it on a bench.
 
 The kit uses the hooks of `fcilbench.api` and `run_experiment`, and nothing else of the federation.
 """
@@ -20,22 +20,22 @@ from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.outcome import Outcome
-from fcilbench.testing.bench import BENCHES, Bench, Edit, quiet_torch
+from fcilbench.testing.bench import BENCHES, Bench, Edit
 from fcilbench.testing.check import CheckFailed, NotApplicable, Subject
 
 CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast", "task_broadcast")
 
 Wrappers = Mapping[str, Callable[..., Any]]
-"""By hook what is called in its place: `wrapper(own, *arguments)`, where `own` is the hook itself."""
+"""What is called in the place of a hook: `wrapper(own, *arguments)`, where `own` is the hook itself."""
 
 
 class Stopped(Exception):  # noqa: N818 -- how the kit ends a run early
-    """The kit has seen enough of a run."""
+    """Ends a run of which the kit has seen enough."""
 
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """The end of a task: the global vector `[D]`, and the state vectors of the deployed modules by name."""
+    """The global vector `[D]` at the end of a task, and the state vectors of the deployed modules by name."""
 
     vector: torch.Tensor
     modules: Mapping[str, torch.Tensor]
@@ -43,7 +43,7 @@ class TaskEnd:
 
 @dataclass(frozen=True)
 class Run:
-    """A complete run: the instance that ran, what the runner measured, and the end of each phase."""
+    """A complete run: the instance, what the runner measured, and the end of each task."""
 
     aggregator: Aggregator
     outcome: Outcome
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """A server before its first merge, the method's `aggregate`, and the updates that real clients sent."""
+    """A server before its first merge, with the method's `aggregate` and the updates of real clients."""
 
     aggregate: Callable[[Updates, Server], None]
     updates: Updates
@@ -73,6 +73,7 @@ class Stage:
 class AggregatorSubject(Subject[Aggregator]):
     """An aggregator class with hyperparameters, on a bench."""
 
+    base = Aggregator
     bench: Bench = BENCHES[0]
 
     @property
@@ -96,8 +97,7 @@ class AggregatorSubject(Subject[Aggregator]):
     ) -> Run:
         """Runs an instance, by default a fresh one, on the bench; the check does not apply if the method declines.
 
-        `edit` and `changes` are those of `Bench.experiment`. `workdir` holds the checkpoint if the run is resumed or
-        will be, and `on_event` is told of every round and task as it ends.
+        `edit` and `changes` are those of `Bench.experiment`; `workdir` holds the checkpoint of a run that is resumed.
         """
         aggregator, ends = aggregator or self.make(), list[TaskEnd]()
 
@@ -110,7 +110,7 @@ class AggregatorSubject(Subject[Aggregator]):
         for hook, wrapper in [*(wrappers or {}).items(), ("predictors", recorded)]:
             setattr(aggregator, hook, partial(wrapper, getattr(aggregator, hook)))
         experiment = self.bench.experiment(aggregator, edit, **changes)
-        with quiet_torch(), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             try:
                 outcome = run_experiment(experiment, workdir or Path(folder), on_event)
             except Unsupported as reason:
@@ -132,13 +132,13 @@ class AggregatorSubject(Subject[Aggregator]):
         raise CheckFailed("no client sent a finite update in the first round")
 
     def require_training(self) -> None:
-        """Raises NotApplicable if clients of the method do not train."""
+        """Ends a check that does not apply to methods whose clients do not train."""
         if not self.make().trains:
             raise NotApplicable("the method is training-free: clients send no model")
 
 
 def unwrapped(aggregator: Aggregator) -> dict[str, Any]:
-    """Returns the attributes of an instance without the hooks that the kit has wrapped."""
+    """Returns the attributes of an instance without wrapped hooks."""
     return {
         name: value for name, value in vars(aggregator).items() if not hasattr(Aggregator, name) or name == "params"
     }
@@ -150,7 +150,7 @@ def copies(message: Message) -> dict[str, torch.Tensor]:
 
 
 def difference(one: Run, two: Run) -> str | None:
-    """Returns in what two runs differ, or `None` if every deployed bit, state and accuracy is the same."""
+    """Returns what differs between two runs, or `None` if all models, states and accuracies are equal."""
     for index, row in enumerate(one.outcome.accuracy["oracle"]):
         if row != two.outcome.accuracy["oracle"][index]:
             return f"the accuracies differ after task {index}"
@@ -158,7 +158,7 @@ def difference(one: Run, two: Run) -> str | None:
 
 
 def gap(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
-    """Returns the largest difference, relative to the largest magnitude of `scale` unless that is zero."""
+    """Returns the largest difference, relative to the largest magnitude of `scale`, unless that is zero."""
     if found.numel() == 0:
         return 0.0
     difference, size = float((found - expected).abs().max()), float(scale.abs().max())
