@@ -93,7 +93,7 @@ def test_a_flood_of_bytes_stops_neither_the_clock_nor_the_other_slot(kit, option
     """Repeats a plugin that wrote 200 MB in one event: the supervisor did nothing else for 400 s."""
     cells = [kit.cell("flood", ["flood"], wall=3.0), *(kit.cell(name, ["rounds:3:0.05"]) for name in "ab")]
     run_plan(kit.plan(*cells), kit.store, options=replace(options, jobs=2))
-    ends = [(row.coords["aggregator"], row.status) for row in kit.store.rows()]
+    ends = [(row.coords["aggregator"], row.status) for row in kit.store.scan()]
     assert ends == [("a", "ok"), ("b", "ok"), ("flood", "timeout")]
 
 

@@ -32,7 +32,7 @@ def change(store, line, edit):
 def test_a_published_folder_has_no_problem(store):
     rows, problems = verify(store)
     assert problems == []
-    assert len(rows) == len(store.rows()) > 0
+    assert len(rows) == len(list(store.scan())) > 0
     with pytest.raises(UsageError, match=r"holds no rows\.jsonl"):
         verify(Store(store.root / "cells"))
 
@@ -62,7 +62,7 @@ def test_each_problem_is_named_at_its_line(store, expected):
 
 
 def test_files_that_do_not_belong_to_their_row(store):
-    row = store.rows()[0]
+    row = next(store.scan())
     curve = store.cell_dir(row.cell_id) / "rounds.jsonl"
     curve.write_text("{\n" + curve.read_text())
     assert [str(each) for each in verify(store)[1]] == [f"{curve}:1: not an event of a curve"]
@@ -71,4 +71,4 @@ def test_files_that_do_not_belong_to_their_row(store):
     assert str(problem).startswith(f"{store.rows_path}:1: cell {row.cell_id[:12]}: its curve cells/{row.cell_id}/")
     environment = store.environment_path(row.env)
     environment.write_text(environment.read_text().replace("python", "snake"))
-    assert sum("is another" in each.text for each in verify(store)[1]) == len(store.rows())
+    assert sum("is another" in each.text for each in verify(store)[1]) == len(list(store.scan()))
