@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.registry import catalog
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 
 SUITES = Path(__file__).parent.parent.parent / "suites"
 NAMES = sorted(path.name for path in SUITES.glob("*.yaml") if path.name != "paper-tuned.yaml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    """One process answers what all suites ask of plugins: importing them takes seconds."""
+    with catalog.session():
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)
