@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 OK, INTERNAL, USAGE, CELLS_FAILED, NOTHING_SELECTED, PREREQUISITE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -38,6 +39,34 @@ class UsageError(FcilbenchError):
 
 class SuiteError(UsageError):
     """A suite file is invalid; `where` is `file:line:column`."""
+
+
+KeyPath = tuple[str | int, ...]
+"""Keys and indices from the root of a suite, or of a plugin's options, to one of its values."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a value that a user wrote.
+
+    Attributes:
+        message: What is wrong, in one line, with the nearest legal word where there is one.
+        path: Path of the value, which may be missing; empty if the options of a plugin are wrong as a whole.
+        hint: What to do about it.
+        key: Whether the key at the path is wrong, not its value.
+        check: The check that found it, see `fcilbench.suite.CHECKS`.
+        where: `file:line:column`, or the `-s path=value` that gave the value; empty until it is looked up.
+    """
+
+    message: str
+    path: KeyPath = ()
+    hint: str | None = None
+    key: bool = False
+    check: str = "schema"
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
 
 
 class NothingSelectedError(FcilbenchError):

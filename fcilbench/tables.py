@@ -1,4 +1,4 @@
-"""Text of boards and commands: tables (aligned, Markdown, CSV), and nested values by dotted path."""
+"""Text of boards and commands: tables (aligned, Markdown, CSV), clean lines, nested values by dotted path."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]!|#~])")
 
 
 def clean(text: object) -> str:
-    """Returns text that cannot steer a terminal: control and direction characters become JSON escapes.
-
-    Line ends stay. A cleaned JSON document means the same as before.
-    """
+    """Returns text in which control and direction characters, except line ends, are JSON escapes."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", str(text))
 
 
@@ -83,7 +80,7 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Co
 
 
 def escape_markdown(text: object) -> str:
-    """Returns one line of text that Markdown and HTML show as it is."""
+    """Returns one line of text, escaped for Markdown and HTML."""
     return _MARKDOWN.sub(r"\\\1", line(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

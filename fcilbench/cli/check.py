@@ -11,6 +11,7 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import PREREQUISITE, USAGE
+from fcilbench.suite import CHECKS
 
 if TYPE_CHECKING:
     from fcilbench.spec.cell import Cell
@@ -37,25 +38,29 @@ def check(
         console.say(f"probing {len(cells)} combinations of plugins")
         return probe_cells(cells)
 
-    report = run_checks(suite, set_ or (), probe if deep else None)
-    expansion, cells = report.expansion, len(report.expansion.cells) + report.expansion.blocked
+    results, expansion = run_checks(suite, set_ or (), probe if deep else None)
+    problems, cells = [each for result in results for each in result.problems], len(expansion.cells) + expansion.blocked
     missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts))]))
     rows = [
         (each.id, f"{len(each.problems)} problems" if each.problems else "ok" if each.ran else "not run", each.promise)
-        for each in report.results
+        for each in results
     ]
-    records = [{**vars(each), "problems": [vars(found) for found in each.problems]} for each in report.results]
+    records = [{**vars(each), "problems": [vars(found) for found in each.problems]} for each in results]
     headers = ("check", "result", "what it proves")
     console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=cells)
     if form in (options.Form.TABLE, options.Form.MD):
-        for problem in report.problems:
+        for problem in problems:
             console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
         for line in missing:
             console.show(f"missing here: {line}")
-        if not report.problems:
+        if not problems:
             console.show(f"{cells} cells")
-    if report.problems or missing:
-        raise typer.Exit(USAGE if report.problems else PREREQUISITE)
+    if problems or missing:
+        raise typer.Exit(USAGE if problems else PREREQUISITE)
+
+
+# The list of checks in the help is that of the checks that run.
+check.__doc__ = "\n\n".join([check.__doc__ or "", "Checks:", *(f"{name}: {proof}" for name, proof in CHECKS.items())])
 
 
 class What(enum.StrEnum):

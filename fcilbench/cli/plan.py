@@ -103,16 +103,15 @@ def prepare(
     from fcilbench.results.store import Store
     from fcilbench.suite.expand import expand
     from fcilbench.suite.load import load_suite
-    from fcilbench.suite.plan import StoreView, make_plan
+    from fcilbench.suite.plan import make_plan
 
     console.log_to_stderr()
     loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
-    view = StoreView(
-        rows=store.latest_light(metrics), running=running_cells(store), hardware=hardware, gpu=bool(devices[0])
-    )
-    return Prepared(loaded, make_plan(expand(loaded), view, rerun, only or ()), store)
+    rows, running, gpu = store.latest_light(metrics), running_cells(store), bool(devices[0])
+    plan_ = make_plan(expand(loaded), rows, rerun, only or (), running=running, hardware=hardware, gpu=gpu)
+    return Prepared(loaded, plan_, store)
 
 
 def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:

@@ -31,7 +31,10 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the installed plugins with version and origin; a broken one with its reason."""
+    """List the installed plugins with version, import time and origin; a broken one with its reason.
+
+    The import time of a plugin includes the packages that no plugin before it has imported.
+    """
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS, find
 
@@ -39,12 +42,13 @@ def list_(
     rows = [
         (
             *(each.ref.name, each.ref.kind.removesuffix("s"), each.version),
+            "" if each.problem else f"{each.seconds:.2f} s",
             f"broken: {each.problem}" if each.problem else each.summary,
             each.origin or each.ref.target,
         )
         for each in found
     ]
-    headers = ("plugin", "kind", "version", "summary or reason", "origin")
+    headers = ("plugin", "kind", "version", "import", "summary or reason", "origin")
     console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found])
 
 
@@ -95,17 +99,18 @@ def run_checks(
     """
     from fcilbench.data.root import data_root
     from fcilbench.suite.load import override
+    from fcilbench.suite.yaml import Node
 
     ref = _one(name, kind, TESTED)
-    chosen: dict[str, Any] = {}
+    chosen = Node({}, "", "")
     for text in set_ or ():
-        chosen = override(chosen, text)[1]
+        chosen = override(chosen, text)
     console.say(f"importing {name} and torch")
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is not a result
         from fcilbench.testing.conformance import case
 
         results = []
-        for result in case(ref.kind, name, chosen, root=data_root()).results():
+        for result in case(ref.kind, name, chosen.plain(), root=data_root()).results():
             results.append(result)
             console.say(f"{result.check}: {result.status}", style="dim")
     _show_results(ref.name, ref.kind, results, form)
@@ -179,7 +184,7 @@ def _about(found: Description) -> list[str]:
 
 
 def _as_json(found: Description) -> dict[str, Any]:
-    names = ("version", "summary", "origin", "code_digest", "problem", "facts")
+    names = ("version", "summary", "origin", "code_digest", "seconds", "problem", "facts")
     ref = {key: getattr(found.ref, key) for key in ("kind", "name", "dist_version", "target")}
     return {**ref, **{key: getattr(found, key) for key in names}, "params": found.schema}
 

@@ -1,4 +1,4 @@
-"""The content of samples decides their numbers and splits: no file name, no file order and no generator has a say."""
+"""Numbers and splits samples by their content alone: names and order of files do not matter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from fcilbench.errors import DataError
 
 
 def number(corpus: Corpus) -> tuple[Corpus, str]:
-    """Orders the samples of each split by the digest of (label, content); equal samples are interchangeable.
-
-    Returns:
-        The same samples in that order, and the content digest of the whole data set.
-    """
+    """Returns the samples of each split in the order of the digests of (label, content), and the data set's digest."""
     train, train_digests = _by_content(corpus.train)
     test, test_digests = _by_content(corpus.test)
     parts = [*train_digests, b"test", *test_digests, *(name.encode() for name in corpus.class_names)]
@@ -29,7 +25,7 @@ def number(corpus: Corpus) -> tuple[Corpus, str]:
 
 def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
     inputs = samples.inputs
-    # Images that are still files count as the SHA-256 of the file.
+    # The content of an image that is still a file is the SHA-256 of the file.
     contents = map(_bytes, inputs) if isinstance(inputs, np.ndarray) else inputs.digests
     digests = [
         hashlib.blake2b(content, digest_size=16, salt=int(label).to_bytes(8, "big")).digest()
@@ -44,13 +40,7 @@ def _bytes(value: str | npt.NDArray[Any]) -> bytes:
 
 
 def split_samples(samples: Samples, count: int) -> tuple[Samples, Samples]:
-    """Returns training and test samples: `count` of them are the test set, with the same share of each class.
-
-    Within a class the samples are ordered by the SHA-256 of their content, and the first ones are the test set.
-
-    Raises:
-        DataError: If no such split exists, or a file cannot be read.
-    """
+    """Splits samples into training and test samples, see `stratified_split`; digests are SHA-256 of their content."""
     inputs = samples.inputs
     if isinstance(inputs, np.ndarray):
         digests = [hashlib.sha256(_bytes(value)).digest() for value in inputs]
@@ -61,12 +51,12 @@ def split_samples(samples: Samples, count: int) -> tuple[Samples, Samples]:
 
 
 def stratified_split(labels: Labels, digests: Sequence[bytes], count: int) -> tuple[Labels, Labels]:
-    """Splits off a test set of exactly `count` samples: see `split_samples`.
+    """Splits off a test set of exactly `count` samples: of each class the same share, those with the lowest digests.
 
-    Shares are rounded by largest remainder (ties: the lower label); each class keeps a sample on either side.
+    Shares are rounded by largest remainder (ties: the lower label); each class has a sample in both parts.
 
     Returns:
-        Indices of the training and of the test samples, each ascending.
+        Indices of the training and of the test samples, in ascending order.
 
     Raises:
         DataError: If no such split exists.

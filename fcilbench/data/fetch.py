@@ -1,4 +1,4 @@
-"""A data set from its official source: downloaded or put there by hand, verified, unpacked. Never imports torch."""
+"""Fetches a data set from its official source, verifies and unpacks it. Never imports torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcilbench.errors import DataError
 from fcilbench.spec.archive import Archive
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the name of an archive, the number of bytes that are here, and of all bytes, if known."""
+"""Called with the name of an archive, the number of bytes received, and of all bytes, if known."""
 
 _BLOCK = 1 << 20
 _TIMEOUT = (15, 60)  # seconds to connect, and between two blocks
@@ -28,9 +28,7 @@ _ATTEMPTS = 5
 def fetch(
     name: str, facts: Mapping[str, Any], root: Path, *, offline: bool = False, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Puts a data set under the data root.
-
-    A data set that is there is left alone, and a valid archive is not fetched again: neither uses the network.
+    """Puts a data set under the data root; the network is not used if it is there, or if its archives are.
 
     Args:
         name: Name of the data set.
@@ -40,10 +38,10 @@ def fetch(
         progress: Called while an archive is fetched.
 
     Returns:
-        Where it is; empty if it needs no files.
+        Its paths; empty if it needs no files.
 
     Raises:
-        DataError: If it cannot be had; the hint says what to put where by hand.
+        DataError: If it cannot be fetched; the hint says which file to put where.
     """
     layouts = facts.get("layouts", [])
     archives = [Archive(**each) for each in facts.get("archives", [])]
@@ -82,14 +80,14 @@ def _advice(name: str, archives: Sequence[Archive], root: Path, places: str) -> 
 
 
 def _wanted(layouts: Layouts, archive: Archive) -> set[str]:
-    """Returns the names at the top of the archive's folder that some layout has."""
+    """Returns the names directly in the archive's folder that a layout has."""
     base = PurePosixPath(archive.folder)
     paths = [PurePosixPath(part) for layout in layouts for part in layout]
     return {path.relative_to(base).parts[0] for path in paths if path.is_relative_to(base) and path != base}
 
 
 def _provide(archive: Archive, folder: Path, offline: bool, progress: Progress | None, advice: str) -> None:
-    """Makes sure that a valid archive is in the folder."""
+    """Makes sure that the folder has the archive with its published checksum."""
     place = folder / archive.file
     if place.exists():
         found = _checksum(place, archive)
@@ -113,12 +111,10 @@ def _checksum(path: Path, archive: Archive) -> str:
 
 
 def _download(archive: Archive, folder: Path, progress: Progress | None) -> None:
-    """Fetches an archive: complete and with the published checksum, or nothing appears under its name.
-
-    What a broken transfer leaves is kept as `.<file>.part`: this call, and the next one, go on from there.
+    """Fetches an archive; a broken transfer leaves `.<file>.part`, from which the next one continues.
 
     Raises:
-        DataError: If it cannot be had; the message is the reason, in words that follow its address.
+        DataError: If it cannot be fetched; the message follows the address of the archive.
     """
     import requests  # not at the start of the command line: it takes a tenth of a second
 
@@ -147,7 +143,7 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
 
 
 def _transfer(archive: Archive, file: BinaryIO, progress: Progress | None) -> None:
-    """Continues a file to its end; asks again as long as an answer brings something."""
+    """Continues a file to its end, in several requests if the transfer breaks."""
     if archive.size is not None and file.tell() > archive.size:
         _restart(file)
     expected = archive.size
@@ -163,7 +159,7 @@ def _transfer(archive: Archive, file: BinaryIO, progress: Progress | None) -> No
 
 
 def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> int | None:
-    """Appends what the server sends, and returns how many bytes the whole file has, if that is known."""
+    """Appends what the server sends to the file; returns the size of the whole file, if known."""
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -185,7 +181,7 @@ def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> int
         expected = archive.size or offered
         if offered not in (None, expected):
             raise DataError(f"the server offers {offered} bytes, the file has {expected}")
-        with suppress(HTTPError):  # a broken connection: the length tells how far it came
+        with suppress(HTTPError):  # of a broken connection
             for block in answer.raw.stream(_BLOCK, decode_content=False):
                 file.write(block)
                 if expected is not None and file.tell() > expected:
@@ -203,7 +199,7 @@ def _restart(file: BinaryIO) -> None:
 
 
 def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:
-    """Unpacks the wanted entries of an archive; each appears under its name complete or not at all.
+    """Unpacks the wanted entries of an archive, each under its name only once it is complete.
 
     Args:
         archive: A zip file, a tar file in any compression, or a plain file, which is its own entry.
@@ -211,10 +207,10 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:
         wanted: Names at the top of the archive; the rest is left out.
 
     Returns:
-        What was there already and left as it is.
+        The entries that existed already and were left as they are.
 
     Raises:
-        DataError: If it is damaged, has nothing wanted, would write elsewhere, or does not fit on the disk.
+        DataError: If the archive is damaged, has no wanted entry, would write elsewhere, or does not fit on the disk.
     """
     temporary = None
     try:
@@ -232,7 +228,7 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:
         return in_the_way
     except DataError:
         raise
-    except Exception as error:  # a damaged archive raises whatever its reader trips over
+    except Exception as error:  # the reader of a damaged archive may raise anything
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"cannot unpack {archive} into {folder}: {reason}") from error
     finally:
@@ -241,7 +237,7 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Extracts all of it; neither kind can write outside the folder."""
+    """Extracts an archive, which cannot write outside the folder."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as file:
             file.extractall(folder)

@@ -1,4 +1,4 @@
-"""Data sets of image files: listed at once, decoded to equal uint8 squares in parallel when they are asked for."""
+"""Data sets of image files, which are listed first and decoded to uint8 squares in parallel later."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fcilbench.errors import DataError
 from fcilbench.spec import params as _params
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""What counts as an image, in any case; other files (`README.txt`, `Thumbs.db`) are passed over."""
+"""Files with another suffix (`README.txt`, `Thumbs.db`) are skipped."""
 CENTRAL = 256 / 224
-"""Share by which the shorter side exceeds the central crop (He et al. 2016, and the field since)."""
+"""Ratio of the shorter side to the central crop (He et al. 2016)."""
 
 Pixels = npt.NDArray[np.uint8]
 _T = TypeVar("_T")
@@ -32,12 +32,11 @@ _AHEAD = 32  # images of a thread that are decoded before they are asked for
 
 @dataclass
 class ImageFiles:
-    """Images of one split that are still files: `Samples.inputs` until they are decoded, one by one, by iteration.
+    """Images of one split that are still files, as `Samples.inputs`; iteration decodes them one by one.
 
     Attributes:
-        files: Where they are.
         size: Height and width of a decoded image.
-        margin: Length of the shorter side before the central crop, in units of `size`; 1 crops only what is not square.
+        margin: Length of the shorter side before the central crop, in units of `size`.
         known: SHA-256 of each file, once it has been computed.
     """
 
@@ -64,18 +63,14 @@ class ImageFiles:
 
     @property
     def digests(self) -> Sequence[bytes]:
-        """SHA-256 of each file: it numbers the image, so that neither a decoder's version nor `size` changes a stream.
-
-        Raises:
-            DataError: If one cannot be read.
-        """
+        """SHA-256 of each file, by which images are numbered whatever they are decoded to."""
         if self.known is None:
             self.known = [bytes.fromhex(digest) for digest in _parallel(file_digest, self.files)]
         return self.known
 
 
 def decoded(samples: Samples) -> Samples:
-    """Returns samples whose inputs are all in memory."""
+    """Returns the samples with their images decoded in memory."""
     inputs = samples.inputs
     if isinstance(inputs, ImageFiles):
         inputs = np.fromiter(inputs, dtype=np.dtype((np.uint8, inputs.shape[1:])), count=len(inputs))
@@ -83,7 +78,7 @@ def decoded(samples: Samples) -> Samples:
 
 
 def sized(corpus: Corpus, size: int, margin: float = 1.0) -> Corpus:
-    """Returns the same images, to be decoded to another size (see `ImageFiles`)."""
+    """Returns the same images with another size to decode to (see `ImageFiles`)."""
     train, test = (
         Samples(replace(each.inputs, size=size, margin=margin), each.labels) for each in (corpus.train, corpus.test)
     )
@@ -114,10 +109,10 @@ class ImageDataset(Dataset):
         self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
 
     def official(self, paths: tuple[Path, ...]) -> Corpus:
-        """Lists the images of the official layout at `paths`; override it if that is not class folders without a split.
+        """Lists the images of the official layout at `paths`: by default class folders that are split here.
 
         Raises:
-            DataError: If something of it is missing or damaged.
+            DataError: If something is missing or damaged.
         """
         names, images = class_folders(paths[0])
         total = self.train_samples + self.test_samples
@@ -129,7 +124,7 @@ class ImageDataset(Dataset):
         """Lists the image files of the first layout that is there.
 
         Raises:
-            DataError: If none is, or what is there is incomplete; the message says where to put what.
+            DataError: If there is none, or it is incomplete; the message says where to put which file.
         """
         paths = find_layout(self.layouts, root)
         if paths is None:
@@ -150,7 +145,7 @@ class ImageDataset(Dataset):
 
 
 def class_folders(folder: Path) -> tuple[tuple[str, ...], Samples]:
-    """Lists a folder whose subfolders are the classes, in the order of their names; passes over hidden files.
+    """Lists the images of a folder whose subfolders are the classes, in the order of their names.
 
     Raises:
         DataError: If the folder cannot be read, has no class folders, or one of them has no image.
@@ -170,11 +165,7 @@ def class_folders(folder: Path) -> tuple[tuple[str, ...], Samples]:
 
 
 def class_tree(train: Path, test: Path) -> Corpus:
-    """Lists a split that is two folders of the same class folders.
-
-    Raises:
-        DataError: Like `class_folders`, or if the two have different classes.
-    """
+    """Lists a training and a test folder, which must have the same class folders; raises as `class_folders` does."""
     names, train_images = class_folders(train)
     test_names, test_images = class_folders(test)
     if names != test_names:
@@ -184,7 +175,7 @@ def class_tree(train: Path, test: Path) -> Corpus:
 
 
 def unnested(folder: Path) -> Path:
-    """Returns the folder within, if all that a folder holds is one of its own name, as some archives unpack."""
+    """Returns `folder/folder` if that is the only folder within, as some archives unpack."""
     inner = folder / folder.name
     nested = inner.is_dir() and [entry.name for entry in _entries(folder) if entry.is_dir()] == [folder.name]
     return inner if nested else folder
@@ -201,21 +192,20 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def read_image(path: Path, size: int, margin: float) -> Pixels:
     """Decodes an image, resizes its shorter side to `size * margin` (bicubic, antialiased) and crops the centre.
 
-    The rounding is that of torchvision's `Resize` and `CenterCrop`. Orientation tags are not applied, as the field
-    does not.
+    It rounds as torchvision's `Resize` and `CenterCrop` do, and like them ignores orientation tags.
 
     Returns:
         uint8 `[size, size, 3]`, RGB.
 
     Raises:
-        DataError: If the file cannot be read or is broken.
+        DataError: If the file cannot be decoded.
     """
     try:
         with Image.open(path) as image:
             rgb = _to_rgb(image)
     except MemoryError:
         raise
-    except Exception as error:  # damaged images raise whatever their decoder trips over
+    except Exception as error:  # the decoder of a damaged image may raise anything
         raise DataError(
             f"broken image {path}: {' '.join(str(error).split()) or type(error).__name__}",
             hint="put the official file in its place, or fetch the data set again",
@@ -231,7 +221,7 @@ def read_image(path: Path, size: int, margin: float) -> Pixels:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Returns the first frame as RGB: 16-bit grey keeps its high byte, and transparent pixels become white."""
+    """Returns the first frame as RGB: 16-bit grey keeps its high byte, transparent pixels become white."""
     if image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -245,7 +235,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _parallel(function: Callable[[Path], _T], files: Sequence[Path]) -> Iterator[_T]:
-    """Yields the results in order; holds few of them at a time, however slow the consumer is."""
+    """Yields the results in order; only a few are in memory at a time."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     window = workers * _AHEAD
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:

@@ -1,8 +1,7 @@
-"""Opens a data set: loads, numbers and verifies its samples, and keeps decoded ones on disk, memory-mapped.
+"""Opens a data set: loads, numbers and verifies its samples, and caches decoded ones in memory-mapped files.
 
-A cache is a folder `datasets/<class>-<key>/` in the cache folder. It appears under its name complete or not at all, and
-one process makes it while the others wait. It is made again when the files of the data set change, and when its own
-files are damaged.
+A cache is a folder `datasets/<class>-<key>/` in the cache folder. One process makes it while the others wait, under a
+temporary name. It is made again if the files of the data set change, or if its own files are damaged.
 """
 
 from __future__ import annotations
@@ -34,30 +33,27 @@ from fcilbench.files import replacing, write_atomic
 from fcilbench.registry.catalog import CACHE, cache_root
 
 Progress = Callable[[int, int], None]
-"""Called with the number of samples done and of all samples while a cache is made."""
+"""Called with the number of samples done and of all samples while a cache is made, at most some 400 times."""
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2
 _FACTS = "cache.json"
 _REPORTS = 200
-"""Calls of `Progress` while a cache is made, at most about twice as many."""
 
 
 def open_dataset(
     dataset: Dataset, root: Path, progress: Progress | None = None, *, fresh: bool = False
 ) -> tuple[Corpus, str]:
-    """Loads, verifies and numbers the samples by content, then keeps the requested number per class.
-
-    A data set with `cached` is read once, and again when its files change. Writing to its arrays changes no file.
+    """Loads, verifies and numbers the samples by content, then keeps the requested number of each class.
 
     Args:
-        dataset: The data set.
+        dataset: The data set; if it is `cached`, a cache is used, or made.
         root: The data root.
         progress: Called while a cache is made.
-        fresh: Read everything again, whatever the cache holds.
+        fresh: Read the data set again, even if there is a cache.
 
     Returns:
-        The corpus and the content digest of the whole data set.
+        The corpus, whose arrays may be changed, and the content digest of the whole data set.
 
     Raises:
         DataError: If the data are missing or damaged, or their counts or digest differ from what the plugin declares.
@@ -93,7 +89,7 @@ def _per_class(samples: Samples, limit: int | None) -> Samples:
 
 
 def _open_cached(dataset: Dataset, root: Path, progress: Progress | None, fresh: bool) -> tuple[Corpus, str] | None:
-    """Returns what the cache holds, which is made first if need be; `None` if the cache folder cannot be written."""
+    """Reads the cache, which is made first if necessary; `None` if the cache folder cannot be written."""
     name, made_from = type(dataset).__name__, _made_from(dataset, root)
     folder = cache_root().absolute() / "datasets" / f"{name.lower()}-{_key(dataset, root)}"
     found = None if fresh else _read(folder, made_from)
@@ -103,8 +99,7 @@ def _open_cached(dataset: Dataset, root: Path, progress: Progress | None, fresh:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees it when its owner dies
-            # Another process may have made it meanwhile.
-            found = None if fresh else _read(folder, made_from, warn=True)
+            found = None if fresh else _read(folder, made_from, warn=True)  # another process may have made it
             if found is None:
                 corpus, digest = _load(dataset, root)
                 _write(folder, corpus, {"made_from": made_from, "digest": digest}, progress)
@@ -116,7 +111,7 @@ def _open_cached(dataset: Dataset, root: Path, progress: Progress | None, fresh:
 
 
 def _key(dataset: Dataset, root: Path) -> str:
-    """Returns 16 hexadecimal digits that tell caches apart which are of use at the same time."""
+    """Returns 16 hexadecimal digits: caches with different ones exist side by side."""
     options = dataset.params.model_dump(mode="json", exclude={"train_per_class", "test_per_class"})
     kind = type(dataset)
     parts = [_FORMAT, f"{kind.__module__}:{kind.__qualname__}", dataset.version, options, str(root.resolve())]
@@ -124,7 +119,7 @@ def _key(dataset: Dataset, root: Path) -> str:
 
 
 def _made_from(dataset: Dataset, root: Path) -> dict[str, str]:
-    """Returns what a cache must have been made from to hold: the files, the code that reads them, the decoder."""
+    """Returns digests of what a cache is made from: the files, the code that reads them, the decoder."""
     kinds = [kind.__module__ for kind in type(dataset).__mro__ if issubclass(kind, Dataset) and kind is not Dataset]
     sources = []
     for module in [*kinds, content.__name__, images.__name__]:
@@ -135,7 +130,7 @@ def _made_from(dataset: Dataset, root: Path) -> dict[str, str]:
 
 
 def _stamps(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
-    """Yields name, size and time of every file below the paths; what is unreadable is told by whoever reads it."""
+    """Yields name, size and time of every file below the paths."""
     for path in map(str, paths):
         below = os.walk(path, followlinks=True) if os.path.isdir(path) else [("", [], [path])]
         for folder, _, names in below:
@@ -148,9 +143,7 @@ def _stamps(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
 
 
 def _read(folder: Path, made_from: dict[str, str], warn: bool = False) -> tuple[Corpus, str] | None:
-    """Returns what a cache holds; `None` if there is none, or if it is out of date or damaged."""
-    if not folder.exists():
-        return None
+    """Reads a cache; `None` if there is none, or if it is out of date or damaged."""
     try:
         facts = json.loads((folder / _FACTS).read_text())
         if facts.pop("sha256") != _digest(facts):
@@ -166,7 +159,9 @@ def _read(folder: Path, made_from: dict[str, str], warn: bool = False) -> tuple[
         )
         outside = np.load(folder / "outside.npy") if "outside.npy" in facts["files"] else None
         return Corpus(train, test, tuple(facts["class_names"]), outside), facts["digest"]
-    except Exception as error:  # a damaged file raises whatever its reader trips over
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # the reader of a damaged file may raise anything
         if warn:
             _log.warning("%s is damaged and made again: %s", folder, error)
         return None
@@ -201,7 +196,7 @@ def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Progre
 
 
 def _save(path: Path, rows: Any, report: Callable[[], None] = lambda: None) -> None:
-    """Writes a `.npy` file row by row: never through a memory map, where a full disk is a signal that kills."""
+    """Writes a `.npy` file row by row, not through a memory map: there a full disk kills the process."""
     header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
     with replacing(path) as file:
         np.lib.format.write_array_header_1_0(file, header)

@@ -1,15 +1,15 @@
-"""Where data and weights lie on this machine, and what is missing there. Imports neither torch nor numpy."""
+"""Finds data and weights on this machine, and what is missing. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import DataError, PrerequisiteError
+from fcilbench.errors import DataError
 
 ENVIRONMENT = "FCILBENCH_DATA"
 ARCHIVES = "archives"
@@ -37,14 +37,9 @@ def find_weights(name: str) -> Path:
     """Finds a weights file: an absolute path, else relative to here, else to `weights/` under the data root.
 
     Raises:
-        PrerequisiteError: If it is at none of these places; the message names them.
+        DataError: If it is at none of these places; the message names them.
     """
-    shelf = data_root() / "weights"
-    hint = f"put the file into {shelf} (set --data or {ENVIRONMENT} to use another data root), or give its full path"
-    places = _places(name, shelf)
-    if found := [place for place in places if place.is_file()]:
-        return found[0]
-    raise PrerequisiteError(f"weights file {name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
+    return _find(name, data_root() / "weights", Path.is_file, "weights file ")
 
 
 def find_data(name: str) -> Path:
@@ -53,17 +48,16 @@ def find_data(name: str) -> Path:
     Raises:
         DataError: If it is at none of these places; the message names them.
     """
-    hint = f"correct the path, or give it in full; --data or {ENVIRONMENT} sets another data root"
-    places = _places(name, data_root())
-    if found := [place for place in places if place.exists()]:
-        return found[0]
-    raise DataError(f"{name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
+    return _find(name, data_root(), Path.exists)
 
 
-def _places(name: str, shelf: Path) -> list[Path]:
+def _find(name: str, folder: Path, there: Callable[[Path], bool], what: str = "") -> Path:
     given = Path(name).expanduser()
-    # Joining an absolute path yields that path, so an absolute name has one place.
-    return list(dict.fromkeys([given.absolute(), shelf / given]))
+    places = list(dict.fromkeys([given.absolute(), folder / given]))  # of an absolute path, that path alone
+    for place in filter(there, places):
+        return place
+    hint = f"put it into {folder} (--data or {ENVIRONMENT} sets another data root), or give its full path"
+    raise DataError(f"{what}{name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
@@ -80,7 +74,7 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def find_layout(layouts: Layouts, root: Path) -> tuple[Path, ...] | None:
-    """Returns the paths of the first alternative that is there, or `None`; looks at names only."""
+    """Returns the paths of the first alternative that is there, or `None`; does not look into files."""
     for layout in layouts:
         paths = tuple(root / part for part in layout)
         if all(path.exists() for path in paths):
@@ -100,7 +94,7 @@ def describe_layouts(layouts: Layouts, root: Path) -> str:
 
 @dataclass(frozen=True)
 class MissingData:
-    """A data set whose files are not under the data root: its plugin, the download's size if known, how to get it."""
+    """A data set that is not under the data root: its name, size of the download if known, and how to get it."""
 
     name: str
     bytes: int | None
@@ -112,30 +106,26 @@ class MissingData:
 
 
 def missing_data(facts: Mapping[str, dict[str, Any]], root: Path | None = None) -> list[MissingData]:
-    """Returns the data sets that are not under the data root; looks at names only (`data verify` at content).
+    """Returns the data sets whose files are not under the data root, without looking into the files.
 
     Args:
-        facts: Facts of plugins by `<axis>:<label>`, as a suite's expansion has them.
+        facts: Facts of plugins by `<axis>:<label>`, as the expansion of a suite has them.
         root: The data root; `data_root()` if not given.
     """
     found = []
     for key, declared in sorted(facts.items()):
-        layouts = declared.get("layouts")
-        if key.startswith("dataset:") and layouts and find_layout(layouts, data_root(root)) is None:
-            found.append(_missing(declared["plugin"], declared))
+        layouts, archives = declared.get("layouts"), declared.get("archives") or []
+        if not key.startswith("dataset:") or not layouts or find_layout(layouts, data_root(root)):
+            continue
+        name, sizes = declared["plugin"], [archive["size"] for archive in archives]
+        fetchable = bool(archives) and all(archive["url"] for archive in archives)
+        by_hand = f"put it there by hand, from {declared.get('homepage', '')}"
+        known = sum(sizes) if sizes and None not in sizes else None
+        found.append(MissingData(name, known, f"fcilbench data fetch {name}" if fetchable else by_hand))
     return list(dict.fromkeys(found))
 
 
 def download_bytes(missing: Sequence[MissingData]) -> int | None:
     """Returns the bytes to download for all of them; `None` if the size of one is not known."""
     sizes = [each.bytes for each in missing]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _missing(name: str, facts: Mapping[str, Any]) -> MissingData:
-    archives = facts.get("archives") or []
-    sizes = [archive["size"] for archive in archives]
-    known = bool(sizes) and None not in sizes
-    fetchable = bool(archives) and all(archive["url"] for archive in archives)
-    how = f"fcilbench data fetch {name}" if fetchable else f"put it there by hand, from {facts.get('homepage', '')}"
-    return MissingData(name, sum(sizes) if known else None, how)
+    return None if None in sizes else sum(filter(None, sizes))

@@ -1,7 +1,7 @@
-"""Descriptions and resolutions of plugins, answered by a worker process and cached by the state of their files.
+"""Describes plugins and validates their options: a worker process answers, and the answers are cached.
 
-Nothing here imports a plugin. A warm cache starts no process. What failed is never cached: the reason may be outside
-everything that a cache can see (a missing library, a file, a variable), so it is tried again each time.
+Nothing here imports a plugin, and a warm cache starts no process. A failure is never cached, since its reason may be
+something that the cache cannot see (a missing library, a file, a variable).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fcilbench
+from fcilbench.errors import Problem
 from fcilbench.files import write_atomic
 from fcilbench.registry.entrypoints import PluginRef
 from fcilbench.registry.process import Asker
@@ -36,6 +37,7 @@ class Description:
         facts: What its class declares: counts, default tasks, licence.
         origin: `file:line` of the class.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
+        seconds: Time of its import, with the packages that no plugin before it has imported.
         problem: Why it is broken, or `None`.
     """
 
@@ -46,6 +48,7 @@ class Description:
     facts: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
     code_digest: str = ""
+    seconds: float = 0.0
     problem: str | None = None
 
     @property
@@ -55,48 +58,24 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with the options of a plugin.
-
-    Attributes:
-        loc: Path to the value within the options; empty if the options as a whole are wrong.
-        message: What is wrong, with the nearest legal word where there is one.
-        hint: What to do about it.
-    """
-
-    loc: tuple[str | int, ...]
-    message: str
-    hint: str | None = None
-
-
-@dataclass(frozen=True)
 class Resolved:
-    """A plugin whose options are valid.
+    """A plugin with its options; without `problems` it can be used.
 
     Attributes:
         params: Every parameter, defaults filled in.
         identity: What of the parameters identifies a cell.
-        facts: What the class declares.
+        facts: What the plugin declares.
+        problems: Why it cannot be used with these options.
+        prerequisite: Whether it cannot because something is missing on this machine (a weight file, a package), so
+            that the suite itself may be right.
     """
 
-    version: str
-    params: dict[str, Any]
-    identity: dict[str, Any]
-    facts: dict[str, Any]
-    code_digest: str
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    """A plugin that cannot be used with these options.
-
-    Attributes:
-        problems: Why.
-        prerequisite: Whether something is missing on this machine (a weight file, a package), so that the suite
-            itself may be right.
-    """
-
-    problems: tuple[Problem, ...]
+    version: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    code_digest: str = ""
+    problems: tuple[Problem, ...] = ()
     prerequisite: bool = False
 
 
@@ -105,10 +84,7 @@ _open: list[tuple[Asker, str]] = []
 
 @contextlib.contextmanager
 def session() -> Iterator[tuple[Asker, str]]:
-    """Keeps one worker process, and the digest of its environment, for all questions within the block.
-
-    The process starts with the first question that the cache cannot answer; importing plugins costs it seconds.
-    """
+    """Keeps one worker process, and the digest of its environment, for all questions within the block."""
     if _open:
         yield _open[0]
         return
@@ -121,26 +97,24 @@ def session() -> Iterator[tuple[Asker, str]]:
 
 
 def describe(refs: Sequence[PluginRef]) -> list[Description]:
-    """Describes plugins, in the same order; a broken one has a `problem` and hurts no other."""
+    """Returns the descriptions of plugins, in the same order; a broken one has a `problem`."""
     with session():
         return [Description(ref, **_ask({"ask": "describe", "ref": vars(ref)})) for ref in refs]
 
 
-def resolve(ref: PluginRef, options: Mapping[str, Any]) -> Resolved | Unresolved:
+def resolve(ref: PluginRef, options: Mapping[str, Any]) -> Resolved:
     """Validates a plugin's options, fills in defaults and finds what identifies the plugin in a cell."""
     answer = _ask({"ask": "resolve", "ref": vars(ref), "options": options})
     if "problem" in answer:
         message = f"plugin {ref.name} is broken: {answer['problem']}"
         hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
-        return Unresolved((Problem((), message, hint),), prerequisite=True)
-    if "problems" in answer:
-        problems = (Problem(tuple(each["loc"]), each["message"], each["hint"]) for each in answer["problems"])
-        return Unresolved(tuple(problems), answer["prerequisite"])
-    return Resolved(**answer)
+        return Resolved(problems=(Problem(message, hint=hint),), prerequisite=True)
+    problems = (Problem(**{**each, "path": tuple(each["path"])}) for each in answer.pop("problems", ()))
+    return Resolved(**answer, problems=tuple(problems))
 
 
 def _ask(question: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to a question, from the cache if it holds."""
+    """Returns the answer to a question, from the cache if it is there and still valid."""
     with session() as (asker, environment):
         entry = _cache_entry(question, environment)
         answer = _cached(entry)
@@ -163,31 +137,30 @@ def cache_root() -> Path:
 
 
 def _cache_entry(question: dict[str, Any], environment: str) -> Path:
-    # Options may name files, which are looked up from these two.
+    # Options may name files, which are looked for in these two folders.
     places = [os.environ.get("FCILBENCH_DATA"), os.getcwd()] if question.get("options") else []
     key = json.dumps([question, environment, places], sort_keys=True, default=str)
     return cache_root() / "registry-4" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _cached(entry: Path) -> dict[str, Any] | None:
-    """Returns a stored answer if the files it depends on are as they were; a damaged entry does not hold."""
+    """Returns a stored answer if the files that it depends on are unchanged; `None` if not, or if it is damaged."""
     try:
         content = json.loads(entry.read_text())
-        holds = all(_stamp(stamp[0]) == stamp for stamp in content["stamps"])
-        return dict(content["answer"]) if holds else None
+        unchanged = all(_stamp(stamp[0]) == stamp for stamp in content["stamps"])
+        return dict(content["answer"]) if unchanged else None
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
 
 def _store(entry: Path, answer: dict[str, Any], files: Sequence[str]) -> None:
-    # A cache that cannot be written, or a file that is gone, means no entry.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # of a cache that cannot be written, or a file that is gone
         content = {"stamps": [_stamp(path) for path in files], "answer": answer}
         write_atomic(entry, json.dumps(content), durable=False)
 
 
 def _stamp(path: str) -> list[Any]:
-    """Returns a file as it is now: path as given, absolute path, size in bytes, modification time in ns."""
+    """Returns a file's path as given, absolute path, size in bytes and modification time in ns."""
     stat = os.stat(path)
     return [path, os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
@@ -195,7 +168,7 @@ def _stamp(path: str) -> list[Any]:
 def environment_key() -> str:
     """Returns a digest of interpreter, search path, installed distributions and the source of this package.
 
-    A plugin's answer can depend on any package that it imports: installing or upgrading one asks every plugin again.
+    A plugin may import any package, so installing or upgrading one makes all cached answers invalid.
     """
     digest = hashlib.sha256(f"{fcilbench.__version__} {platform.python_version()} {sys.prefix}".encode())
     for entry in filter(None, sys.path):

@@ -1,7 +1,4 @@
-"""What a worker answers about plugins: `describe` and `resolve`. The only code of the registry that imports them.
-
-Plugins may print, exit or fail while they are imported: the answers go through a pipe of their own.
-"""
+"""What a worker answers about plugins, `describe` and `resolve`: the only code of the registry that imports them."""
 
 from __future__ import annotations
 
@@ -9,11 +6,12 @@ import functools
 import inspect
 import json
 import sys
+import time
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fcilbench.errors import FcilbenchError, PrerequisiteError
+from fcilbench.errors import FcilbenchError, PrerequisiteError, Problem
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
 from fcilbench.registry.validation import explain, validate
@@ -22,23 +20,20 @@ from fcilbench.spec.plugin import Plugin
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers one question.
-
-    Args:
-        question: `{"ask": "describe" | "resolve", "ref": {...}, "options": {...}}`.
+    """Answers one question, `{"ask": "describe" | "resolve", "ref": {...}, "options": {...}}`.
 
     Returns:
-        For a broken plugin its `problem`; for options that cannot be used `problems` and `prerequisite`. Else the
-        fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on.
+        The fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on. For
+        a broken plugin only its `problem`; for options that cannot be used only `problems` and `prerequisite`.
     """
     ref = PluginRef(**question["ref"])
     try:
         return _describe(ref) if question["ask"] == "describe" else _resolve(ref, question["options"])
-    except Exception as error:  # the plugin's own code: whatever it raises is its fault, and its fault alone
+    except Exception as error:  # the plugin's own code may raise anything
         return {"problem": error.reason if isinstance(error, BrokenPluginError) else reason_of(error)}
 
 
-# An imported module does not change any more, so its source is looked at once.
+# An imported module does not change any more, so its source is read once.
 _digest = functools.cache(code_digest)
 
 
@@ -48,8 +43,10 @@ def _sources(module: str) -> tuple[str, ...]:
 
 
 def _describe(ref: PluginRef) -> dict[str, Any]:
+    started = time.perf_counter()
     cls = _load(ref)
     reply: dict[str, Any] = {
+        "seconds": time.perf_counter() - started,
         "version": str(getattr(cls, "version", "")),
         "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
         "origin": _origin_of(cls),
@@ -68,16 +65,15 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
     try:
         params = validate(cls.Params, options)
     except ValidationError as error:
-        problems = explain(error, cls.Params.model_fields)
-        return {"problems": [vars(problem) for problem in problems], "prerequisite": False}
+        return {"problems": [vars(problem) for problem in explain(error, cls.Params)]}
     try:
         plugin = cls(params)
         identity = _as_json(plugin.identity(), "identity()")
         files = [*_sources(ref.module), *map(str, plugin.files())]
         facts = _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()")
     except FcilbenchError as error:
-        problem: dict[str, Any] = {"loc": [], "message": str(error), "hint": error.hint}
-        return {"problems": [problem], "prerequisite": isinstance(error, PrerequisiteError)}
+        problem = Problem(str(error), hint=error.hint)
+        return {"problems": [vars(problem)], "prerequisite": isinstance(error, PrerequisiteError)}
     return {
         "version": cls.version,
         "params": _as_json(params.model_dump(mode="json"), "Params"),
@@ -89,7 +85,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(ref: PluginRef) -> type:
-    """Loads a class and checks what this module relies on."""
+    """Imports a plugin's class and checks its base, version and `Params`."""
     cls = load(ref)
     if ref.kind not in PLUGIN_KINDS.values():
         return cls

@@ -1,9 +1,8 @@
-"""The source of a plugin: its own module and what that imports of its own package, read and never executed.
+"""Digest of a plugin's source: its own module and what that imports of its own package, read and never executed.
 
-The digest covers what the code does, not how it is written: comments, docstrings, layout and the declarations of
-options do not count (an option's value is identity where it is chosen, and a changed default makes a row stale by
-itself). Dynamic imports, data files and other packages are not seen; the plugin's `version` and the environment's
-digest stand for them.
+Comments, docstrings, layout and the declarations of options do not count: an option's value is part of the identity,
+and a plan compares defaults itself. Dynamic imports, data files and other packages are not seen; the plugin's `version`
+and the environment's digest cover them.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 _OWN_PARTS = ("fcilbench.plugins.", "fcilbench.vectors.")
-"""What counts of this package for a built-in plugin. `ENGINE_VERSION` and `PROTOCOL_VERSION` stand for the rest."""
+"""The part of this package that counts for a built-in plugin; `ENGINE_VERSION`, `PROTOCOL_VERSION` cover the rest."""
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def source_files(module: str) -> dict[str, Path]:
-    """Returns the files of a module and of the modules of its top-level package that it imports, transitively.
-
-    They are sorted by module name; there are none if the package cannot be found.
-    """
+    """Returns the files, by module name, of a module and of the modules of its top-level package that it imports."""
     top = module.partition(".")[0]
     found: dict[str, Path] = {}
     pending = [module]
@@ -56,7 +52,7 @@ def normalised(source: str) -> str:
 
 
 def _dump(node: object) -> str:
-    # Not `ast.dump`: its text changes with the version of Python.
+    # `ast.dump` is no use here: its text changes with the version of Python.
     if isinstance(node, list):
         return f"[{','.join(map(_dump, node))}]"
     if not isinstance(node, ast.AST):
@@ -85,7 +81,7 @@ def _is_option(node: ast.AST) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _file_digest(path: Path, _mtime_ns: int) -> str:
     content = path.read_bytes()
-    # An extension module or a broken file does not parse: then its bytes are what it is.
+    # An extension module or a broken file does not parse: its bytes are digested instead.
     with contextlib.suppress(SyntaxError, ValueError):
         content = normalised(content.decode()).encode()
     return hashlib.sha256(content).hexdigest()
@@ -96,7 +92,7 @@ def _counts(name: str) -> bool:
 
 
 def _locate(name: str) -> Path | None:
-    """Returns the file of a module without importing its packages, as `find_spec` alone would do."""
+    """Returns the file of a module; `find_spec` alone would import its packages."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)

@@ -1,4 +1,4 @@
-"""Names of plugins from package metadata; nothing is imported before `load`."""
+"""Finds plugins by name in package metadata; only `load` imports one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ _OWN = "fcilbench"
 
 
 class BrokenPluginError(PrerequisiteError):
-    """A plugin (`dist/name`) is registered but cannot be imported here."""
+    """A plugin (`dist/name`) is installed but cannot be used."""
 
     def __init__(self, plugin: str, reason: str) -> None:
         super().__init__(
             f"plugin {plugin} is broken: {reason}",
             hint=f"repair or uninstall {plugin.partition('/')[0]}; `fcilbench plugins list` shows all plugins",
         )
-        self.plugin = plugin
         self.reason = reason
 
 
 @dataclass(frozen=True)
 class PluginRef:
-    """Where a plugin is, known from metadata alone.
+    """A plugin as package metadata describes it.
 
     Attributes:
         dist: Normalised name of the distribution that registers it.
@@ -99,7 +98,7 @@ def load(ref: PluginRef) -> type:
 
     Raises:
         BrokenPluginError: If its module cannot be imported or holds no such class.
-        PrerequisiteError: If it says that a package it needs is missing.
+        PrerequisiteError: If the plugin itself reports that a package is missing.
     """
     module_name, _, attribute = ref.target.partition(":")
     try:
@@ -127,19 +126,18 @@ def reason_of(error: BaseException) -> str:
 
 
 def _where_else(kind: str, name: str) -> str:
-    """Says what a name that was not found is, if it is anything."""
-    short = name.rpartition("/")[2]
+    """Returns the hint for a name that was not found: it may be hidden, or the name of another kind of plugin."""
+    short, visible = name.rpartition("/")[2], {ref for each in KINDS for ref in find(each)}
     for ref in _registered(_path_state()):
-        if ref.short == short and ref not in find(ref.kind) and ref.kind == kind:
+        if ref.short == short and ref in visible:
+            return f"{short!r} is one of the {ref.kind}"
+        if ref.short == short and ref.kind == kind:
             return f"{ref.name} is installed but hidden by {ALLOW_LIST}"
-    for other in KINDS:
-        if any(ref.short == short for ref in find(other)):
-            return f"{short!r} is one of the {other}"
     return f"`fcilbench plugins list` shows what is installed; a new plugin registers under fcilbench.{kind}"
 
 
 def _path_state() -> tuple[tuple[str, int], ...]:
-    """Search path with the folders' times: installing or removing a package changes it."""
+    """Returns the search path with the folders' times, which change when a package is installed or removed."""
     return tuple((entry, os.stat(entry).st_mtime_ns) for entry in sys.path if os.path.exists(entry))
 
 

@@ -1,4 +1,4 @@
-"""The worker process as its parent sees it, and the JSON lines that both sides speak.
+"""The parent's side of a worker process, and the JSON lines that both sides exchange.
 
 There is one kind of worker, `python -P -m fcilbench.execution.worker`. It answers `describe`, `resolve`, `probe`,
 `verify` and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
@@ -39,15 +39,15 @@ class EventTooLargeError(Exception):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Returns a message as one line; what JSON cannot say is written as its `repr` rather than lost."""
+    """Returns a message as one line; a value that JSON does not know is written as its `repr`."""
     return json.dumps(message, default=repr, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Event | None:
-    """Returns the event on a line, or `None` if the line is not one (a stray write must not break a run)."""
+    """Returns the event on a line, or `None` if the line is no event, such as stray output of a plugin."""
     try:
         body = json.loads(line)
-        if b"\\ud" in line:  # half a character, which no file can hold, becomes a question mark
+        if b"\\ud" in line:  # a lone surrogate, which no file can hold, becomes a question mark
             body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return None
@@ -55,7 +55,7 @@ def decode(line: bytes) -> Event | None:
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines, whatever the chunks; drops lines longer than `largest`."""
+    """Cuts a stream of bytes into lines; drops lines longer than `largest`."""
 
     def __init__(self, largest: int = LARGEST_LINE) -> None:
         self._largest = largest
@@ -75,20 +75,16 @@ class LineBuffer:
 
 
 def worker_environment() -> dict[str, str]:
-    """Returns the environment of a worker: it finds the packages that this process finds, in the same order.
-
-    The empty entry of the search path is left out: it means the working folder, whose files are nobody's plugins.
-    """
+    """Returns the environment of a worker, with the search path of this process, but without the working folder."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}
 
 
 class WorkerProcess:
-    """One worker process: its two pipes, its process group and its last words.
+    """One worker process with its two pipes, whose numbers end its command line.
 
-    It runs in a session of its own, so that a Ctrl-C on the terminal reaches the parent alone and a kill reaches all
-    that the worker started. The pipe of requests closes when the parent dies, whatever the cause; that ends the worker.
-    The numbers of its two pipes end the command line; `events` is the descriptor to wait on until `read` has something.
+    It runs in a session of its own, so that a Ctrl-C reaches the parent alone and a kill reaches all processes that the
+    worker started. When the parent dies, the pipe of requests closes, and that ends the worker.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER) -> None:
@@ -119,18 +115,18 @@ class WorkerProcess:
 
     @property
     def deaf(self) -> bool:
-        """Whether its event pipe is closed, so that nothing can come from it any more."""
+        """Whether its event pipe is closed, so that no event can come any more."""
         return self._deaf_since is not None
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Hands over a request; a worker that is gone is noticed by `death`, not here."""
+        """Sends a request; if the worker is dead, `death` says so."""
         line = encode(request)
         with contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[os.write(self._requests, line) :]
 
     def read(self) -> list[Event]:
-        """Returns the events that have come, at most a megabyte of them; what is not an event is dropped."""
+        """Returns the events that have arrived, at most a megabyte of them."""
         lines: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(_CHUNKS_PER_READ):
@@ -142,10 +138,7 @@ class WorkerProcess:
         return [event for line in lines if (event := decode(line)) is not None]
 
     def death(self) -> Event | None:
-        """Returns the `died` event once the process is gone, else `None`.
-
-        A process that lives on without its event pipe is of no use to anybody and is killed.
-        """
+        """Returns the `died` event once the process has ended, else `None`; kills one that closed its event pipe."""
         code = self._process.poll()
         if code is None:
             if self._deaf_since is not None and time.monotonic() - self._deaf_since > _DEAF_SECONDS:
@@ -158,10 +151,7 @@ class WorkerProcess:
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Kills the worker and what it started, reaps it and closes the pipes.
-
-        What left the worker's process group (`setsid`) is found by its environment, where the system shows that.
-        """
+        """Kills the worker and the processes that it started, also those in a session of their own."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -176,7 +166,7 @@ class WorkerProcess:
         self._output.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The group keeps its number while any member lives, even after the worker itself is gone.
+        # The group exists while any of its processes lives, even after the worker itself has ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
@@ -187,7 +177,7 @@ class WorkerProcess:
 
 
 def _obituary(code: int, last_words: str) -> dict[str, str]:
-    """Returns `type` and `reason` of a death, from the exit code that Popen gives and what the process said last."""
+    """Returns `type` and `reason` of a death, from the exit code of `Popen` and the end of the output."""
     if code >= 0:
         last = last_words.rpartition("\n")[2]
         return {"type": "exit", "reason": f"the worker exited with code {code}" + (f": {last}" if last else "")}
@@ -198,7 +188,7 @@ def _obituary(code: int, last_words: str) -> dict[str, str]:
 
 
 def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> None:
-    """Waits until one of these workers has something to read, or for so many seconds."""
+    """Waits until one of these workers has something to read, at most so many seconds."""
     waiting = select.poll()
     for worker in workers:
         if not worker.deaf:
@@ -207,7 +197,7 @@ def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> None:
 
 
 class Asker:
-    """Asks questions, one after the other, of a worker that starts with the first one and is replaced when it dies."""
+    """Asks one worker questions; it starts with the first one and is replaced when it dies."""
 
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
@@ -224,9 +214,12 @@ class Asker:
         on_progress: Callable[[Event], None] | None = None,
         seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Returns the answer to a question; one that ends the worker is answered by `{"problem": reason}`.
+        """Returns the answer to a question, or `{"problem": reason}` if the worker died or was silent for too long.
 
-        `on_progress` gets the events before the answer; `seconds` is how long the worker may be silent.
+        Args:
+            question: The question.
+            on_progress: Called with each event before the answer.
+            seconds: How long the worker may be silent.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()

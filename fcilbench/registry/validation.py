@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fcilbench.errors import nearest
-from fcilbench.registry.catalog import Problem
+from fcilbench.errors import KeyPath, Problem, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,44 +37,55 @@ def _is_artefact(detail: ErrorDetails) -> bool:
     return isinstance(detail["input"], list | dict) or detail["type"] in ("path_type", "is_instance_of")
 
 
-def explain(error: ValidationError, legal: Iterable[str]) -> list[Problem]:
-    """Turns an error of `validate` into one problem a value; `legal` are the legal top-level keys."""
-    words = list(legal)
-    problems: dict[tuple[int | str, ...], Problem] = {}
-    for detail in error.errors(include_url=False):
-        problems.setdefault(detail["loc"], Problem(detail["loc"], sentence(detail, words)))
+def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """Returns one problem for each value of a model that `validate` refused."""
+    details = error.errors(include_url=False)
+    strays = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    wrong = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
+    problems: dict[KeyPath, Problem] = {}
+    for detail in details:
+        path, kind = detail["loc"], detail["type"]
+        misspelt = kind == "missing" and path[:-1] in strays
+        uncounted = kind == "too_short" and path in wrong  # pydantic does not count the wrong entries of a list
+        if not (misspelt or uncounted):
+            key = kind == "extra_forbidden"
+            problems.setdefault(path, Problem(_sentence(detail, _legal_keys(model, path[:-1])), path, key=key))
     return list(problems.values())
 
 
-def sentence(detail: ErrorDetails, legal: Sequence[str]) -> str:
-    """Returns one line for one error of pydantic; `legal` are the legal keys at its place."""
-    path = ".".join(map(str, detail["loc"]))
-    key = str(detail["loc"][-1]) if detail["loc"] else ""
-    kind = detail["type"]
-    if kind == "extra_forbidden":
-        return f"unknown key {key!r}{nearest(key, legal)}"
-    if kind == "missing":
-        return f"missing key {key!r}"
+def _legal_keys(model: Any, path: KeyPath) -> list[str]:
+    """Returns the keys that the map at a path may have."""
+    for step in path:
+        if isinstance(step, int):
+            model = next(iter(get_args(model)), None)
+            model = getattr(model, "__origin__", model)  # without its `Annotated`
+        else:
+            fields = getattr(model, "model_fields", {})
+            model = fields[step].annotation if step in fields else None
+    return [*getattr(model, "short_forms", ()), *getattr(model, "model_fields", ())]
+
+
+def _sentence(detail: ErrorDetails, legal: list[str]) -> str:
+    path, kind, message = ".".join(map(str, detail["loc"])), detail["type"], detail["msg"]
+    if kind in ("extra_forbidden", "missing"):
+        above, _, key = path.rpartition(".")
+        what = f"missing key {key!r}" if kind == "missing" else f"unknown key {key!r}{nearest(key, legal)}"
+        return f"{what} in {above}" if above else what
     if kind == "too_short":
         return f"{path}: needs {detail['ctx']['min_length']} or more entries"
-    message = detail["msg"]
-    for prefix in ("Value error, ", "Assertion failed, ", "Input should be "):
-        message = message.removeprefix(prefix)
     if kind == "value_error":
+        message = message.removeprefix("Value error, ")
         return f"{path}: {message}" if path else message
-    if message == detail["msg"]:
+    if not message.startswith("Input should be "):
         return f"{path}: {message[:1].lower()}{message[1:]}"
-    expected = detail.get("ctx", {}).get("expected")
-    hint = _nearest_literal(detail["input"], expected) if kind == "literal_error" else ""
-    return f"{path}: {_shown(detail['input'])} is not {message}{hint}"
+    hint = ""
+    if kind == "literal_error":
+        words = detail["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        close = nearest(str(detail["input"]), words)
+        hint = close if "did you mean" in close else ""
+    return f"{path}: {_shown(detail['input'])} is not {message.removeprefix('Input should be ')}{hint}"
 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _nearest_literal(value: Any, expected: Any) -> str:
-    words = str(expected).replace(" or ", ", ").replace("'", "").split(", ")
-    hint = nearest(str(value), words)
-    return hint if "did you mean" in hint else ""

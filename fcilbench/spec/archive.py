@@ -1,4 +1,4 @@
-"""An archive that a data set is published in; stdlib only, so that the command line can fetch it without torch."""
+"""An archive in which a data set is published; fetched without torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Archive:
 
     Attributes:
         file: Its official name; it lies in `archives/` under the data root.
-        checksum: `md5:` or `sha256:` and the digits, as published: it is never fetched without.
+        checksum: `md5:` or `sha256:` and the digits, as published.
         published: Who publishes the checksum.
-        url: Where it is fetched from; "" if it is not (licence, dead link), so that it is put there by hand.
-        size: Bytes, or `None` if nobody says.
-        folder: Folder under the data root that its content belongs into; "" is the data root itself.
+        url: Its address; "" if it must be put there by hand (licence, dead link).
+        size: Bytes, or `None` if it is not published.
+        folder: Folder under the data root into which it is unpacked; "" is the data root itself.
     """
 
     file: str

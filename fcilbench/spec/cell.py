@@ -1,4 +1,4 @@
-"""A cell: one point of a suite's grid with one seed, resolved so far that a worker needs nothing else."""
+"""A cell: one point of a suite's grid with one seed; a worker needs nothing else to train it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PLUGIN_KINDS: dict[PluginKind, str] = {
 
 
 class PluginUse(Closed):
-    """One plugin with all its hyperparameters resolved (defaults included).
+    """One plugin with the values of all its hyperparameters.
 
     Attributes:
         name: Full name `dist/name`, e.g. `fcilbench/sum`.
-        label: How the suite wrote it; what boards show, e.g. `sum` or `sum[lambda_s=0.2]`.
+        label: What boards and filters call it, e.g. `sum` or `sum[lambda_s=0.2]`.
         version: The plugin's declared `version`.
-        params: Every hyperparameter, as the worker passes it to the plugin's `Params`.
-        identity: What of the params identifies the cell (e.g. a weight file's digest instead of its path).
-        code_digest: Digest of the plugin's normalised source; differing digests make a finished cell stale.
+        params: Every hyperparameter, defaults included.
+        identity: The hyperparameters that identify the cell, with a file's digest instead of its path.
+        code_digest: Digest of the plugin's normalised source; if it changes, a finished cell is stale.
     """
 
     name: str = identity_field()
@@ -47,7 +47,7 @@ class PluginUse(Closed):
 
 
 class Cell(Closed):
-    """All that one experiment depends on. `fcilbench.spec.identity.cell_id` hashes its identity fields."""
+    """Everything that one experiment depends on; `fcilbench.spec.identity.cell_id` hashes its identity fields."""
 
     suite: str = runtime_field("")
     protocol: Protocol = identity_field(default_factory=Protocol)

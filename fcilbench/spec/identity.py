@@ -1,8 +1,8 @@
-"""What makes two cells the same: SHA-256 of one canonical JSON record of what was chosen for them.
+"""The identity of a cell: SHA-256 of a canonical JSON record of its identity fields.
 
-A field at its default is not in the record, so a new option with a neutral default changes no identity. A default
-itself is pinned by a version: of the plugin, or `PROTOCOL_VERSION` for `fcilbench.spec.protocol`. The file
-`tests/spec/defaults.json` lists all defaults, and a test compares it with the code.
+A field at its default is not in the record, so a new option with a neutral default changes no identity. Changing a
+default demands a new version: of the plugin, or `PROTOCOL_VERSION` for `fcilbench.spec.protocol`. A test compares all
+defaults with `tests/spec/defaults.json`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fcilbench.spec.params import REQUIRED, default_of, same
 from fcilbench.spec.protocol import role_of
 
 IDENTITY_VERSION = 2
-"""Version of the record itself. Raise it when the record of an unchanged cell would look different."""
+"""Raise it when the record of an unchanged cell would look different."""
 
 PROTOCOL_VERSION = 1
-"""Raise it when a default in `fcilbench.spec.protocol` changes, or what one of its fields means."""
+"""Raise it when a default or the meaning of a field in `fcilbench.spec.protocol` changes."""
 
 ENGINE_VERSION = 2
-"""Raise it when federation, engine or vectors compute other numbers (the golden runs tell)."""
+"""Raise it when federation, engine or vectors compute other numbers; the golden runs show that."""
 
 
 def canonical(cell: Cell, engine: int = ENGINE_VERSION) -> dict[str, Any]:
-    """Returns the identity record of a cell: its identity fields that are not at their default, as plain JSON values.
+    """Returns the identity record of a cell: its identity fields that are not at their default, as JSON values.
 
     `engine` is the engine version that computed the cell, if it is not that of this checkout.
 
     Raises:
-        TypeError: If a field of a model on the way has no role, or a value is not JSON.
+        TypeError: If a field is declared neither as identity nor as runtime, or a value is not JSON.
         ValueError: If a number is not finite.
     """
     versions = {"identity": IDENTITY_VERSION, "protocol": PROTOCOL_VERSION, "engine": engine}
@@ -65,22 +65,17 @@ def _identity_fields(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _plain_defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the default of each identity field that has one, as it would stand in a record."""
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns the default of each identity field that has one, as a record would hold it."""
     defaults = {name: default_of(model.model_fields[name]) for name in _identity_fields(model)}
     return {name: _plain(default) for name, default in defaults.items() if default is not REQUIRED}
-
-
-def _at_default(model: type[BaseModel], name: str, plain: Any) -> bool:
-    defaults = _plain_defaults(model)
-    return name in defaults and same(plain, defaults[name])
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         model = type(value)
-        fields = {name: _plain(getattr(value, name)) for name in _identity_fields(model)}
-        return {name: each for name, each in fields.items() if not _at_default(model, name, each)}
+        fields, defaults = {name: _plain(getattr(value, name)) for name in _identity_fields(model)}, _defaults(model)
+        return {name: each for name, each in fields.items() if not same(each, defaults.get(name, REQUIRED))}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"keys must be strings in an identity: {list(value)}")

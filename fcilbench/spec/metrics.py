@@ -1,11 +1,11 @@
 """The metrics of a class-incremental run: one table for all boards, and the functions behind it.
 
-R[t][s] is the accuracy on task s after task t. All functions take this lower-triangular matrix as nested lists (row t
-has t + 1 entries, in [0, 1]) and leave it unchanged. An entry that was not measured is `None`; a metric that needs it,
-or that is undefined, is `None` and never 0.
+R[t][s] is the accuracy on task s after task t. The functions take this lower-triangular matrix as nested lists: row t
+has t + 1 entries in [0, 1]. An entry that was not measured is `None`; a metric that needs it, or that is undefined, is
+`None` and never 0.
 
-A new metric is one entry of `METRICS`: rows keep their matrix and their cost, so boards and `fcilbench show` fill it in
-for old rows.
+A new metric is one entry of `METRICS`: rows keep their matrix and their cost, so boards and `fcilbench show` compute it
+for old rows too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Metric:
     Attributes:
         name: Name in rows and on the command line.
         title: Title of its column.
-        unit: `ratio` (shown in per cent), `s`, `bytes`, ...
+        unit: `ratio` (shown in per cent), `s` or `bytes`.
         better: Which direction is better.
-        function: Value from the accuracy matrix and the number of test samples of each task; `None` for a number that
-            the run itself records in its row.
-        board: The board that has a column for it; a recorded metric is shown where it was recorded.
+        function: Value from the accuracy matrix and the number of test samples of each task; `None` for a metric of
+            the cost, or one that the run records itself.
+        board: The board that has a column for it.
         cost: Value from a row's recorded cost; `None` for a metric of the accuracy.
     """
 
@@ -64,20 +64,17 @@ def average_incremental_accuracy(matrix: Matrix) -> float | None:
 
 
 def forgetting(matrix: Matrix) -> float | None:
-    """Mean over s < T-1 of (best earlier R[t][s], t < T-1) minus R[T-1][s]; negative if later tasks helped.
-
-    Undefined for one task.
-    """
+    """Mean over s < T-1 of (max over t < T-1 of R[t][s]) minus R[T-1][s]; undefined for one task."""
     return _mean(_losses(matrix))
 
 
 def forgetting_floored(matrix: Matrix) -> float | None:
-    """`forgetting` with each task's value floored at 0."""
+    """Forgetting in which the value of each task is at least 0."""
     return _mean([None if loss is None else max(loss, 0.0) for loss in _losses(matrix)])
 
 
 def forgetting_diagonal(matrix: Matrix) -> float | None:
-    """Mean over s < T-1 of R[s][s] minus R[T-1][s]: right after learning, minus at the end."""
+    """Mean over s < T-1 of R[s][s] minus R[T-1][s]: accuracy right after learning, minus accuracy at the end."""
     last = len(matrix) - 1
     return _mean([_minus(matrix[s][s], matrix[last][s]) for s in range(last)])
 
@@ -122,40 +119,34 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _accuracy(
+    name: str, title: str, function: Callable[[Matrix], float | None], better: Better = "higher", shown: bool = False
+) -> Metric:
+    return Metric(name, title, "ratio", better, lambda matrix, _: function(matrix), "accuracy" if shown else "")
+
+
+def _cost(name: str, title: str, unit: str, cost: Callable[[Row], float | None]) -> Metric:
+    return Metric(name, title, unit, "lower", None, "overhead", cost)
+
+
 _TABLE = (
-    Metric("faa", "FAA", "ratio", "higher", lambda matrix, _: faa(matrix), "accuracy"),
+    _accuracy("faa", "FAA", faa, shown=True),
     Metric("accuracy_micro", "Accuracy (micro)", "ratio", "higher", accuracy_micro),
-    Metric("aia", "AIA", "ratio", "higher", lambda matrix, _: average_incremental_accuracy(matrix), "accuracy"),
-    Metric("forgetting", "Forgetting", "ratio", "lower", lambda matrix, _: forgetting(matrix), "accuracy"),
-    Metric(
-        "forgetting_floored", "Forgetting (floored)", "ratio", "lower", lambda matrix, _: forgetting_floored(matrix)
-    ),
-    Metric(
-        "forgetting_diagonal", "Forgetting (diagonal)", "ratio", "lower", lambda matrix, _: forgetting_diagonal(matrix)
-    ),
-    Metric("bwt", "BWT", "ratio", "higher", lambda matrix, _: backward_transfer(matrix)),
+    _accuracy("aia", "AIA", average_incremental_accuracy, shown=True),
+    _accuracy("forgetting", "Forgetting", forgetting, "lower", shown=True),
+    _accuracy("forgetting_floored", "Forgetting (floored)", forgetting_floored, "lower"),
+    _accuracy("forgetting_diagonal", "Forgetting (diagonal)", forgetting_diagonal, "lower"),
+    _accuracy("bwt", "BWT", backward_transfer),
     Metric("oos_auroc", "OOS AUROC", "ratio", "higher", None, "accuracy"),
-    Metric(
-        *("round_s", "Round", "s", "lower", None, "overhead"),
-        cost=lambda row: per_round(row, row.cost.training_s + row.cost.aggregation_s),
-    ),
-    Metric(
-        *("task_end_s", "Task end", "s", "lower", None, "overhead"),
-        cost=lambda row: row.cost.task_end_s / row.cost.tasks if row.cost.tasks else None,
-    ),
-    Metric("bytes_up", "Up", "bytes", "lower", None, "overhead", lambda row: row.cost.bytes_up),
-    Metric("bytes_down", "Down", "bytes", "lower", None, "overhead", lambda row: row.cost.bytes_down),
-    Metric(
-        *("client_up", "Up/visit", "bytes", "lower", None, "overhead"),
-        cost=lambda row: per_visit(row, row.cost.bytes_up),
-    ),
-    Metric(
-        *("client_down", "Down/visit", "bytes", "lower", None, "overhead"),
-        cost=lambda row: per_visit(row, row.cost.bytes_down),
-    ),
-    Metric("module", "Module", "bytes", "lower", None, "overhead", lambda row: row.cost.module or None),
-    Metric("server_state", "Server state", "bytes", "lower", None, "overhead", lambda row: row.cost.server_state),
-    Metric("peak_mem", "Peak memory", "bytes", "lower", None, "overhead", lambda row: row.cost.peak_mem),
+    _cost("round_s", "Round", "s", lambda row: per_round(row, row.cost.training_s + row.cost.aggregation_s)),
+    _cost("task_end_s", "Task end", "s", lambda row: row.cost.task_end_s / row.cost.tasks if row.cost.tasks else None),
+    _cost("bytes_up", "Up", "bytes", lambda row: row.cost.bytes_up),
+    _cost("bytes_down", "Down", "bytes", lambda row: row.cost.bytes_down),
+    _cost("client_up", "Up/visit", "bytes", lambda row: per_visit(row, row.cost.bytes_up)),
+    _cost("client_down", "Down/visit", "bytes", lambda row: per_visit(row, row.cost.bytes_down)),
+    _cost("module", "Module", "bytes", lambda row: row.cost.module or None),
+    _cost("server_state", "Server state", "bytes", lambda row: row.cost.server_state),
+    _cost("peak_mem", "Peak memory", "bytes", lambda row: row.cost.peak_mem),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
 """Every metric by name. The first one of a board ranks its methods."""

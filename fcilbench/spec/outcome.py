@@ -1,4 +1,4 @@
-"""What a finished experiment hands to the rest of the program: numbers with unit and direction."""
+"""The result of an experiment: metrics with unit and direction, accuracies and costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
 
 class Value(BaseModel):
-    """The recorded value of a metric, with its unit and which direction is better; `None` is undefined."""
+    """The recorded value of a metric, with unit and direction; `None` is undefined."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,19 +22,20 @@ class Cost(BaseModel):
     """What a cell cost. Times are wall-clock seconds, sizes are bytes.
 
     Attributes:
-        wall_s: Whole cell, all attempts' kept rounds, data loading included.
+        wall_s: The whole cell: loading of data, and the rounds of all attempts that were kept.
         training_s: Local training of all clients.
         aggregation_s: Server aggregation.
         task_end_s: Server and client work at task ends.
         evaluation_s: Evaluation.
-        device_s: `wall_s` on a GPU, 0 on a CPU.
+        device_s: Equal to `wall_s` on a GPU, 0 on a CPU.
         peak_mem: Peak device memory (CUDA allocator), or peak resident set on a CPU.
-        bytes_up: All clients' uploads, counted from the messages.
-        bytes_down: All broadcasts to participating clients, counted from the messages.
+        bytes_up: Uploads of all clients, counted from the messages.
+        bytes_down: Broadcasts to all participating clients, counted from the messages.
         server_state: Largest size of the method's server state between rounds.
-        module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older.
-        rounds: Rounds of all tasks; 0 in rows of schema 2 or older.
-        tasks: Task ends; 0 in rows of schema 2 or older.
+        module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older, as
+            are `rounds` and `tasks`.
+        rounds: Rounds of all tasks.
+        tasks: Number of tasks.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -59,16 +60,16 @@ class Outcome(BaseModel):
 
     Attributes:
         metrics: By name, `<metric>/<task identity>`, e.g. `faa/oracle`; see `fcilbench.spec.metrics`.
-        accuracy: Per task identity the lower-triangular matrix R[t][s]: accuracy on task s after task t, in [0, 1].
-            Entries that were not measured are `None` (a centralised reference has only its last row).
+        accuracy: For each task identity the matrix R[t][s], see `fcilbench.spec.metrics`. Entries that were not
+            measured are `None`: a centralised reference has only the last row.
         test_sizes: Test samples of each task.
         classes: Class names of each task, in the order the model numbers them.
         cost: What it cost.
         seeds: The derived seed of each role.
         model_digest: SHA-256 of the final global state vector's bytes (float32, little-endian).
-        data_fingerprint: Digest of the data that was really loaded.
+        data_fingerprint: Digest of the data that was loaded.
         device: Name of the device that computed it.
-        warnings: Things a reader of the row should know (e.g. negative coefficients, excluded clients).
+        warnings: What a reader of the row should know, such as negative coefficients or excluded clients.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -19,7 +19,7 @@ REQUIRED: Any = ...
 
 
 class Space(BaseModel):
-    """Where a tuner may look for a hyperparameter.
+    """Search space of a hyperparameter.
 
     Attributes:
         low: Lower bound of a numeric range.
@@ -66,9 +66,7 @@ def Field(  # noqa: N802 -- spelt as pydantic spells it
 
 
 class PresetParams(Params):
-    """Hyperparameters with presets: `preset` sets several values at once, single options override it.
-
-    The values are filled in before validation, so that an instance, its dump and its identity hold what is in force.
+    """Hyperparameters with presets: `preset` sets several values at once, which single options override.
 
     Attributes:
         presets: For each preset the values in which it differs from the declared defaults.
@@ -96,12 +94,12 @@ class PresetParams(Params):
 
 def search_space(params: type[BaseModel]) -> dict[str, Space]:
     """Returns the declared search space of each tunable hyperparameter, by name."""
-    spaces: dict[str, Space] = {}
-    for name, field in params.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and SPACE in extra:
-            spaces[name] = Space.model_validate(extra[SPACE])
-    return spaces
+    extras = {name: field.json_schema_extra for name, field in params.model_fields.items()}
+    return {
+        name: Space.model_validate(extra[SPACE])
+        for name, extra in extras.items()
+        if isinstance(extra, dict) and SPACE in extra
+    }
 
 
 def default_of(field: FieldInfo) -> Any:
@@ -110,7 +108,7 @@ def default_of(field: FieldInfo) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Says whether two plain JSON values are equal; 1 and 1.0 are, 1 and true are not."""
+    """Says whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 

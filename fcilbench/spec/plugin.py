@@ -1,4 +1,4 @@
-"""What every plugin is: a class with a version, a nested `Params` and an instance for one set of values."""
+"""The base class of plugins: a class with a version and nested `Params`; an instance has one set of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Plugin:
         version: Raised by the author whenever the plugin's results change; part of a cell's identity.
         params: The validated hyperparameters of this instance.
         breaks: Checks of the conformance kit (`fcilbench.testing`) that the plugin fails by nature, each with the
-            reason; the kit tests that it really fails them, with its default hyperparameters.
+            reason; the kit tests that it fails them.
     """
 
     version: ClassVar[str] = "1"
@@ -32,20 +32,20 @@ class Plugin:
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns static, JSON-compatible facts for plans, boards and `plugins show`."""
+        """Returns JSON-compatible facts for plans, boards and `plugins show`."""
         return {}
 
     def instance_facts(self) -> dict[str, Any]:
-        """Returns the facts that depend on the hyperparameters; they take the place of those of `facts`."""
+        """Returns the facts that depend on the hyperparameters; they override those of `facts`."""
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Returns the hyperparameters that tell two cells apart: those that are not at their default.
+        """Returns the hyperparameters that are part of a cell's identity: those that are not at their default.
 
-        Override it where a value names a file, and put a digest of the file's content in place of its path.
+        Override it if a value is the path of a file: return a digest of the file's content in place of the path.
 
         Raises:
-            PrerequisiteError: If that content is not on this machine.
+            PrerequisiteError: If the file is not on this machine.
         """
         return _params.non_defaults(self.params)
 

@@ -1,9 +1,9 @@
-"""The protocol of one experiment: all that is not a plugin. Torch-free, so that suites and plans can read it."""
+"""The protocol of one experiment: everything that is not a plugin."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -11,30 +11,30 @@ from pydantic.fields import FieldInfo
 from fcilbench.spec.params import SPACE, Space
 
 TaskIdentity = Literal["none", "inferred", "oracle"]
-"""What an evaluation tells a method about the task of a test sample (see `fcilbench.api.predict`)."""
+"""How the task of a test sample is known in an evaluation, see `fcilbench.api.predict`."""
 
 Role = Literal["identity", "runtime"]
 _KEY = "fcilbench_role"
 
 
 def identity_field(default: Any = ..., *, space: Space | None = None, **constraints: Any) -> Any:
-    """Declares a field that makes two cells different: it enters `cell_id`.
+    """Declares a field that is part of a cell's identity.
 
     Args:
         default: Default value; `...` makes the field required.
-        space: Search space for `fcilbench tune`, of a hyperparameter of every method that trains.
+        space: Search space for `fcilbench tune`.
         **constraints: Anything `pydantic.Field` takes (`ge`, `description`, `default_factory`, ...).
     """
     return _field("identity", default, constraints, {} if space is None else {SPACE: space.model_dump(mode="json")})
 
 
 def runtime_field(default: Any = ..., **constraints: Any) -> Any:
-    """Declares a field that changes how a cell is run but not what it computes: it stays out of `cell_id`."""
+    """Declares a field that changes how a cell is run but not what it computes: it is no part of the identity."""
     return _field("runtime", default, constraints)
 
 
 def role_of(field: FieldInfo) -> Role | None:
-    """Returns the declared role of a model field, or `None` if nobody declared one."""
+    """Returns the declared role of a model field, or `None` if it has none."""
     extra = field.json_schema_extra
     role = extra.get(_KEY) if isinstance(extra, dict) else None
     return role if role in ("identity", "runtime") else None  # type: ignore[return-value]
@@ -52,7 +52,7 @@ class Closed(BaseModel):
 
 
 class Protocol(Closed):
-    """Federated training protocol shared by all methods of a suite (paper, experimental settings)."""
+    """Federated training protocol, the same for all methods of a suite."""
 
     clients: int = identity_field(10, ge=1, le=100_000, description="registered clients N")
     rounds: int = identity_field(5, ge=1, le=100_000, description="communication rounds R per task")
@@ -96,13 +96,16 @@ class Protocol(Closed):
 
 
 class Partition(Closed):
-    """How one task's samples are spread over the clients.
+    """How the samples of a task are distributed over the clients.
 
     Attributes:
         kind: `dirichlet` (per class, proportions from Dir(value)), `iid`, or `quantity` (sizes from Dir(value)).
         value: Concentration beta; smaller means more skew. `None` for `iid`.
-        min_samples: Least number of samples a client gets of each task (top-up rule); 0 allows empty clients.
+        min_samples: Least number of samples that a client gets of each task; 0 allows empty clients.
+        short_forms: Keys that stand for `kind` and `value` together.
     """
+
+    short_forms: ClassVar = ("dirichlet", "quantity")
 
     kind: Literal["dirichlet", "iid", "quantity"] = identity_field("dirichlet")
     value: float | None = identity_field(None, gt=0.0)
@@ -111,11 +114,11 @@ class Partition(Closed):
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, raw: Any) -> Any:
-        """Accepts `iid`, `{dirichlet: 0.5}`, `{quantity: 1.0, min_samples: 0}` beside the long form."""
+        """Accepts `iid`, `{dirichlet: 0.5}` and `{quantity: 1.0, min_samples: 0}`."""
         if isinstance(raw, str):
             return {"kind": raw}
         if isinstance(raw, dict):
-            for kind in ("dirichlet", "quantity"):
+            for kind in cls.short_forms:
                 if kind in raw:
                     return {"kind": kind, "value": raw[kind], **{k: v for k, v in raw.items() if k != kind}}
         return raw
@@ -137,11 +140,11 @@ SeedRole = Literal["order", "partition", "train"]
 
 
 class Seeds(Closed):
-    """The three seeds of one repetition, derived from coordinates (never from the aggregator).
+    """The three seeds of one repetition, the same for all aggregators.
 
-    `order` fixes the class order and the task split, `partition` the clients' data, `train` everything else
-    (head initialisation, client sampling, batch order, augmentation). Roles outside `vary` keep the value of
-    repetition 0, so that a spread over seeds can be the spread of training alone.
+    `order` determines the class order, `partition` the clients' data, `train` everything else (head initialisation,
+    client sampling, batch order, augmentation). Roles outside `vary` have the seed of repetition 0, so that the spread
+    over seeds can be the spread of training alone.
     """
 
     base: int = identity_field(0, ge=0, lt=2**63)
@@ -156,16 +159,16 @@ class Seeds(Closed):
 
 
 class Evaluation(Closed):
-    """What is measured. Identities are separate measurements and are never ranked together."""
+    """The task identities to evaluate with; they are never ranked together."""
 
     task_identity: tuple[TaskIdentity, ...] = identity_field(("none", "inferred", "oracle"), min_length=1)
 
 
 class Runtime(Closed):
-    """How a cell is run; none of it is identity, all of it is recorded."""
+    """How a cell is run: recorded in its row, but no part of its identity."""
 
     threads: int = runtime_field(
-        1, ge=1, le=1_024, description="torch CPU threads of a slot; independent of --jobs, it changes sums"
+        1, ge=1, le=1_024, description="torch CPU threads of a cell; another number changes sums in their last digits"
     )
     eval_batch_size: int = runtime_field(256, ge=1, le=1_000_000, description="samples per forward pass in evaluation")
     checkpoint: Literal["round", "task", "never"] = runtime_field(
@@ -176,7 +179,7 @@ class Runtime(Closed):
         description="capture local steps in a CUDA graph where there is a GPU; `off` runs them one kernel at a time",
     )
     keep_model: bool = runtime_field(
-        False, description="keep what is deployed in the cell's folder, for `module export`"
+        False, description="keep the deployed module in the cell's folder, for `module export`"
     )
 
 

@@ -1,7 +1,7 @@
-"""The schema of a row: one row for each planned cell, whatever its result. Torch-free; exported as JSON Schema.
+"""The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost. Rows of
-older versions are read as they are, and stay of their version.
+older versions are read and written with their version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Failure(Closed):
     """Why a cell has no result.
 
     Attributes:
-        kind: What is to blame: `plugin`, `internal`, `prerequisite`, `diverged` or the status (`oom`, `timeout`...).
+        kind: The cause: `plugin`, `internal`, `prerequisite`, `diverged` or the status (`oom`, `timeout`...).
         type: Class name of the exception, or the signal or limit that ended the cell.
         message: One line.
         traceback_path: Traceback file, relative to the store's folder.
@@ -48,7 +48,7 @@ class Failure(Closed):
 
 
 class Code(Closed):
-    """Which source computed the row.
+    """The source code that computed a row.
 
     Attributes:
         git_sha: Commit of the fcilbench checkout; `None` when it is an installed package.
@@ -64,11 +64,11 @@ class Code(Closed):
 
 
 class Data(Closed):
-    """Which data the row was computed on.
+    """The data on which a row was computed.
 
     Attributes:
-        fingerprint: Digest of the content that was loaded; `None` if the cell ended before that.
-        declared: Digest the data set declares beforehand; empty if it cannot.
+        fingerprint: Digest of the content that was loaded; `None` if the cell ended before.
+        declared: Digest that the data set declares; empty if it declares none.
     """
 
     fingerprint: str | None = None
@@ -76,7 +76,7 @@ class Data(Closed):
 
 
 class PluginRecord(Closed):
-    """One plugin of the cell: full name, version, what of its options is identity, digest of its source."""
+    """One plugin of a cell, see `fcilbench.spec.cell.PluginUse`."""
 
     name: str
     version: str
@@ -85,7 +85,7 @@ class PluginRecord(Closed):
 
 
 class RowParams(Closed):
-    """Every resolved parameter of the cell, by origin; plain JSON, so that old rows outlive later releases."""
+    """Every parameter of a cell; plain JSON, so that a later release can read old rows."""
 
     dataset: dict[str, Any] = Field(default_factory=dict)
     backbone: dict[str, Any] = Field(default_factory=dict)
@@ -104,34 +104,21 @@ class Row(Closed):
 
     Attributes:
         schema_version: Version of this schema, `schema` in JSON.
-        identity_version: Version of the rule that made `cell_id`.
-        cell_id: SHA-256 of the cell's identity, 64 hex digits.
-        suite: Name of the suite that planned it.
+        identity_version: `IDENTITY_VERSION` with which `cell_id` was made.
+        cell_id: Identity of the cell, 64 hexadecimal digits.
         suite_digest: Digest of the resolved suite in the store (`suites/<hex>.yaml`); `None` if it was not kept.
-        coords: Its place on the grid: dataset, backbone, partition, aggregator, stress (labels) and seed (index).
-        plugins: Full name, version and identity of each plugin.
-        params: Every resolved parameter.
+        coords: Label of the cell on each axis of the grid, and `seed`.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
-        status: How it ended.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
-        skipped: The plugin's reason; set if and only if the status is `skipped`.
-        metrics: By `<metric>/<task identity>`; a value of `None` is undefined, never 0.
-        accuracy: Per task identity R[t][s], accuracy on task s after task t, in [0, 1].
-        test_sizes: Test samples per task.
-        classes: Class names per task.
-        curve_ref: Curve file (one JSON line a round), relative to the store's folder.
-        cost: Seconds and bytes.
-        device: Name of the computing device.
+        skipped: The plugin's reason, if the status is `skipped`.
+        metrics: See `Outcome`, as for `accuracy`, `test_sizes`, `classes`, `model_digest` and `warnings`.
+        curve_ref: Curve file (one JSON line for each round), relative to the store's folder.
         env: Digest of the environment record in the store (`env/<hex>.json`).
-        hardware_digest: Digest of processor, memory and accelerator; costs compare only where it is equal.
-        host_digest: Digest of the machine's name, never the name.
-        code: Source.
-        data: Data.
-        model_digest: SHA-256 of the final global vector; `None` without a result.
-        warnings: What a reader of the row should know.
-        tuned_from: Digest of the tuning lock file the parameters come from.
-        attempts: Attempts this row took, at least 1 unless nothing was started.
+        hardware_digest: Digest of processor, memory and accelerator; only rows with the same one compare in cost.
+        host_digest: Digest of the machine's name.
+        tuned_from: Digest of the rules of a lock file that the parameters come from.
+        attempts: Number of attempts; 0 if none was started.
         started: Start of the first attempt, UTC.
         ended: End of the last attempt, UTC.
     """
@@ -182,7 +169,7 @@ class Row(Closed):
 
     @property
     def reason(self) -> str:
-        """Why there is no result: the plugin's reason for skipping, or the failure's message; empty if there is one."""
+        """The plugin's reason for skipping, or the failure's message; empty if there is a result."""
         return self.skipped or (self.failure.message if self.failure else "")
 
     def to_json(self) -> str:
@@ -191,7 +178,7 @@ class Row(Closed):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the row's JSON: tells whether two copies of a row are the same."""
+        """SHA-256 of the row's JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 

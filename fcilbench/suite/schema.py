@@ -1,11 +1,10 @@
-"""The schema of a suite file, version 1, and what is wrong with a file in a user's words."""
+"""The schema of a suite file, version 1."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -13,14 +12,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
-from fcilbench.registry.validation import sentence
 from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole, TaskIdentity
-from fcilbench.suite.yaml import Finding
 
 Axis = Literal["dataset", "backbone", "partition", "aggregator", "stress"]
 
@@ -75,21 +71,12 @@ DatasetForms = Annotated[DatasetEntry, BeforeValidator(_long_form, json_schema_i
 PluginForms = Annotated[PluginEntry, BeforeValidator(_long_form, json_schema_input_type=Word | PluginEntry)]
 
 _POSITIVE = {"type": "number", "exclusiveMinimum": 0}
-_PARTITION_PROPERTIES = {
-    "dirichlet": _POSITIVE,
-    "quantity": _POSITIVE,
-    "kind": {"enum": ["iid", "dirichlet", "quantity"]},
-    "value": {**_POSITIVE, "type": ["number", "null"]},
-    "min_samples": {"type": "integer", "minimum": 0},
-}
-_PARTITION_MAP = {"type": "object", "properties": _PARTITION_PROPERTIES, "additionalProperties": False}
+_PARTITION_KEYS = dict.fromkeys(Partition.short_forms, _POSITIVE) | Partition.model_json_schema()["properties"]
+_PARTITION_MAP = {"type": "object", "properties": _PARTITION_KEYS, "additionalProperties": False, "minProperties": 1}
 _PARTITION = {
     "description": "`iid`, `{dirichlet: beta}` or `{quantity: beta}`",
-    "anyOf": [{"const": "iid"}, {**_PARTITION_MAP, "minProperties": 1}],
+    "anyOf": [{"const": "iid"}, _PARTITION_MAP],
 }
-
-PARTITION_KEYS = tuple(_PARTITION_PROPERTIES)
-"""Keys that a partition may have in a suite."""
 
 
 class Grid(Closed):
@@ -242,35 +229,3 @@ class Suite(Closed):
 def json_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a suite file, for editors (`fcilbench schema suite`)."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Suite.model_json_schema()}
-
-
-def schema_findings(error: ValidationError) -> list[Finding]:
-    """Returns one finding for each value that the schema refuses."""
-    details = error.errors(include_url=False)
-    strays = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
-    wrong = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
-    findings = []
-    for detail in details:
-        path, kind = tuple(detail["loc"]), detail["type"]
-        if kind == "missing" and path[:-1] in strays:
-            continue  # it may be there, misspelt
-        if kind == "too_short" and path in wrong:
-            continue  # its wrong entries were not counted
-        message = sentence(detail, _legal_keys(path[:-1]))
-        if kind in ("missing", "extra_forbidden") and path[:-1]:
-            message += f" in {'.'.join(map(str, path[:-1]))}"
-        findings.append(Finding(message, path, key=kind == "extra_forbidden"))
-    return findings
-
-
-def _legal_keys(path: Sequence[str | int]) -> list[str]:
-    """Returns the keys that a map of the suite may have."""
-    current: Any = Suite
-    for step in path:
-        if isinstance(step, int):
-            current = next(iter(get_args(current)), None)
-            current = getattr(current, "__origin__", current)  # without its `Annotated`
-        else:
-            fields = getattr(current, "model_fields", {})
-            current = fields[step].annotation if step in fields else None
-    return list(PARTITION_KEYS if current is Partition else getattr(current, "model_fields", ()))

@@ -1,8 +1,8 @@
 """Which cells a command works on: the states of cells, `--only` and `--rerun`.
 
-One `--only` is a comma-separated list of `axis:value` terms that all hold; several are alternatives. Values may hold
-`*`, `?` and `[...]`, and are compared with labels as boards show them. `shard:2/5` is the second of five parts into
-which the cells fall by their ids, for machines that share no folder.
+An `--only` is a comma-separated list of `axis:value` terms; a cell is selected if it meets all terms of one `--only`.
+Values may hold `*`, `?` and `[...]`, and are compared with labels as boards show them. `shard:2/5` is the second of
+five parts of the cells, by their ids, for machines that share no folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = Literal["new", "done", "stale", "failed", "running"]
 STATES: tuple[State, ...] = get_args(State)
 
 FAILURES = ("failed", "oom", "timeout", "killed")
-"""Statuses of a row without a result that is a verdict on the cell."""
+"""Statuses of a row whose cell was tried and has no result."""
 
 POLICIES: dict[str, frozenset[State]] = {
     "stale": frozenset({"stale"}),
@@ -29,8 +29,8 @@ POLICIES: dict[str, frozenset[State]] = {
     "never": frozenset(),
     "all": frozenset({"done", "stale", "failed"}),
 }
-"""Values of `--rerun` and the states that they run again. New cells always run. Cells that broke off or lacked
-something on this machine are taken up again unless the policy is `never`."""
+"""Values of `--rerun` and the states that they run again. New cells always run. Cells that were killed, or that missed
+something on this machine, run again unless the policy is `never`."""
 
 _KEYS = (*AXES, "seed", "status", "shard")
 _SHARD = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
@@ -39,16 +39,20 @@ _EXAMPLE = "for example --only aggregator:sum,dataset:cifar100 or --only status:
 
 @dataclass(frozen=True)
 class Selector:
-    """Alternatives of terms, each `(key, value)`; no alternative at all selects everything."""
+    """Alternatives, each a list of terms `(key, value)`; without any, everything is selected."""
 
     alternatives: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     def matches(
         self, cell_id: str, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None
     ) -> bool:
-        """Says whether a cell is selected, by its id, its coordinates, its row's status and its state in a plan.
+        """Says whether a cell is selected.
 
-        Without a state, the one that follows from the status is taken.
+        Args:
+            cell_id: Its id.
+            coords: Its labels on the axes, and its seed.
+            status: Status of its row.
+            state: Its state in a plan; `None` means the one that follows from the status.
         """
         known = {status, state or state_of_status(status)} - {None}
 

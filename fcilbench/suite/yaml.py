@@ -1,20 +1,19 @@
-"""YAML 1.2 to plain values, and back from a path within them to `file:line:column`.
-
-Checkers say which value of a suite is wrong (`Finding`); its place in the files is found once, at the end (`place`).
-"""
+"""YAML 1.2 to values that know their place, `file:line:column`, so that every problem can be shown where it is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import Node as RawNode
 
-from fcilbench.errors import SuiteError
+from fcilbench.errors import KeyPath, Problem, SuiteError
+from fcilbench.tables import line
 
 MAX_BYTES = 250_000
 """Largest suite file."""
@@ -27,51 +26,12 @@ _TAG = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str", "timestamp")
 _LONGEST_LINE, _MOST_LINES = 600, 100
 
-KeyPath = tuple[str | int, ...]
-"""Keys and indices from the root of a suite to one of its values."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong with a value of a suite.
-
-    Attributes:
-        message: What, with the nearest legal word where there is one.
-        path: The value's path in the suite; the value may be missing.
-        key: Whether the value's key is wrong.
-        hint: What to do about it.
-        check: Id of the check that found it (see `fcilbench.suite.check`).
-    """
-
-    message: str
-    path: KeyPath
-    key: bool = False
-    hint: str | None = None
-    check: str = "schema"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A finding with its place, `file:line:column` or the `-s` override that it comes from; each in one short line."""
-
-    message: str
-    where: str
-    hint: str | None = None
-    check: str = "schema"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", one_line(self.message))
-        object.__setattr__(self, "where", one_line(self.where))
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
-
 
 class InvalidSuiteError(SuiteError):
     """A suite is invalid: one line for each problem, in the order of their places.
 
     Args:
-        problems: At least one.
+        problems: At least one, with its place.
         ran: Ids of the checks that ran to their end.
     """
 
@@ -79,9 +39,6 @@ class InvalidSuiteError(SuiteError):
         self.problems = tuple(sorted(dict.fromkeys(problems), key=_position))
         self.ran = frozenset(ran)
         hint = "; ".join(dict.fromkeys(each.hint for each in self.problems if each.hint)) or None
-        if len(self.problems) == 1:
-            super().__init__(self.problems[0].message, where=self.problems[0].where, hint=hint)
-            return
         lines = [str(each) for each in self.problems[:_MOST_LINES]]
         if len(self.problems) > _MOST_LINES:
             lines.append(f"and {len(self.problems) - _MOST_LINES:,} more")
@@ -94,161 +51,144 @@ def _position(problem: Problem) -> tuple[str, int, int]:
 
 
 def one_line(text: str) -> str:
-    """Returns a text as one short line: unprintable characters are escaped, a long middle is left out."""
-    if len(text) > _LONGEST_LINE:
-        text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 3 :]}"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """Returns a text as one short line that cannot steer a terminal."""
+    text = line(text)
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 3 :]}"
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The values that one file or one `-s path=value` gives to a suite.
+class Node:
+    """A value of a suite and its place.
 
     Attributes:
-        name: Name of the file, or the whole `-s path=value`.
-        value: The values.
-        root: The same as nodes, which know their positions; `None` if the document is empty.
-        at: Path in the suite at which an override puts its value; `None` for a file.
+        value: A scalar, or the nodes of a map or a list.
+        where: Place of the value: `file:line:column`, or the `-s path=value` that gave it.
+        key: Place of its key; in a list that of the value.
     """
 
-    name: str
     value: Any
-    root: Node | None
-    at: KeyPath | None = None
+    where: str
+    key: str
 
-    def find(self, path: KeyPath, *, key: bool = False) -> tuple[int, str, bool]:
-        """Returns how many steps of a path are here, the place of the last one, and whether lower layers are hidden.
+    def plain(self) -> Any:
+        """Returns the value without places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        return [child.plain() for child in self.value] if isinstance(self.value, list) else self.value
 
-        A list or a scalar on the way hides what lower layers have there. `key` asks for the place of the value's key.
-        """
-        at = self.at or ()
-        if path[: len(at)] != at:
-            return -1, self.name, False
-        node, key_node, steps, in_list = self.root, None, len(at), False
-        while steps < len(path) and (child := _child(node, path[steps])):
-            in_list = in_list or isinstance(node, SequenceNode)
-            (key_node, node), steps = child, steps + 1
-        missing = steps < len(path)
-        at_key = key or (missing and not isinstance(node, ScalarNode))
-        shown = key_node if key_node is not None and at_key else node
-        where = self.name if self.at is not None or shown is None else _where(self.name, shown.start_mark)
-        return steps, where, in_list or not missing or not isinstance(node, MappingNode)
-
-
-def _child(node: Node | None, step: str | int) -> tuple[Node | None, Node] | None:
-    """Returns the nodes of key and value under a key or an index."""
-    if isinstance(node, MappingNode):
-        return next(((key, value) for key, value in node.value if key.value == step), None)
-    if isinstance(node, SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
-        return None, node.value[step]
-    return None
+    def find(self, path: KeyPath, *, key: bool = False) -> str:
+        """Returns the place of the value (or of the key) at a path; if it is missing, of the nearest one above it."""
+        node = self
+        for step in path:
+            children = dict(enumerate(node.value)) if isinstance(node.value, list) else node.value
+            if not isinstance(children, dict):
+                return node.where
+            if step not in children:
+                return node.key
+            node = children[step]
+        return node.key if key else node.where
 
 
-def locate(layers: Sequence[Layer], path: KeyPath, *, key: bool = False) -> tuple[Layer, str]:
-    """Returns the layer and the place of a value (or of its key), or of the nearest value that holds it.
-
-    The layers go from the lowest to the one that wins; the value need not exist.
-    """
-    best, deepest = (layers[-1], layers[-1].name), -1
-    for layer in reversed(layers):
-        steps, where, hides = layer.find(path, key=key)
-        if steps > deepest:
-            best, deepest = (layer, where), steps
-        if hides:
-            break
-    return best
+def merge(base: Node, top: Node) -> Node:
+    """Returns `top` over `base`: maps merge, everything else is replaced."""
+    if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
+        return top
+    merged = {key: merge(base.value[key], child) if key in base.value else child for key, child in top.value.items()}
+    return replace(top, value={**base.value, **merged})
 
 
-def place(layers: Sequence[Layer], findings: Iterable[Finding]) -> list[Problem]:
-    """Returns findings with their places."""
+def place(tree: Node, problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the problems of a suite with their places, each as one short line."""
     return [
-        Problem(each.message, locate(layers, each.path, key=each.key)[1], each.hint, each.check)
-        for each in dict.fromkeys(findings)
+        replace(each, message=one_line(each.message), where=one_line(tree.find(each.path, key=each.key)))
+        for each in dict.fromkeys(problems)
     ]
 
 
-def parse(data: bytes | str, name: str) -> Layer:
-    """Parses one YAML document of a file, or of an override, with this name.
+def parse(data: bytes | str, name: str, *, positions: bool = True) -> Node:
+    """Parses one YAML document.
+
+    Args:
+        data: The document.
+        name: Name of its file, or the override that it is the value of.
+        positions: Whether a place is a position in the document, or its name alone.
 
     Raises:
         InvalidSuiteError: If it is not YAML, or more than a suite may hold.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
+
+    def where(mark: Any) -> str:
+        return f"{name}:{mark.line + 1}:{mark.column + 1}" if positions and mark else name
+
     try:
         root = yaml.compose(data if isinstance(data, str) else data.decode())
         if root is None:
-            return Layer(name, None, None)
-        _check_nodes(root, yaml.constructor.construct_object)
-        return Layer(name, yaml.constructor.construct_document(root), root)
+            return Node(None, *[f"{name}:1:1" if positions else name] * 2)
+        return _Builder(yaml.constructor.construct_object, where).build(root)
     except MarkedYAMLError as error:
-        message = str(error.problem or error.context)
-        message = message if isinstance(error, _RefusedError) else f"not valid YAML: {message}"
-        where = _where(name, error.problem_mark or error.context_mark)
+        message, place_ = str(error.problem or error.context), where(error.problem_mark or error.context_mark)
+        if not isinstance(error, _RefusedError):
+            message = f"not valid YAML: {message}"
     except RecursionError:
-        message, where = f"nested deeper than {MAX_DEPTH} levels", f"{name}:1:1"
+        message, place_ = f"nested deeper than {MAX_DEPTH} levels", f"{name}:1:1"
     except (YAMLError, ValueError, ArithmeticError) as error:  # no text, or a strange escape sequence or directive
-        message, where = f"not valid YAML: {' '.join(str(error).split())}", f"{name}:1:1"
-    raise InvalidSuiteError([Problem(message, where, check="parse")])
+        message, place_ = f"not valid YAML: {error}", f"{name}:1:1"
+    raise InvalidSuiteError([Problem(one_line(message), check="parse", where=one_line(place_))])
 
 
 class _RefusedError(MarkedYAMLError):
     """Valid YAML that a suite may not hold."""
 
 
-def _check_nodes(root: Node, construct: Callable[[Node], Any]) -> None:
-    """Refuses endless aliases, more values than anybody writes, unknown tags, and keys that are no words."""
-    values, waiting = 0, [(root, 1)]
-    while waiting:
-        node, depth = waiting.pop()
-        values += 1
-        if values > MAX_VALUES:
-            _refuse(f"more than {MAX_VALUES:,} values", node)
+class _Builder:
+    """Builds our nodes from those of the parser; refuses endless aliases, unknown tags and keys that are no words."""
+
+    def __init__(self, construct: Callable[[RawNode], Any], where: Callable[[Any], str]) -> None:
+        self._construct, self._where, self._count = construct, where, 0
+
+    def build(self, raw: RawNode, key: RawNode | None = None, depth: int = 1) -> Node:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            _refuse(f"more than {MAX_VALUES:,} values", raw)
         if depth > MAX_DEPTH:
-            _refuse(f"nested deeper than {MAX_DEPTH} levels", node)
-        if isinstance(node, ScalarNode):
-            _check_scalar(node, construct)
-        elif node.tag != _TAG + ("map" if isinstance(node, MappingNode) else "seq"):
-            _refuse(f"unknown tag {node.tag}", node)
-        elif isinstance(node, SequenceNode):
-            waiting += [(child, depth + 1) for child in reversed(node.value)]
+            _refuse(f"nested deeper than {MAX_DEPTH} levels", raw)
+        value: Any
+        if isinstance(raw, ScalarNode):
+            value = self._scalar(raw)
+        elif raw.tag != _TAG + ("map" if isinstance(raw, MappingNode) else "seq"):
+            _refuse(f"unknown tag {raw.tag}", raw)
+        elif isinstance(raw, SequenceNode):
+            value = [self.build(child, None, depth + 1) for child in raw.value]
         else:
-            for key, value in reversed(node.value):
-                if key.tag != f"{_TAG}str":
-                    shown = repr(key.value) if isinstance(key, ScalarNode) else "a collection"
-                    _refuse(f"a key must be a word, not {shown}", key)
-                waiting += [(value, depth + 1), (key, depth + 1)]
+            value = {}
+            for name, child in raw.value:
+                if name.tag != f"{_TAG}str":
+                    shown = repr(name.value) if isinstance(name, ScalarNode) else "a collection"
+                    _refuse(f"a key must be a word, not {shown}", name)
+                if self._scalar(name) in value:
+                    _refuse(f"duplicate key {name.value!r}", name)
+                value[name.value] = self.build(child, name, depth + 1)
+        return Node(value, self._where(raw.start_mark), self._where((key or raw).start_mark))
+
+    def _scalar(self, raw: ScalarNode) -> Any:
+        kind = str(raw.tag).removeprefix(_TAG)
+        if kind not in _SCALARS:
+            _refuse(f"unknown tag {raw.tag}", raw)
+        if kind == "timestamp":  # YAML 1.2 has no dates
+            raw.tag = f"{_TAG}str"
+        try:
+            value = self._construct(raw)
+            raw.value.encode()
+        except UnicodeEncodeError:
+            _refuse("the text has half a character (a lone surrogate)", raw)
+        except (ValueError, LookupError, YAMLError):
+            _refuse(f"{raw.value!r} is not a valid {kind}", raw)
+        if isinstance(value, int) and abs(value) >= 2**63:
+            _refuse(f"{raw.value!r} is too large", raw)
+        return value
 
 
-def _check_scalar(node: ScalarNode, construct: Callable[[Node], Any]) -> None:
-    kind = str(node.tag).removeprefix(_TAG)
-    if kind not in _SCALARS:
-        _refuse(f"unknown tag {node.tag}", node)
-    if kind == "timestamp":  # YAML 1.2 has no dates
-        node.tag = f"{_TAG}str"
-    try:
-        value = construct(node)
-        node.value.encode()
-    except UnicodeEncodeError:
-        _refuse("the text has half a character (a lone surrogate)", node)
-    except (ValueError, LookupError, YAMLError):
-        _refuse(f"{node.value!r} is not a valid {kind}", node)
-    if isinstance(value, int) and abs(value) >= 2**63:
-        _refuse(f"{node.value!r} is too large", node)
-
-
-def parse_value(text: str) -> Any:
-    """Parses a value of the command line.
-
-    Raises:
-        InvalidSuiteError: If it is not YAML.
-    """
-    return parse(text, "value").value
-
-
-def _refuse(message: str, node: Node) -> NoReturn:
-    raise _RefusedError(problem=message, problem_mark=node.start_mark)
-
-
-def _where(name: str, mark: Any) -> str:
-    return f"{name}:{mark.line + 1}:{mark.column + 1}"
+def _refuse(message: str, raw: RawNode) -> NoReturn:
+    raise _RefusedError(problem=message, problem_mark=raw.start_mark)

@@ -102,7 +102,7 @@ def case(
     try:
         validate(cls.Params, given)
     except ValidationError as error:
-        problem = explain(error, cls.Params.model_fields)[0].message
+        problem = explain(error, cls.Params)[0].message
         raise UsageError(f"{ref.name}: {problem}", hint="set it, e.g. --set NAME=VALUE") from error
     plugin = cast(type[Any], cls)
     subjects: list[Any]

@@ -1,4 +1,4 @@
-"""What a tracker is, how one is found by name, and how one is back-filled from a results folder."""
+"""The interface of trackers, how one is opened by name, and how it is filled from a results folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Report:
     """What a tracker has done so far.
 
     Attributes:
-        logged: Rows it wrote.
-        present: Rows it already had, as they are.
-        lost: Rows it could not write; `results sync` back-fills them.
-        warning: The one line that says why rows were lost, or `None`.
+        logged: Number of rows that it wrote.
+        present: Number of rows that it had already.
+        lost: Number of rows that it could not write; `results sync` writes them later.
+        warning: Why rows were lost, in one line, or `None`.
     """
 
     logged: int = 0
@@ -38,33 +38,37 @@ class Tracker(Protocol):
     """Observer of a suite. Its methods never raise and never block the run for long.
 
     A class registered in the entry-point group `fcilbench.trackers` is constructed as
-    `Class(store, uri=..., warn=...)`, with `uri=None` when the user named none. What goes wrong is reported once,
-    by one call of `warn`, and counted in `report`.
+    `Class(store, uri=..., warn=...)`, with `uri=None` if the user gave none. It reports a failure by one call of
+    `warn`, and in `report`.
     """
 
     report: Report
 
     def suite_started(self, suite: str, facts: Mapping[str, Any]) -> None:
-        """Notes that a suite starts; `facts` are JSON values that describe it (planned cells, devices, ...)."""
+        """Called when a suite starts; `facts` are JSON values that describe it (planned cells, devices, ...)."""
 
     def cell_finished(self, row: Row) -> None:
-        """Mirrors a row; the store already holds it, with the cell's curve and files."""
+        """Called with each row, after the store has it and the cell's curve and files."""
 
     def suite_finished(self, interrupted: bool = False) -> None:
-        """Writes what is pending, in bounded time; after an interrupt the user waits: within a few seconds."""
+        """Writes what is pending, in bounded time: after an interrupt within a few seconds."""
 
 
 def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:
-    """Returns the tracker of a results folder by its plugin name: `mlflow`, or `dist/name` of a third party.
+    """Opens a tracker for a results folder.
 
-    Without a `uri` the environment and the tracker's default say where it writes; `warn` shows one line to the user.
+    Args:
+        name: Its plugin name: `mlflow`, or `dist/name` of a third party.
+        store: The results folder.
+        uri: Where it writes; `None` means what the environment says, or the tracker's default.
+        warn: Shows one line to the user.
     """
     cls = entrypoints.load(entrypoints.lookup("trackers", name))
     return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
 
 
 def sync(store: Store, tracker: Tracker) -> Report:
-    """Shows the last row of every cell to a tracker and returns its report; doing it twice changes nothing.
+    """Passes the last row of every cell to a tracker and returns its report.
 
     Raises:
         NothingSelectedError: If the folder has no rows.

@@ -1,11 +1,10 @@
-"""The MLflow tracker: a parent run per suite, a child run per cell, written in a background thread.
-
-Neither MLflow's import nor its server delays a cell, and none of its failures reaches one.
-"""
+"""The MLflow tracker: a parent run for each suite, a child run for each cell, written in a background thread."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import queue
 import re
@@ -16,14 +15,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
+from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
-from fcilbench.tables import line
+from fcilbench.tables import flatten, line
 from fcilbench.tracking.base import Report, Warn
-from fcilbench.tracking.curves import curve_points, flat_params, texts
 from fcilbench.tracking.uri import scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 EXPERIMENT = "fcilbench"
 _SERVED = ("http", "https", "databricks", "databricks-uc", "uc")
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it MLflow's page may open on its view for language models, which is empty."""
+"""Tag without which MLflow's page may open on its view for language models, which is empty."""
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -45,11 +44,10 @@ _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 
 
 class MLflowTracker:
-    """MLflow: a parent run per suite, a child run per cell with parameters, curves, metrics and files.
+    """MLflow: a parent run for each suite, a child run for each cell with parameters, curves, metrics and files.
 
-    MLflow is imported, and its store opened, while the first cell trains. A row that MLflow refuses costs no other row;
-    the first failure of any other kind ends the logging of the suite. There is one warning, and `results sync mlflow`
-    back-fills.
+    MLflow is imported, and its store opened, while the first cell trains. If MLflow refuses a row, the others are still
+    written; any other failure ends the logging of the suite. The user sees one warning.
 
     Args:
         store: Results folder.
@@ -77,29 +75,27 @@ class MLflowTracker:
         """Opens MLflow in the background."""
         self._queue = queue.Queue()
         self._progress = time.monotonic()
-        # A daemon: a server that hangs must not keep the process from ending.
+        # A daemon, so that the process can end while a server hangs.
         self._thread = threading.Thread(target=self._work, args=(self._queue, suite, facts), daemon=True)
         self._thread.start()
 
     def cell_finished(self, row: Row) -> None:
-        """Hands a row to the background thread."""
+        """Passes a row to the background thread."""
         self._handed += 1
         self._queue.put(row)
 
     def suite_finished(self, interrupted: bool = False) -> None:
-        """Waits while the thread makes progress, at most `patience` seconds between two rows; after Ctrl-C only two."""
+        """Waits until all rows are written, at most `patience` seconds for one row; after Ctrl-C two seconds in all."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._queue.put(None)
-        asked = time.monotonic()
+        asked = self._progress = time.monotonic()
+        seconds = _HURRY_SECONDS if interrupted else self._patience
         while thread.is_alive():
-            now = time.monotonic()
-            if interrupted and now - asked > _HURRY_SECONDS:
-                self._fail("the run was interrupted before all rows were written")
-                break
-            if now - max(asked, self._progress) > self._patience:
-                self._fail(f"no progress for {self._patience:g} s")
+            if time.monotonic() - (asked if interrupted else self._progress) > seconds:
+                broken = "the run was interrupted before all rows were written"
+                self._fail(broken if interrupted else f"no progress for {seconds:g} s")
                 break
             thread.join(0.05)
         self.report.lost = self._handed - self.report.logged - self.report.present
@@ -119,7 +115,7 @@ class MLflowTracker:
                     self._fail(f"cell {row.cell_id[:12]} is refused: {line(error)}")
                 self._progress = time.monotonic()
             session.close()
-        except Exception as error:  # whatever MLflow, its database or its server does: never a cell's problem
+        except Exception as error:  # of MLflow, its database or its server
             text = str(error).strip().partition("\n")[0]
             self._fail(f"{type(error).__name__}: {text}".removesuffix(": "))
 
@@ -135,9 +131,8 @@ class MLflowTracker:
 class MLflowSession:
     """One suite of one results folder in an MLflow store.
 
-    A cell is found again by the tags `fcilbench.store`, `fcilbench.suite` (through its parent) and
-    `fcilbench.cell_id`, so that logging twice leaves one run. A run of an earlier or half-logged row is deleted in
-    MLflow's sense: out of sight, restorable.
+    A cell has one run, found by its parent and the tag `fcilbench.cell_id`. The run of an earlier or half-logged row is
+    deleted as MLflow deletes: hidden, and restorable.
 
     Raises:
         ConnectionError: If nothing listens at an http(s) URI.
@@ -151,7 +146,7 @@ class MLflowSession:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        for name in ("mlflow", "alembic"):  # both announce the making of tables on stderr
+        for name in ("mlflow", "alembic"):  # both write to stderr when they make tables
             logging.getLogger(name).setLevel(logging.WARNING)
         store.root.mkdir(parents=True, exist_ok=True)
         _make_database(uri)
@@ -162,7 +157,7 @@ class MLflowSession:
         self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in self._search_children()}
 
     def log(self, row: Row) -> bool:
-        """Writes a row as a child run; returns False if the store held exactly this row already."""
+        """Writes a row as a child run; returns False if there is a run of exactly this row."""
         known = self._children.get(row.cell_id)
         if known is not None:
             if known.data.tags.get("fcilbench.row") == row.digest:
@@ -178,7 +173,7 @@ class MLflowSession:
         self._log_params(run.info.run_id, flat_params(row))
         self._log_metrics(run.info.run_id, row)
         self._log_files(run.info.run_id, row)
-        # Last: a run without this tag is half-logged and will be replaced.
+        # Last, since a run without this tag counts as half-logged.
         self._client.set_tag(run.info.run_id, "fcilbench.row", row.digest)
         self._client.set_terminated(
             run.info.run_id, status=_RUN_STATUS.get(row.status, "FAILED"), end_time=_milliseconds(row.ended)
@@ -199,16 +194,15 @@ class MLflowSession:
         if found is not None:
             if found.lifecycle_stage == "deleted":
                 self._client.restore_experiment(found.experiment_id)
-            for key, value in _KIND.items():
-                if key not in found.tags:
-                    self._client.set_experiment_tag(found.experiment_id, key, value)
+            for key in _KIND.keys() - found.tags.keys():
+                self._client.set_experiment_tag(found.experiment_id, key, _KIND[key])
             return str(found.experiment_id)
-        served = uri.partition(":")[0] in _SERVED  # a server has its own place for files
+        served = uri.partition(":")[0] in _SERVED  # a server keeps files itself
         location = None if served else (self._store.root.resolve() / "mlartifacts").as_uri()
         return str(self._client.create_experiment(name, artifact_location=location, tags=_KIND))
 
     def _find_parent(self, suite: str, facts: Mapping[str, Any]) -> str:
-        # Digests, because a suite's name may hold characters that the filter's grammar does not take.
+        # A digest, because a suite's name may hold characters that a filter does not accept.
         key = sha256(f"{self._store.identifier()}/{suite}".encode()).hexdigest()
         found = self._client.search_runs([self._experiment], f"tags.`fcilbench.suite_key` = '{key}'", max_results=1)
         if found:
@@ -259,9 +253,9 @@ class MLflowSession:
 
 
 def _make_database(uri: str) -> None:
-    """Makes a missing SQLite database elsewhere and puts it in its place when it is whole.
+    """Makes a missing SQLite database elsewhere and moves it to its place.
 
-    MLflow runs many migrations; an interrupt amid them, or another process that starts, must not meet a half-made one.
+    MLflow runs many migrations: an interrupt, or a second process, would leave or find a half-made database.
     """
     scheme, _, name = uri.partition(":///")
     path = Path(name)
@@ -297,7 +291,7 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def _name(text: str) -> str:
-    """Returns a name MLflow takes: a clean path of letters, digits and `_-. :`, where it had to change with a hash."""
+    """Returns a name that MLflow accepts, a path of letters, digits and `_-. :`; a changed name ends with a hash."""
     parts = re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII).split("/")
     clean = "/".join(part for part in parts if part not in ("", ".", ".."))[:_NAME_LENGTH]
     return text if text and clean == text else f"{clean}-{sha256(text.encode(errors='replace')).hexdigest()[:8]}"
@@ -305,3 +299,62 @@ def _name(text: str) -> str:
 
 def _cut(text: str, length: int = _VALUE_LENGTH) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+_COORDINATES = ("event", "task", "tasks", "round", "rounds")
+
+
+class Point(NamedTuple):
+    """One value of a curve at a step (counted from 1)."""
+
+    name: str
+    value: float
+    step: int
+
+
+def flat_params(row: Row) -> dict[str, str]:
+    """Returns labels and parameters of a row, e.g. `{"aggregator": "sum", "aggregator.lambda_s": "0.4"}`."""
+    params = row.params.model_dump(mode="json", exclude={"runtime"})
+    plugins = {f"{kind}.plugin": f"{row.plugins[kind].name} {row.plugins[kind].version}" for kind in PLUGIN_KINDS}
+    return texts({**row.coords, **plugins, **flatten({**params, "seeding": params.pop("seeds"), "seeds": row.seeds})})
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the leaves of nested objects as text, by dotted name; a list becomes compact JSON."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        for name, value in flatten(values).items()
+        if value != {}
+    }
+
+
+def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Returns the curves of a cell.
+
+    A line of `rounds.jsonl` with a `round` becomes points of `round/...`, one with only a `task` points of `task/...`.
+    Of two records of the same round (in a resumed cell) the later counts. Each finite number is a point, and the mean
+    of each list of numbers (accuracy of each task). Rounds are numbered through all tasks.
+    """
+    rounds: dict[tuple[int, int], Mapping[str, Any]] = {}
+    tasks: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        task, round_ = record.get("task"), record.get("round")
+        if isinstance(task, int) and isinstance(round_, int):
+            rounds[task, round_] = record
+        elif isinstance(task, int):
+            tasks[task] = {**tasks.get(task, {}), **record}
+    points = []
+    ordered = {"round": [rounds[key] for key in sorted(rounds)], "task": [tasks[key] for key in sorted(tasks)]}
+    for prefix, found in ordered.items():
+        for step, record in enumerate(found, start=1):
+            body = {key: value for key, value in record.items() if key not in _COORDINATES}
+            for path, value in flatten(body).items():
+                numbers = [float(each) for each in (value if isinstance(value, list) else [value]) if _is_number(each)]
+                if numbers:
+                    name = f"{prefix}/{path.replace('.', '/')}"
+                    points.append(Point(name, math.fsum(numbers) / len(numbers), step))
+    return points
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Where a tracker writes to, whether anything listens there, and how to name it without its secrets."""
+"""Tracking URIs: which one is used, whether a server answers, and how to show one without its secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tracking_uri(root: Path, option: str | None = None) -> str:
 
 
 def unreachable(uri: str, seconds: float = 3.0) -> str | None:
-    """Says in one line why an http(s) tracking server cannot be reached; `None` if it can, or for other URIs."""
+    """Returns why an http(s) tracking server cannot be reached, in one line; `None` if it can, or for other URIs."""
     scheme = uri.partition("://")[0]
     if scheme not in _PORTS:
         return None
@@ -44,7 +44,7 @@ def unreachable(uri: str, seconds: float = 3.0) -> str | None:
 
 
 def without_password(uri: str) -> str:
-    """Returns a URI fit for messages: without user name, password and query.
+    """Returns a URI without user name, password and query.
 
     Example:
         >>> without_password("https://ann:secret@tracking:5000/x?token=secret")
@@ -53,13 +53,13 @@ def without_password(uri: str) -> str:
     scheme, mark, rest = uri.partition("://")
     if not mark:
         return uri
-    # A file has no user name, so an @ belongs to its path; elsewhere all before the last one may be a password.
+    # In the path of a file an @ is a letter; elsewhere everything before the last @ may be a password.
     shown = rest if rest.startswith("/") else rest.rpartition("@")[2]
     return f"{scheme}{mark}{re.split('[?#]', shown)[0]}"
 
 
 def scrub(text: str, uri: str) -> str:
-    """Returns a text, e.g. of a library's exception, without the secrets of a URI that it may repeat."""
+    """Returns a text, such as the message of an exception, without the secrets of a URI."""
     text = text.replace(uri, without_password(uri))
     user, at, place = uri.partition("://")[2].rpartition("@")
     password, query = user.partition(":")[2], re.split("[?#]", place, maxsplit=1)[1:]

@@ -27,7 +27,6 @@ from sqlalchemy.exc import DBAPIError
 
 from fcilbench.errors import PrerequisiteError, SuiteError
 from fcilbench.registry import catalog
-from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
@@ -35,7 +34,7 @@ from fcilbench.spec.params import SPACE, Space, search_space
 from fcilbench.spec.protocol import Evaluation, Protocol
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import LoadedSuite
-from fcilbench.suite.resolve import Entry, read_entries
+from fcilbench.suite.resolve import Entry, read_entries, settings_of
 from fcilbench.suite.schema import SeedPlan, Suite, Tuning
 
 GRACE_SECONDS = 30
@@ -107,7 +106,7 @@ class Subject:
         for cell in self.cells:
             use = cell.aggregator
             answer = catalog.resolve(lookup("aggregators", use.name), {**use.params, **split["aggregator"]})
-            if not isinstance(answer, Resolved):
+            if answer.problems:
                 raise SuiteError("; ".join(problem.message for problem in answer.problems))
             changed = use.model_copy(update={"params": answer.params, "identity": answer.identity})
             protocol = Protocol.model_validate({**cell.protocol.model_dump(), **split["protocol"]})
@@ -165,15 +164,15 @@ def _space(entry: Entry) -> dict[str, BaseDistribution]:
     space = {
         f"protocol.{name}": _distribution(found, "number")
         for name, found in search_space(Protocol).items()
-        if description.facts.get("trains", True) and name not in entry.protocol
+        if description.facts.get("trains", True) and ("protocol", name) not in entry.settings
     }
-    own = {name: setting.value for name, setting in entry.options.items()}
+    own = {name: setting.value for name, setting in settings_of("aggregator", entry.settings).items()}
     for name, field in description.schema.get("properties", {}).items():
         if SPACE not in field or name in own:
             continue
         found = Space.model_validate(field[SPACE])
         if found.choices is not None:  # a choice that the entry's other options leave without effect is refused
-            legal = [isinstance(catalog.resolve(entry.ref, {**own, name: each}), Resolved) for each in found.choices]
+            legal = [not catalog.resolve(entry.ref, {**own, name: each}).problems for each in found.choices]
             found = Space(choices=tuple(compress(found.choices, legal)))
         if found.choices is None or len(found.choices) > 1:
             space[f"aggregator.{name}"] = _distribution(found, field.get("type", "number"))

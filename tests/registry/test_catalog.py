@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.errors import Problem
 from fcilbench.registry import digest, process
-from fcilbench.registry.catalog import Problem, Resolved, Unresolved, describe, resolve, session
+from fcilbench.registry.catalog import Resolved, describe, resolve, session
 from fcilbench.registry.entrypoints import lookup
 
 RING = '''
@@ -91,7 +92,7 @@ def test_describe(gossip):
 
 def test_resolve_fills_defaults_in(gossip):
     found = resolve(gossip, {"lambda_s": 1})
-    assert isinstance(found, Resolved)
+    assert not found.problems
     assert found.params == {"neighbours": 1, "lambda_s": 1.0, "weights": None, "shape": [1, 2], "flag": False}
     assert isinstance(found.params["lambda_s"], float)
     assert found.identity == {"lambda_s": 1.0}
@@ -101,21 +102,21 @@ def test_resolve_fills_defaults_in(gossip):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"lambda_S": 1}, Problem(("lambda_S",), "unknown key 'lambda_S' (did you mean 'lambda_s'?)")),
-        ({"neighbours": 10}, Problem(("neighbours",), "neighbours: 10 is not less than or equal to 9")),
-        ({"lambda_s": float("nan")}, Problem(("lambda_s",), "lambda_s: NaN is not a finite number")),
-        ({"shape": [1, "x"]}, Problem(("shape", 1), 'shape.1: "x" is not a valid integer')),
-        ({"neighbours": 8}, Problem((), "eight is too many")),
+        ({"lambda_S": 1}, Problem("unknown key 'lambda_S' (did you mean 'lambda_s'?)", ("lambda_S",), key=True)),
+        ({"neighbours": 10}, Problem("neighbours: 10 is not less than or equal to 9", ("neighbours",))),
+        ({"lambda_s": float("nan")}, Problem("lambda_s: NaN is not a finite number", ("lambda_s",))),
+        ({"shape": [1, "x"]}, Problem('shape.1: "x" is not a valid integer', ("shape", 1))),
+        ({"neighbours": 8}, Problem("eight is too many", ())),
     ],
 )
 def test_invalid_options(gossip, options, problem):
     found = resolve(gossip, options)
-    assert found == Unresolved((problem,), prerequisite=False)
+    assert found == Resolved(problems=(problem,))
 
 
 def test_all_problems_of_one_plugin_are_reported_and_a_crash_is_its_fault(gossip):
     several, crash = resolve(gossip, {"lambda_s": 2, "neighbours": -1, "nope": 0}), resolve(gossip, {"neighbours": 9})
-    assert [problem.loc for problem in several.problems] == [("neighbours",), ("lambda_s",), ("nope",)]
+    assert [problem.path for problem in several.problems] == [("neighbours",), ("lambda_s",), ("nope",)]
     assert crash.prerequisite
     assert crash.problems[0].message == "plugin acme/gossip is broken: ZeroDivisionError: nine"
 
@@ -146,9 +147,8 @@ def test_weights_are_identified_by_content(gossip, tmp_path, monkeypatch):
     weights = tmp_path / "w.bin"
     use = {"weights": str(weights)}
     missing = resolve(gossip, use)
-    assert isinstance(missing, Unresolved)
     assert missing.prerequisite
-    assert missing.problems == (Problem((), f"weights {weights} are missing", "fetch them"),)
+    assert missing.problems == (Problem(f"weights {weights} are missing", hint="fetch them"),)
     weights.write_bytes(b"abc")
     found = resolve(gossip, use)  # the failure was not cached
     # SHA-256 of "abc", FIPS 180-2 appendix B.1
@@ -204,9 +204,9 @@ def test_broken_plugins_are_described_and_hurt_no_other(gossip, install):
         assert reason in found.problem
     assert good.problem is None
     *bad_uses, good_use = (resolve(ref, {}) for ref in refs)
-    assert all(isinstance(found, Unresolved) and found.prerequisite for found in bad_uses)
+    assert all(found.problems and found.prerequisite for found in bad_uses)
     assert "plugin bad/raises is broken: ModuleNotFoundError" in bad_uses[0].problems[0].message
-    assert isinstance(good_use, Resolved)
+    assert not good_use.problems
 
 
 def test_kinds_without_parameters_are_described(install):

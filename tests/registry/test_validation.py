@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 from pydantic import ValidationError, field_validator, model_validator
 
-from fcilbench.registry.catalog import Problem
+from fcilbench.errors import Problem
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.params import Field, Params
 
@@ -68,19 +68,20 @@ def test_what_yaml_writes_is_taken(model):
 def test_nothing_is_coerced(model, options, message):
     with pytest.raises(ValidationError) as hit:
         validate(model, options)
-    assert [problem.message for problem in explain(hit.value, model.model_fields)] == [message]
+    assert [problem.message for problem in explain(hit.value, model)] == [message]
 
 
 @pytest.mark.parametrize(
-    ("low", "problem"), [(13, Problem(("low",), "low: 13 is unlucky")), (3, Problem((), "low must not be above high"))]
+    ("low", "problem"),
+    [(13, Problem("low: 13 is unlucky", ("low",))), (3, Problem("low must not be above high"))],
 )
 def test_the_authors_own_messages_come_through(low, problem):
     with pytest.raises(ValidationError) as hit:
         validate(Checked, {"low": low})
-    assert explain(hit.value, Checked.model_fields) == [problem]
+    assert explain(hit.value, Checked) == [problem]
 
 
 def test_long_values_are_cut():
     with pytest.raises(ValidationError) as hit:
         validate(Plain, {"steps": "x" * 500})
-    assert len(explain(hit.value, ())[0].message) < 100
+    assert len(explain(hit.value, Plain)[0].message) < 100

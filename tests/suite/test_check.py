@@ -1,13 +1,18 @@
 import pytest
 
+from fcilbench.cli.check import check
 from fcilbench.errors import UsageError
 from fcilbench.suite.check import CHECKS, run_checks
 
 IDS = list(CHECKS)
 
 
-def ran(report):
-    return [result.id for result in report.results if result.ran]
+def ran(results) -> list[str]:
+    return [result.id for result in results if result.ran]
+
+
+def problems_of(results) -> list:
+    return [problem for result in results for problem in result.problems]
 
 
 @pytest.fixture
@@ -17,13 +22,13 @@ def valid(lab, write, base):
 
 
 def test_a_valid_suite_passes_all_static_checks(lab, write, base):
-    report = run_checks(write(base + "seeds: 3\n"))
-    assert (report.problems, report.expansion.prerequisites, len(report.expansion.cells)) == ([], [], 6)
-    assert ran(report) == IDS[:-1] == [result.id for result in report.results]
+    results, expansion = run_checks(write(base + "seeds: 3\n"))
+    assert (problems_of(results), expansion.prerequisites, len(expansion.cells)) == ([], [], 6)
+    assert ran(results) == IDS[:-1] == [result.id for result in results]
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "complete"),
+    ("change", "check_id", "complete"),
     [
         (("name: test", "name: ["), "parse", ["parse"]),
         (("name: test", "name: test\nname: x"), "parse", ["parse"]),
@@ -41,21 +46,25 @@ def test_a_valid_suite_passes_all_static_checks(lab, write, base):
         ),
     ],
 )
-def test_a_problem_belongs_to_its_check_and_stops_what_builds_on_it(valid, change, check, complete):
-    report = run_checks(valid(*change))
-    assert [problem.check for problem in report.problems] == [check]
-    assert ran(report) == complete
-    (result,) = (result for result in report.results if result.problems)
-    assert result.id == check
+def test_a_problem_belongs_to_its_check_and_stops_what_builds_on_it(valid, change, check_id, complete):
+    results, _ = run_checks(valid(*change))
+    assert [problem.check for problem in problems_of(results)] == [check_id]
+    assert ran(results) == complete
+    (result,) = (result for result in results if result.problems)
+    assert result.id == check_id
+
+
+def test_the_help_lists_the_checks():
+    assert all(f"{name}: {proof}" in (check.__doc__ or "") for name, proof in CHECKS.items())
 
 
 def test_missing_file(write):
     write("")
-    report = run_checks("t.yaml")
-    assert [str(problem) for problem in report.problems] == [
-        "t.yaml: suite t.yaml does not exist (did you mean 's.yaml'?)"
+    results, _ = run_checks("t.yaml")
+    assert [str(problem) for problem in problems_of(results)] == [
+        "suite t.yaml does not exist (did you mean 's.yaml'?)"
     ]
-    assert ran(report) == ["parse"]
+    assert ran(results) == ["parse"]
 
 
 def test_malformed_overrides_are_no_problem_of_the_suite(write, base):
@@ -64,10 +73,10 @@ def test_malformed_overrides_are_no_problem_of_the_suite(write, base):
 
 
 def test_prerequisites_are_not_problems(lab, write, base):
-    report = run_checks(write(base.replace("[net]", "[{use: net, weights: /no/such/file}]")))
-    assert report.problems == []
-    assert report.expansion.prerequisites == ["s.yaml:6:14: weights /no/such/file are missing (fetch them)"]
-    assert report.expansion.blocked == 2
+    results, expansion = run_checks(write(base.replace("[net]", "[{use: net, weights: /no/such/file}]")))
+    assert problems_of(results) == []
+    assert expansion.prerequisites == ["s.yaml:6:14: weights /no/such/file are missing (fetch them)"]
+    assert expansion.blocked == 2
 
 
 def test_public_12_deep_probes_each_combination_once_and_names_what_is_wrong_once(lab, write, base):
@@ -78,16 +87,16 @@ def test_public_12_deep_probes_each_combination_once_and_names_what_is_wrong_onc
         return ["it fell over" if cell.aggregator.label in broken else None for cell in cells]
 
     text = base.replace("[{dirichlet: 0.5}]", "[iid, {dirichlet: 0.5}]") + "seeds: 2\n"
-    report = run_checks(write(text), (), probe)
+    results, _ = run_checks(write(text), (), probe)
     assert probed == [("mean", "iid", 0), ("ring", "iid", 0)]
-    assert [str(problem) for problem in report.problems] == ["s.yaml: ten + net + ring + clean: it fell over"]
-    assert ran(report) == IDS
+    assert [str(problem) for problem in problems_of(results)] == ["s.yaml: ten + net + ring + clean: it fell over"]
+    assert ran(results) == IDS
     broken.add("mean")
-    (problem,) = run_checks(write(text), (), probe).problems
+    (problem,) = problems_of(run_checks(write(text), (), probe)[0])
     assert str(problem) == "s.yaml: ten + net + mean + clean and 1 more: it fell over"
 
 
 def test_deep_does_not_run_on_an_invalid_suite(lab, write, base):
-    report = run_checks(write(base.replace("[ten]", "[tne]")), (), lambda cells: ["never"])
-    assert "deep" not in ran(report)
-    assert report.results[-1].id == "deep"
+    results, _ = run_checks(write(base.replace("[ten]", "[tne]")), (), lambda cells: ["never"])
+    assert "deep" not in ran(results)
+    assert results[-1].id == "deep"

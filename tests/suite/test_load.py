@@ -64,7 +64,7 @@ fcilbench: 1\n =>  => s.yaml:1:1: missing key 'fcilbench'
 {dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0.kind: "idd" is not 'dirichlet', 'iid' or 'quantity' (did
 {dirichlet: 0.5} => dirichlet => s.yaml:7:15: grid.partition.0: dirichlet takes a concentration, e.g. 0.5
 name: test => name: a/b => s.yaml:2:7: name: string should match pattern
-name: test => name: test\nname: again => s.yaml:3:1: not valid YAML: found duplicate key "name"
+name: test => name: test\nname: again => s.yaml:3:1: duplicate key 'name'
 name: test => name: test\n3: x => s.yaml:3:1: a key must be a word, not '3'
 name: test => name: test\n<<: {a: 1} => s.yaml:3:1: a key must be a word, not '<<'
 name: test => name: !x test => s.yaml:2:7: unknown tag !x
@@ -204,7 +204,7 @@ class TestExtends:
             ("/dev/zero", "suite /dev/zero is no file"),
             ("fifo", "suite fifo is no file"),
             (".", "suite . is no file"),
-            ('"a\\0b"', "suite a\\x00b does not exist"),
+            ('"a\\0b"', "suite a\\u0000b does not exist"),
             ("x" * 6000, "suite xxx"),
             ("large.yaml", "suite large.yaml is larger than 250 kB"),
         ],

@@ -10,7 +10,7 @@ from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Failure
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
-from fcilbench.suite.plan import PRIOR_SECONDS_PER_SAMPLE, StoreView, make_plan
+from fcilbench.suite.plan import make_plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = "sha256:here"
@@ -43,12 +43,12 @@ def expansion(lab, write, base):
     return expand(load_suite(write(base + "seeds: 2\n")))
 
 
-def view(*rows, running=None, hardware=HERE):
-    return StoreView({each.cell_id: each for each in rows}, running or {}, hardware)
+def view(*rows):
+    return {each.cell_id: each for each in rows}
 
 
 def test_an_empty_store_is_all_new(expansion):
-    plan = make_plan(expansion)
+    plan = make_plan(expansion, {})
     assert [(item.state, item.why, item.run, item.status) for item in plan.items] == [("new", "", True, None)] * 4
     assert [item.cell_id for item in plan.items] == [cell_id(cell) for cell in expansion.cells]
     assert plan.counts == {"new": 4}
@@ -62,8 +62,8 @@ def test_an_empty_store_is_all_new(expansion):
         ("failed", "failed", "failed: T: m", {"failed", "all"}),
         ("oom", "failed", "oom: T: m", {"failed", "all"}),
         ("timeout", "failed", "timeout: T: m", {"failed", "all"}),
-        ("killed", "failed", "killed, taken up again", {"stale", "failed", "all"}),
-        ("interrupted", "new", "interrupted, goes on", {"stale", "failed", "never", "all"}),
+        ("killed", "failed", "killed, will run again", {"stale", "failed", "all"}),
+        ("interrupted", "new", "interrupted, will continue", {"stale", "failed", "never", "all"}),
     ],
 )
 def test_states_and_policies(expansion, status, state, why, runs_under):
@@ -97,7 +97,7 @@ def test_a_missing_prerequisite_is_tried_again(expansion):
 
 def test_a_cell_that_another_process_runs_is_left_to_it(expansion):
     first = cell_id(expansion.cells[0])
-    item = make_plan(expansion, view(running={first: "host a, pid 3"}), "all").items[0]
+    item = make_plan(expansion, {}, "all", running={first: "host a, pid 3"}).items[0]
     assert (item.state, item.why, item.run) == ("running", "running elsewhere: host a, pid 3", False)
 
 
@@ -105,9 +105,9 @@ def test_policies_combine_and_wrong_ones_are_refused(expansion):
     known = view(row(expansion.cells[0], "oom"), row(expansion.cells[2], code="older"))
     assert [item.run for item in make_plan(expansion, known, "stale,failed").items] == [True] * 4
     with pytest.raises(UsageError, match="did you mean 'stale'"):
-        make_plan(expansion, rerun="stael")
+        make_plan(expansion, {}, rerun="stael")
     with pytest.raises(UsageError, match="stands alone"):
-        make_plan(expansion, rerun="never,stale")
+        make_plan(expansion, {}, rerun="never,stale")
 
 
 def test_only_selects_and_an_explicit_status_runs_again(expansion):
@@ -118,13 +118,15 @@ def test_only_selects_and_an_explicit_status_runs_again(expansion):
     assert [item.run for item in make_plan(expansion, known, "never", only=["status:stale"]).items] == [True]
     assert len(make_plan(expansion, known, only=["seed:0,aggregator:ring", "seed:1,aggregator:mean"]).items) == 2
     assert make_plan(expansion, known, only=["seed:7"]).items == []
-    shards = [make_plan(expansion, only=[f"shard:{part}/3"]).items for part in (1, 2, 3)]
+    shards = [make_plan(expansion, {}, only=[f"shard:{part}/3"]).items for part in (1, 2, 3)]
     ids = [[item.cell_id for item in items] for items in shards]
-    assert sorted(each for own in ids for each in own) == sorted(item.cell_id for item in make_plan(expansion).items)
+    assert sorted(each for own in ids for each in own) == sorted(
+        item.cell_id for item in make_plan(expansion, {}).items
+    )
     assert [{int(each[:16], 16) % 3 for each in own} - {part} for part, own in enumerate(ids)] == [set()] * 3
     for wrong in ("shard:0/3", "shard:4/3", "shard:2"):
         with pytest.raises(UsageError, match="no shard"):
-            make_plan(expansion, only=[wrong])
+            make_plan(expansion, {}, only=[wrong])
 
 
 class TestCost:
@@ -133,12 +135,13 @@ class TestCost:
     @pytest.mark.parametrize(
         ("change", "override", "seconds"),
         [
-            ("[ten]", "protocol.rounds=2", 1000 * 10 * PRIOR_SECONDS_PER_SAMPLE),
-            ("[{use: ten, train_per_class: 7}]", "protocol.participation=0.5", 70 * 5 * PRIOR_SECONDS_PER_SAMPLE),
+            ("[ten]", "protocol.rounds=2", 1000 * 10 * 0.6),
+            ("[{use: ten, train_per_class: 7}]", "protocol.participation=0.5", 70 * 5 * 0.6),
         ],
     )
     def test_a_guess_counts_samples_and_visits(self, lab, write, base, *, change, override, seconds):
-        item = make_plan(expand(load_suite(write(base.replace("[ten]", change)), [override]))).items[0]
+        """A backbone that declares no operations counts as 1e10: 3 x 1e10 / 5e10 = 0.6 s a sample on a CPU."""
+        item = make_plan(expand(load_suite(write(base.replace("[ten]", change)), [override])), {}).items[0]
         assert (item.seconds, item.basis) == (pytest.approx(seconds), "guess")
 
     @pytest.mark.parametrize(("flops", "cpu", "gpu"), [(5e9, 3000.0, 3.75), (1.0, 10.0, 1.0)])
@@ -146,16 +149,16 @@ class TestCost:
         """10,000 samples: 3 x 5e9 operations at 5e10 a second (CPU) or 4e13 (GPU, fp32); tiny models are overhead."""
         own_lab.write_text(own_lab.read_text() + f"\nNet.instance_facts = lambda self: {{'forward_flops': {flops}}}\n")
         expansion = expand(load_suite(write(base)))
-        assert make_plan(expansion).items[0].seconds == pytest.approx(cpu)
-        assert make_plan(expansion, StoreView(gpu=True)).items[0].seconds == pytest.approx(gpu)
+        assert make_plan(expansion, {}).items[0].seconds == pytest.approx(cpu)
+        assert make_plan(expansion, {}, gpu=True).items[0].seconds == pytest.approx(gpu)
 
     def test_median_of_cells_with_the_same_plugins_on_this_hardware(self, lab, write, base):
         cells = expand(load_suite(write(base + "seeds: 4\n"))).cells
         known = view(*(row(cells[index], wall=wall) for index, wall in enumerate((10.0, 30.0, 20.0))))
-        known.rows[cell_id(cells[3])] = row(cells[3], "oom", wall=999.0)
-        known.rows[cell_id(cells[4])] = row(cells[4], wall=7.0, hardware="sha256:there")
+        known[cell_id(cells[3])] = row(cells[3], "oom", wall=999.0)
+        known[cell_id(cells[4])] = row(cells[4], wall=7.0, hardware="sha256:there")
         for override, factor in (("protocol.rounds=2", 1.0), ("protocol.rounds=6", 3.0)):  # scaled by the visits
-            items = make_plan(expand(load_suite("s.yaml", [override])), known).items
+            items = make_plan(expand(load_suite("s.yaml", [override])), known, hardware=HERE).items
             assert [(item.seconds, item.basis) for item in items[:4]] == [(20.0 * factor, "measured")] * 4
             assert items[4].basis == "guess"  # another aggregator, measured on other hardware only
 

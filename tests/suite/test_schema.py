@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 
 from fcilbench.suite.schema import json_schema
-from fcilbench.suite.yaml import parse_value
+from fcilbench.suite.yaml import parse
 
 GOOD = """\
 fcilbench: 1
@@ -31,7 +31,7 @@ boards: [accuracy, overhead, robustness]
 def test_json_schema_takes_what_the_suite_takes():
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(parse_value(GOOD), schema)
+    jsonschema.validate(parse(GOOD, "f").plain(), schema)
     assert json.loads(json.dumps(schema)) == schema
 
 
@@ -54,4 +54,4 @@ def test_json_schema_takes_what_the_suite_takes():
 def test_json_schema_refuses_what_the_suite_refuses(old, new):
     assert old in GOOD
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(parse_value(GOOD.replace(old, new, 1)), json_schema())
+        jsonschema.validate(parse(GOOD.replace(old, new, 1), "f").plain(), json_schema())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fcilbench.suite.yaml import InvalidSuiteError, Layer, locate, parse, parse_value
+from fcilbench.suite.yaml import InvalidSuiteError, merge, parse
 
 
 @pytest.mark.parametrize(
@@ -34,38 +34,38 @@ from fcilbench.suite.yaml import InvalidSuiteError, Layer, locate, parse, parse_
     ],
 )
 def test_values_of_yaml_1_2(text, value):
-    found = parse_value(text)
+    found = parse(text, "f").plain()
     assert found == value
     assert type(found) is type(value)
 
 
 def test_positions():
-    layers = [parse("a:\n  - x\n  - {b: 1}\n", "f")]
+    tree = parse("a:\n  - x\n  - {b: 1}\n", "f")
     for path, value, key in [
         (("a",), "f:2:3", "f:1:1"),
         (("a", 1, "b"), "f:3:9", "f:3:6"),
         (("a", 1, "missing", "deeper"), "f:3:5", "f:3:5"),
+        (("a", 1, "b", "deeper"), "f:3:9", "f:3:9"),
         (("a", 9), "f:1:1", "f:1:1"),
         (("missing",), "f:1:1", "f:1:1"),
     ]:
-        assert (locate(layers, path)[1], locate(layers, path, key=True)[1]) == (value, key)
+        assert (tree.find(path), tree.find(path, key=True)) == (value, key)
 
 
 def test_positions_in_layers():
     """A map merges with the one below it; a list or a scalar hides it; an override answers for its value alone."""
     base = parse("m: {a: 1, b: 2}\nl: [{x: 1}]\ns: {t: 1}\n", "base")
     top = parse("m: {b: 3}\nl: [short]\ns: 4\n", "top")
-    value = parse("{c: 5}", "-s")
-    layers = [base, top, Layer("-s m.n={c: 5}", value.value, value.root, ("m", "n"))]
-    found = {path: locate(layers, path)[1] for path in [("m", "a"), ("m", "b"), ("l", 0, "x"), ("s", "t"), ("m", "z")]}
+    tree = merge(merge(base, top), parse("{m: {n: {c: 5}}}", "-s", positions=False))
+    assert tree.plain() == {"m": {"a": 1, "b": 3, "n": {"c": 5}}, "l": ["short"], "s": 4}
+    found = {path: tree.find(path) for path in [("m", "a"), ("m", "b"), ("l", 0, "x"), ("s", "t"), ("m", "n", "c")]}
     assert found == {
         ("m", "a"): "base:1:8",
         ("m", "b"): "top:1:8",
         ("l", 0, "x"): "top:2:5",
         ("s", "t"): "top:3:4",
-        ("m", "z"): "top:1:1",
+        ("m", "n", "c"): "-s",
     }
-    assert locate(layers, ("m", "n", "c"))[1] == locate(layers, ("m", "n"))[1] == "-s m.n={c: 5}"
 
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
@@ -89,7 +89,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         (b"a: b\nc: \xc3\xa4\xff", "f:1:1: not valid YAML: 'utf-8' codec can't decode byte 0xff"),
         ("? [a, b]\n: 1", "f:1:3: a key must be a word, not a collection"),
         ("a: 1\n2: 3", "f:2:1: a key must be a word, not '2'"),
-        ("{a: 1, a: 2}", "f:1:8: not valid YAML: found duplicate key"),
+        ("{a: 1, a: 2}", "f:1:8: duplicate key 'a'"),
         ("<<: {a: 1}", "f:1:1: a key must be a word, not '<<'"),
         ('a: "\\UFFFFFFFF"', "not valid YAML"),
         ("*a", "f:1:1: not valid YAML: found undefined alias 'a'"),

@@ -1,4 +1,4 @@
-from fcilbench.tracking.curves import Point, curve_points, flat_params, texts
+from fcilbench.tracking.mlflow import Point, curve_points, flat_params, texts
 
 
 def test_rounds_are_numbered_through_all_tasks_and_the_later_record_counts():

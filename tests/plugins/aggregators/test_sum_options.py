@@ -230,5 +230,5 @@ def test_topk_storage_keeps_its_fraction():
 def test_bad_options_are_refused_with_what_is_legal(options, message):
     with pytest.raises(ValidationError) as error:
         validate(Sum.Params, options)
-    lines = [problem.message for problem in explain(error.value, Sum.Params.model_fields)]
+    lines = [problem.message for problem in explain(error.value, Sum.Params)]
     assert any(message in line for line in lines), lines
