@@ -177,7 +177,7 @@ WRONG_RULES = """\
 {where: {aggregator: ring}, set: {lr: -1}} => protocol.lr: -1 is not greater than 0
 {where: {aggregator.lambda_S: 1}, set: {lr: 1}} => unknown condition 'aggregator.lambda_S' (did you mean 'aggregator.l
 {where: {agg: x}, set: {lr: 1}} => s.yaml:10:18: unknown condition 'agg' (one of: aggregator, backbone
-{where: {partition.beta: 1}, set: {lr: 1}} => s.yaml:10:18: unknown condition 'partition.beta' (one of: partition.
+{where: {partition.beta: 1}, set: {lr: 1}} => s.yaml:10:18: unknown condition 'partition.beta' (did you mean 'partition.
 """
 
 
