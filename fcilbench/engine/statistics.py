@@ -111,7 +111,7 @@ def layer_grams(model: FlatModel, diagonal: Callable[[str], bool], batches: Iter
             x = x * real[:, :, None]  # a row of zeros adds nothing
             rows = real.sum(dtype=torch.float64)
         flat = x.reshape(-1, x.shape[-1])
-        product = flat.square().sum(dim=0, dtype=torch.float64) if diagonal(name) else (flat.T @ flat).double()
+        product = (flat.square().sum(dim=0) if diagonal(name) else flat.T @ flat).double()
         known = sums.get(name)
         sums[name] = LayerGram(product, rows) if known is None else LayerGram(known.total + product, known.rows + rows)
 
