@@ -41,9 +41,9 @@ def board(
 ) -> None:
     """Print a board of the rows in a results folder, or write it to a file.
 
-    With --suite the board holds the cells that the suite plans, and counts those without a row as missing; without
-    it, all rows of the folder. Notes name rows of other code, commits and environments than those of this checkout.
-    As html it is one file with all three boards, charts and every cell.
+    With --suite the board holds the cells that the suite plans, counts those without a row as missing, and names the
+    shards that have none; without it, all rows of the folder. Notes name rows of other code, commits and environments
+    than those of this checkout. As html it is one file with all three boards, charts and every cell.
     """
     from fcilbench.boards.reference import Reference
     from fcilbench.boards.render import render
@@ -118,18 +118,22 @@ def build_board(
     *,
     portable: bool = False,
 ) -> Any:
-    """Builds a board by its plugin name, with notes on the origin of its rows; without a plan the rows are the plan.
+    """Builds a board by its plugin name, with notes on missing cells and the origin of its rows.
 
-    Rows get a warning where their tuning was not that of the others. A `portable` board compares the rows with this
-    checkout's code, and neither with its commit nor with this machine: everyone who has the code gets the same board.
+    Without a plan the rows are the plan. Rows get a warning where their tuning was not that of the others. A `portable`
+    board compares the rows with this checkout's code, and neither with its commit nor with this machine: everyone who
+    has the code gets the same board.
     """
     from fcilbench.boards.notes import origin_notes, tuning_notes
+    from fcilbench.suite.select import missing_cells
 
+    missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
     here = _here(rows, store, portable)
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     built = _board(name).build(rows, planned, here, reference)
-    return built.model_copy(update={"notes": (*built.notes, *tuning, *origin_notes(rows, here))})
+    notes = (*built.notes, *([missing] if missing else []), *tuning, *origin_notes(rows, here))
+    return built.model_copy(update={"notes": notes})
 
 
 def board_metrics(name: str) -> tuple[str, ...]:

@@ -31,9 +31,8 @@ def list_(
     for each in _describe(None):
         layouts = each.facts.get("layouts")
         here = find_layout(layouts, root) is not None if layouts else None  # `None`: it declares no files
-        problem = f"broken: {each.problem}" if each.problem else ""
         word = {True: "yes", False: "no", None: ""}[here]
-        rows.append((each.ref.name, word, *(each.facts.get(key, "") for key in keys), problem))
+        rows.append((each.ref.name, word, *(each.facts.get(key, "") for key in keys), each.fault))
         records.append({"name": each.ref.name, "problem": each.problem, "here": here, **each.facts})
     titles = ("data set", "here", "modality", "classes", "tasks", "train", "test", "licence", "homepage", "problem")
     console.show_list(form, titles, rows, key="datasets", records=records, root=str(root))

@@ -91,15 +91,15 @@ def _devices(option: str) -> Iterable[Finding]:
 
 
 def _plugins() -> Iterable[Finding]:
-    """Imports every plugin (in a child process) and reports the broken ones."""
+    """Imports every plugin (in a child process) and reports those that cannot be used, and what they need."""
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import KINDS, find
 
     found = catalog.describe([ref for kind in KINDS for ref in find(kind)])
-    broken = [each for each in found if each.problem]
-    yield Finding("ok", "plugins", f"{len(found) - len(broken)} of {len(found)} usable")
-    for each in broken:
-        yield Finding("warn", f"plugin {each.ref.name}", f"broken: {each.problem}")
+    unusable = [each for each in found if each.problem]
+    yield Finding("ok", "plugins", f"{len(found) - len(unusable)} of {len(found)} usable")
+    for each in unusable:
+        yield Finding("info" if each.needs else "warn", f"plugin {each.ref.name}", each.fault)
 
 
 def _place(what: str, place: Path) -> Finding:

@@ -31,7 +31,7 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the installed plugins with version, import time and origin; a broken one with its reason.
+    """List the installed plugins with version, import time and origin; an unusable one with what it needs or its fault.
 
     The import time of a plugin includes the packages that no plugin before it has imported.
     """
@@ -43,7 +43,7 @@ def list_(
         (
             *(each.ref.name, each.ref.kind.removesuffix("s"), each.version),
             "" if each.problem else f"{each.seconds:.2f} s",
-            f"broken: {each.problem}" if each.problem else each.summary,
+            each.fault or each.summary,
             each.origin or each.ref.target,
         )
         for each in found
@@ -173,7 +173,7 @@ def _type(field: Mapping[str, Any]) -> str:
 def _about(found: Description) -> list[str]:
     head = f"{found.ref.name} ({found.ref.kind.removesuffix('s')}, version {found.version or '?'})"
     if found.problem:
-        return [head, f"broken: {found.problem}"]
+        return [head, found.fault]
     origin = f"origin {found.origin}, source digest {found.code_digest[:12]}"
     facts = [
         f"  {path}: {value}"
@@ -184,7 +184,7 @@ def _about(found: Description) -> list[str]:
 
 
 def _as_json(found: Description) -> dict[str, Any]:
-    names = ("version", "summary", "origin", "code_digest", "seconds", "problem", "facts")
+    names = ("version", "summary", "origin", "code_digest", "seconds", "problem", "needs", "facts")
     ref = {key: getattr(found.ref, key) for key in ("kind", "name", "dist_version", "target")}
     return {**ref, **{key: getattr(found, key) for key in names}, "params": found.schema}
 

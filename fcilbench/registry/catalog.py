@@ -38,7 +38,8 @@ class Description:
         origin: `file:line` of the class.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
         seconds: Time of its import, with the packages that no plugin before it has imported.
-        problem: Why it is broken, or `None`.
+        problem: Why it cannot be used here, or `None`.
+        needs: What to do about it, if it says so: the command that installs an optional package.
     """
 
     ref: PluginRef
@@ -50,6 +51,12 @@ class Description:
     code_digest: str = ""
     seconds: float = 0.0
     problem: str | None = None
+    needs: str | None = None
+
+    @property
+    def fault(self) -> str:
+        """What lists say in place of its summary: what it needs, or why it is broken; "" if it can be used."""
+        return f"needs: {self.needs}" if self.needs else f"broken: {self.problem}" if self.problem else ""
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -106,8 +113,9 @@ def resolve(ref: PluginRef, options: Mapping[str, Any]) -> Resolved:
     """Validates a plugin's options, fills in defaults and finds what identifies the plugin in a cell."""
     answer = _ask({"ask": "resolve", "ref": vars(ref), "options": options})
     if "problem" in answer:
-        message = f"plugin {ref.name} is broken: {answer['problem']}"
-        hint = f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
+        needs = answer.get("needs")
+        message = f"plugin {ref.name} {'cannot be used' if needs else 'is broken'}: {answer['problem']}"
+        hint = needs or f"repair or uninstall {ref.dist}; `fcilbench plugins show {ref.name}` says more"
         return Resolved(problems=(Problem(message, hint=hint),), prerequisite=True)
     problems = (Problem(**{**each, "path": tuple(each["path"])}) for each in answer.pop("problems", ()))
     return Resolved(**answer, problems=tuple(problems))

@@ -24,13 +24,18 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         The fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on. For
-        a broken plugin only its `problem`; for options that cannot be used only `problems` and `prerequisite`.
+        a plugin that cannot be imported only its `problem`, and what it `needs` if it says so; for options that cannot
+        be used only `problems` and `prerequisite`.
     """
     ref = PluginRef(**question["ref"])
     try:
         return _describe(ref) if question["ask"] == "describe" else _resolve(ref, question["options"])
     except Exception as error:  # the plugin's own code may raise anything
-        return {"problem": error.reason if isinstance(error, BrokenPluginError) else reason_of(error)}
+        if isinstance(error, BrokenPluginError):
+            return {"problem": error.reason}
+        if isinstance(error, PrerequisiteError):
+            return {"problem": str(error), "needs": error.hint}
+        return {"problem": reason_of(error)}
 
 
 # An imported module does not change any more, so its source is read once.

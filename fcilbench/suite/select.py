@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -59,7 +59,7 @@ class Selector:
         def holds(key: str, value: str) -> bool:
             if key == "shard":
                 part, parts = map(int, value.split("/"))
-                return int(cell_id[:16], 16) % parts == part - 1
+                return _number(cell_id) % parts == part - 1
             having = known if key == "status" else {coords.get(key)}
             return any(_equal(str(each), value) for each in having)
 
@@ -97,6 +97,31 @@ def parse_rerun(policy: str) -> frozenset[State]:
     if "never" in words and len(words) > 1:
         raise UsageError(f"--rerun {policy!r}: 'never' stands alone")
     return frozenset().union(*(POLICIES[word] for word in words))
+
+
+def missing_cells(planned: Collection[str], present: Collection[str]) -> str | None:
+    """Says how many planned cells have no row; `None` if all have one.
+
+    If these are just the cells of some shards, it names them, for the smallest number of shards of which that is true.
+
+    Args:
+        planned: Ids of all cells.
+        present: Ids of the cells that have a row.
+    """
+    lacking, having = ([*map(_number, each)] for each in ({*planned} - {*present}, {*planned} & {*present}))
+    if not lacking:
+        return None
+    text = f"{len(lacking)} of {len(planned)} planned cells have no row"
+    for parts in range(2, len(planned) // 2 + 1):  # with more shards than that, most would be of a single cell
+        empty = {number % parts for number in lacking}
+        if not any(number % parts in empty for number in having):
+            return f"{text}: exactly those of {', '.join(f'shard:{part + 1}/{parts}' for part in sorted(empty))}"
+    return text
+
+
+def _number(cell_id: str) -> int:
+    """Returns the number by which a cell falls into a shard."""
+    return int(cell_id[:16], 16)
 
 
 def state_of_status(status: str | None) -> State:

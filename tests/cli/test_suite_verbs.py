@@ -108,6 +108,20 @@ def test_a_broken_plugin_is_listed_and_breaks_nothing_else(cli, broken_site):
     assert "broken: RuntimeError: needs a licence" in " ".join(cli("plugins", "show", "acme").stdout.split())
 
 
+def test_a_plugin_whose_optional_package_is_missing_says_what_to_install(cli, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "ray.py").write_text("raise ImportError('no ray')")  # stands before an installed one
+    cli.environment["PYTHONPATH"] = str(tmp_path / "site")
+    needs = "pip install 'fcilbench[ray]'"
+    (found,) = [each for each in cli.json("plugins", "list", "--kind", "executors")["plugins"] if each["needs"]]
+    assert (found["name"], found["needs"], found["problem"]) == ("fcilbench/ray", needs, "Ray is not installed")
+    shown = cli("plugins", "show", "ray").stdout
+    assert f"needs: {needs}" in shown
+    assert "broken" not in shown
+    (finding,) = [each for each in cli.json("doctor")["findings"] if each["what"] == "plugin fcilbench/ray"]
+    assert (finding["state"], finding["detail"]) == ("info", f"needs: {needs}")
+
+
 def test_data(cli):
     names = {each["name"]: each for each in cli.json("data", "list")["datasets"]}
     assert names["fcilbench/digits"]["classes"] == 10
@@ -183,6 +197,7 @@ class TestAfterARun:
         assert cli("board", "accuracy", "-o", "board.md", "--format", "json").returncode == 2
         planned = cli.json("board", "accuracy", "--suite", "tiny.yaml", "-s", "seeds=2")
         assert {entry["planned"] for entry in planned["blocks"][0]["entries"]} == {2}
+        assert any(note.startswith("3 of 6 planned cells have no row") for note in planned["notes"])
         for arguments in (["board", "overhead"], ["board", "accuracy", "-o", "report.html"]):
             assert cli(*arguments).returncode == 0
         assert (cli.folder / "report.html").read_text().count("<h2>") == 2  # accuracy and overhead; nothing is stressed

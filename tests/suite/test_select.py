@@ -1,7 +1,7 @@
 import pytest
 
 from fcilbench.errors import UsageError
-from fcilbench.suite.select import parse_selectors
+from fcilbench.suite.select import missing_cells, parse_selectors
 
 CELL = {
     "dataset": "cifar100",
@@ -85,3 +85,15 @@ def test_wrong_expressions(expression, message):
 
 def test_statuses():
     assert parse_selectors(["status:oom,seed:1", "status:stale", "seed:2"]).statuses == {"oom", "stale"}
+
+
+def test_missing_cells_name_the_shards_that_they_are():
+    """Twenty cells in five shards, of which the second (1, 6, 11, 16) and the fifth (4, 9, 14, 19) have no row."""
+    ids = [f"{number:016x}{'0' * 48}" for number in range(20)]
+    present = [each for number, each in enumerate(ids) if number % 5 not in (1, 4)]
+    text = "8 of 20 planned cells have no row"
+    assert missing_cells(ids, [*present, "f" * 64]) == f"{text}: exactly those of shard:2/5, shard:5/5"
+    assert missing_cells(ids, present[1:]) == "9 of 20 planned cells have no row"  # the first shard is not empty
+    assert missing_cells(ids, ids) is None
+    selector = parse_selectors(["shard:2/5", "shard:5/5"])
+    assert [each for each in ids if selector.matches(each, {})] == [each for each in ids if each not in present]
