@@ -7,10 +7,11 @@ one retry; the cell goes on from its checkpoint on another node.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
@@ -78,10 +79,10 @@ class RayExecutor:
         """Hands a job to Ray."""
         handle = Handle(uuid.uuid4().hex, "ray")
         request = {"ask": "run", "token": handle.token, **asdict(job)}
-        needs = _whole_node() if job.alone else {}
         cpus, gpus = self._settings.cpus or int(job.cell["runtime"]["threads"]), self._settings.gpus
-        needs = {"num_cpus": needs.get("num_cpus", cpus), "num_gpus": needs.get("num_gpus", gpus) if gpus else 0}
-        task = _task.options(**needs, num_returns="streaming", max_retries=0)
+        if job.alone:  # all cores of the largest node, and no share of a GPU: nothing else runs beside it
+            cpus, gpus = max(cpus, _largest_node()), math.ceil(gpus)
+        task = _task.options(num_cpus=cpus, num_gpus=gpus, num_returns="streaming", max_retries=0)
         environment = job_environment(job.device == "cpu", job.offline)
         self._events[handle] = task.remote(request, environment, self._options.worker)
         return handle
@@ -131,13 +132,10 @@ class RayExecutor:
         ray.shutdown()
 
 
-@ray.remote
-def _task(request: Mapping[str, Any], environment: Mapping[str, str], command: Sequence[str] | None) -> Iterator[Event]:
-    yield from attempt(request, environment, command)
+_task: Any = ray.remote(attempt)
 
 
-def _whole_node() -> dict[str, float]:
-    """Returns what a task must ask for so that nothing else runs beside it: all cores of the largest node, one GPU."""
+def _largest_node() -> int:
+    """Returns the cores of the node that has most of them."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    cores = [node["Resources"].get("CPU", 1.0) for node in nodes if node["Alive"]]
-    return {"num_cpus": max(cores, default=1.0), "num_gpus": 1.0}
+    return max((int(node["Resources"].get("CPU", 1)) for node in nodes if node["Alive"]), default=1)
