@@ -85,7 +85,9 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         with zipfile.ZipFile(path) as file:
             if (damaged := file.testzip()) is not None:
                 raise DamagedError(f"{damaged} in it is damaged")
-        record = torch.load(path, map_location=server.vector.device, weights_only=True)
+        device = server.vector.device
+        # Mapped, not read: the states of all clients may be larger than the memory.
+        record = torch.load(path, map_location=device, weights_only=True, mmap=device.type == "cpu")
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise DamagedError("it is of another version")
         progress = Progress(**record["progress"])

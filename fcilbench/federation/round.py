@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from fcilbench.api import Layout, Message, Piece, Updates, Wire
+from fcilbench.engine import spill
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.precision import all_finite
 from fcilbench.engine.trainer import Extra, Objective, Work
@@ -133,7 +134,9 @@ def visit(
         return None
     if work is not None:
         work[0].copy_(arrived.pop("delta"))
-    return Upload(samples, arrived, arrived.pop("counters", server.counters), loss)
+    counters = arrived.pop("counters", server.counters)
+    session.state.update({name: spill.kept(value) for name, value in session.state.items()})
+    return Upload(samples, {name: spill.kept(value) for name, value in arrived.items()}, counters, loss)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
@@ -164,9 +167,12 @@ def collect(
     if not sound:
         server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
         return None
+    for target, row in enumerate(sound):
+        if target != row and federation.experiment.aggregator.trains:
+            rows[target].copy_(rows[row])  # within the buffer: a copy of all rows might not fit
     kept = tuple(clients[row] for row in sound)
     return Updates(
-        delta=rows[: len(clients)] if len(sound) == len(clients) else rows[sound],
+        delta=rows[: len(sound)],
         samples=tuple(uploads[client].samples for client in kept),
         clients=kept,
         statistics=tuple(uploads[client].statistics for client in kept),
@@ -195,10 +201,13 @@ def _finite(message: Message) -> bool:
 
 
 def update_rows(federation: Federation) -> torch.Tensor:
-    """Returns a buffer `[N, D]` for the updates of any round; if nobody trains, zeros that take no memory."""
+    """Returns a buffer `[N, D]` for the updates of any round, spilled if it does not fit.
+
+    If nobody trains, it is zeros that take no memory.
+    """
     phases, share = federation.schedule.phases, federation.experiment.protocol.participation
     needed = max(min(phase.sampled(share), sum(len(own) > 0 for own in phase.clients)) for phase in phases)
     vector = federation.server.vector
     if not federation.experiment.aggregator.trains:
         return vector.new_zeros(1, 1).expand(needed, len(vector))
-    return vector.new_empty(needed, len(vector))
+    return spill.empty((needed, len(vector)), vector)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+_NUMBERS = 1 << 24
+"""Numbers of the clients' products that exist at a time."""
 _SAME = 1e-6
 """Relative residual below which the mean factors are the merged product: rounding of float32 factors."""
 
@@ -33,7 +35,8 @@ def merge_products(
     a, b = a.to(torch.float64), b.to(torch.float64)
     mean_a, mean_b = (mean.to(torch.float64) for mean in means)
     basis = torch.linalg.qr(b.transpose(0, 1).flatten(1))[0]
-    merged = merge(basis.T @ b @ a)
+    step = max(1, _NUMBERS // a[:, 0].numel())
+    merged = torch.cat([merge(part.T @ b @ a) for part in torch.split(basis, step, dim=1)])
     if float((merged - basis.T @ mean_b @ mean_a).norm()) <= _SAME * float(merged.norm()):
         return mean_a, mean_b, 0.0
     left, values, right = torch.linalg.svd(merged, full_matrices=False)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import torch
 
+_NUMBERS = 1 << 20
+"""Numbers of the clients' matrices that are widened to float64 at a time."""
 _SAFE = 1e-6
 """Least 1 - gamma at which Cholesky is used: it bounds the condition by in / (1 - gamma)."""
 
@@ -30,35 +32,38 @@ def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.
         weights: p_k, `[N]`, sum 1.
         gamma: Off-diagonal factor in [0, 1].
     """
-    wide = deltas.to(torch.float64)
-    mean = torch.einsum("n,noi->oi", weights.to(torch.float64), wide)
-    weighted, total, noise = _normal_equations(wide - mean, grams, gamma)
+    step = max(1, _NUMBERS // deltas[:, 0].numel())
+    parts = (part.to(torch.float64) for part in torch.split(deltas, step, dim=1))
+    mean = torch.cat([torch.einsum("n,noi->oi", weights.to(torch.float64), part) for part in parts])
+    weighted, total, noise = _normal_equations((row.to(torch.float64) - mean for row in deltas), grams, gamma)
     return (mean + _divide(weighted, total, gamma, noise)).to(deltas.dtype)
 
 
-def regmean_plain(local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float) -> torch.Tensor:
+def regmean_plain(
+    local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float, start: torch.Tensor | float = 0.0
+) -> torch.Tensor:
     """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023.
 
-    Takes the weights W_k `[N, out, in]` and returns W `[out, in]`. It zeroes the weights in the null directions of the
-    sum, so prefer `regmean`: one client with W = [2, 10] and G = diag(1, 0) gets [2, 0].
+    Takes the weights W_k `[N, out, in]`, or how far they are from `start`, and returns W `[out, in]`. It zeroes the
+    weights in the null directions of the sum, so prefer `regmean`: one client with W = [2, 10] and G = diag(1, 0) gets
+    [2, 0].
     """
-    weighted, total, noise = _normal_equations(local.to(torch.float64), grams, gamma)
+    weighted, total, noise = _normal_equations(((start + row).to(torch.float64) for row in local), grams, gamma)
     return _divide(weighted, total, gamma, noise).to(local.dtype)
 
 
 def _normal_equations(
-    rows: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float
+    rows: Iterable[torch.Tensor], grams: Iterable[torch.Tensor], gamma: float
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Returns `sum_k R_k G_k`, `sum_k G_k` and the relative noise of the latter's eigenvalues."""
-    weighted = torch.zeros_like(rows[0])
-    total, noise = torch.zeros((), dtype=torch.float64, device=rows.device), 0.0
+    weighted, total, noise = torch.zeros(()), torch.zeros(()), 0.0
     for row, gram in zip(rows, grams, strict=True):
         wide = gram.to(torch.float64)
         if wide.dim() == 1:
-            weighted += row * wide
+            weighted = weighted + row * wide
         else:
             wide = decay_off_diagonal(wide, gamma)
-            weighted += row @ wide
+            weighted = weighted + row @ wide
         total = total + wide
         # Rounding the entries of an n x n matrix moves its eigenvalues by about sqrt(n) units.
         noise = max(noise, torch.finfo(gram.dtype).eps * math.sqrt(len(wide)))

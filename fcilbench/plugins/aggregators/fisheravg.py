@@ -57,36 +57,40 @@ class FisherAvg(Aggregator):
         """Merges the trainable part by Fisher weights and the buffers by their mean."""
         parts, epsilon = updates.layout, self.params.epsilon
         fishers = [message["fisher"] for message in updates.statistics]
-        if self.params.normalize == "l2":
-            fishers = [unit(fisher) for fisher in fishers]
-        below = sum(int(torch.count_nonzero(fisher < epsilon)) for fisher in fishers)
+        norms = [norm(fisher) if self.params.normalize == "l2" else 1.0 for fisher in fishers]
+        below = sum(int(torch.count_nonzero(f / size < epsilon)) for f, size in zip(fishers, norms, strict=True))
         server.log("fisheravg/below_epsilon", below / (len(fishers) * fishers[0].numel()))
         total = sum(updates.samples)
         weights = [n / total if self.params.weighting == "samples" else 1.0 / len(fishers) for n in updates.samples]
-        server.step(merge(updates.delta[:, parts.trainable], fishers, weights, epsilon), parts.trainable)
+        server.step(merge(updates.delta[:, parts.trainable], fishers, weights, epsilon, norms), parts.trainable)
         server.step(updates.mean(parts.buffers), parts.buffers)
 
 
-def unit(fisher: torch.Tensor) -> torch.Tensor:
-    """Returns a Fisher divided by its L2 norm; the zero Fisher stays as it is."""
-    norm = math.sqrt(sum((float(chunk.double().square().sum()) for chunk in torch.split(fisher, _CHUNK)), 0.0))
-    return fisher / norm if norm > 0.0 else fisher
+def norm(fisher: torch.Tensor) -> float:
+    """Returns the L2 norm of a Fisher, or 1 for the zero Fisher, which is to stay as it is."""
+    return math.sqrt(sum((float(chunk.double().square().sum()) for chunk in torch.split(fisher, _CHUNK)), 0.0)) or 1.0
 
 
 def merge(
-    deltas: torch.Tensor, fishers: Sequence[torch.Tensor], weights: Sequence[float], epsilon: float
+    deltas: torch.Tensor,
+    fishers: Sequence[torch.Tensor],
+    weights: Sequence[float],
+    epsilon: float,
+    norms: Sequence[float] | None = None,
 ) -> torch.Tensor:
     """Returns per coordinate `sum_k w_k delta_k` with `w_k = l_k (F_k + eps) / sum_j l_j (F_j + eps)`, in float64.
 
-    Updates are `[N, P]`, Fishers F_k `[P]`; `weights` are the l_k > 0. Where all F_k + eps are 0, the weights are
-    `l_k / sum_j l_j`. Each coordinate `[P]` lies between the smallest and the largest update.
+    Updates are `[N, P]`, Fishers F_k `[P]`, divided by their `norms` first; `weights` are the l_k > 0. Where all
+    F_k + eps are 0, the weights are `l_k / sum_j l_j`. Each coordinate `[P]` lies between the smallest and the largest
+    update.
     """
     factors = torch.tensor(weights, dtype=torch.float64, device=deltas.device)[:, None]
     merged = torch.empty_like(deltas[0])
     step = max(1, _CHUNK // len(deltas))
     for start in range(0, merged.numel(), step):
         part = slice(start, start + step)
-        precision = factors * (torch.stack([fisher[part] for fisher in fishers]).double() + epsilon)
+        scaled = [fisher[part] / size for fisher, size in zip(fishers, norms or [1.0] * len(fishers), strict=True)]
+        precision = factors * (torch.stack(scaled).double() + epsilon)
         total = precision.sum(dim=0)
         share = torch.where(total > 0, precision / total, factors / factors.sum()).clamp_(0.0, 1.0)
         merged[part] = (share * deltas[:, part]).sum(dim=0)

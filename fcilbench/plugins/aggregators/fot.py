@@ -154,7 +154,7 @@ class Fot(Aggregator):
         eps = min(self.params.eps + server.task.index * self.params.eps_inc, 1.0)
         bases, narrow = server.state.setdefault("bases", {}), []
         for layer in (name.removeprefix(_SKETCH) for name in messages[0] if name.startswith(_SKETCH)):
-            total = torch.stack([message[_SKETCH + layer].double() for message in messages]).sum(dim=0)
+            total = sum((message[_SKETCH + layer].double() for message in messages), torch.zeros(()))
             basis = bases.get(layer, total.new_zeros(len(total), 0)).double()
             rest = total - basis @ (basis.T @ total)
             if samples:

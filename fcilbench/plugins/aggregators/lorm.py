@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -140,7 +140,7 @@ class LoRM(Aggregator):
             grams = self._received(layer, updates.statistics, server)
             if trained == _B:
                 a, gamma = _factor(server, layer + _A), 1.0
-                grams = [projected_gram(gram, a, self._gamma(layer)) for gram in grams]
+                grams = (projected_gram(gram, a, self._gamma(layer)) for gram in grams)
             start = server.vector[piece.span].view(piece.shape)
             deltas = updates.delta[:, piece.span].reshape(-1, *piece.shape)
             direction[piece.span] = self._solve(start, deltas, grams, updates.weights, gamma).flatten()
@@ -158,7 +158,8 @@ class LoRM(Aggregator):
             frozen = server.frozen(f"{layer}.weight")
             delta = _factor(server, layer + _B) @ _factor(server, layer + _A)
             grams = self._received(layer, messages, server)
-            gram = torch.stack([each.double() for each in grams]).sum(dim=0).to(grams[0].dtype)
+            first = next(grams)
+            gram = sum((each.double() for each in grams), first.double()).to(first.dtype)
             if layer in merged:
                 pair = torch.stack([(merged[layer] - frozen).double(), delta])
                 delta = self._solve(
@@ -167,14 +168,14 @@ class LoRM(Aggregator):
                 gram = known[layer] + gram
             merged[layer], known[layer] = frozen + delta.to(frozen), gram
 
-    def _received(self, layer: str, messages: Sequence[Message], server: Server) -> list[torch.Tensor]:
-        """Returns the clients' Grams of a layer, `[in, in]`, or diagonals `[in]` in float64.
+    def _received(self, layer: str, messages: Sequence[Message], server: Server) -> Iterator[torch.Tensor]:
+        """Yields the clients' Grams of a layer, `[in, in]`, or diagonals `[in]` in float64.
 
         A sum of squares has no cancellation, so a small entry of a diagonal is as exact as a large one.
         """
         size = server.layout.features if layer == "head" else server.layout.piece(layer + _A).shape[1]
         grams = (message[_GRAM + layer] for message in messages)
-        return [gram.double() if len(gram) == size else unpack_symmetric(gram, size) for gram in grams]
+        return (gram.double() if len(gram) == size else unpack_symmetric(gram, size) for gram in grams)
 
     def _solve(
         self,
@@ -187,7 +188,7 @@ class LoRM(Aggregator):
         """Returns the merged update of a matrix from those of the clients: around their mean, or as published."""
         if self.params.solver == "residual":
             return regmean(deltas, grams, weights, gamma)
-        return regmean_plain(start + deltas, grams, gamma) - start
+        return regmean_plain(deltas, grams, gamma, start) - start
 
     # ---------------------------------------------------------------- inference
 

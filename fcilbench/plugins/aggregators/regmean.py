@@ -101,7 +101,7 @@ class RegMean(Aggregator):
         for layer in layers:
             for piece in updates.layout.select([f"{layer}.weight", layer]):
                 direction[piece.span] = self._merge(layer, piece, updates, weights, server).flatten()
-                largest = updates.delta[:, piece.span].abs().max()
+                largest = torch.stack(updates.delta[:, piece.span].aminmax()).abs().max()
                 amplified = torch.maximum(amplified, direction[piece.span].abs().max() / largest.clamp(min=1e-30))
         solve = partial(self._solve, updates.statistics, weights)
         lost = merge_adapters(direction, server.vector, updates.delta, updates.layout, solve)
@@ -114,20 +114,23 @@ class RegMean(Aggregator):
     def _merge(self, layer: str, piece: Piece, updates: Updates, weights: torch.Tensor, server: Server) -> torch.Tensor:
         """Returns the merged update `[out, in]` of one layer."""
         deltas = updates.delta[:, piece.span].reshape(-1, *piece.shape)
-        if self.params.solver == "residual":
-            return self._solve(updates.statistics, weights, layer, deltas)
-        start = server.vector[piece.span].view(piece.shape)
-        return self._solve(updates.statistics, weights, layer, start + deltas) - start
+        start = server.vector[piece.span].view(piece.shape) if self.params.solver == "plain" else 0.0
+        return self._solve(updates.statistics, weights, layer, deltas, start) - start
 
     def _solve(
-        self, statistics: Sequence[Message], weights: torch.Tensor, layer: str, rows: torch.Tensor
+        self,
+        statistics: Sequence[Message],
+        weights: torch.Tensor,
+        layer: str,
+        rows: torch.Tensor,
+        start: torch.Tensor | float = 0.0,
     ) -> torch.Tensor:
         """Merges the clients' matrices `[N, out, in]` by the Grams of a layer."""
         gamma = 1.0 if ".lora_B" in layer else self._gamma(layer)  # clients send that one with gamma in it
         grams = (_unpack(message[_GRAM + layer], rows.shape[2]) for message in statistics)
         if self.params.solver == "residual":
             return regmean(rows, grams, weights.to(rows), gamma)
-        return regmean_plain(rows, grams, gamma)
+        return regmean_plain(rows, grams, gamma, start)
 
 
 def _pack(total: torch.Tensor) -> torch.Tensor:

@@ -260,7 +260,7 @@ class Sum(Aggregator):
         if self.params.head == "sum":
             return weighted_sum(torch.ones(len(updates.clients)), updates.delta[:, updates.layout.head])
         features = updates.layout.features
-        grams = [unpack_symmetric(message["gram_head"], features) for message in updates.statistics]
+        grams = (unpack_symmetric(message["gram_head"], features) for message in updates.statistics)
         weight = regmean(updates.head_weight, grams, updates.weights, self.params.gamma_head)
         return torch.cat([weight.flatten(), weighted_sum(updates.weights, updates.head_bias)])
 
