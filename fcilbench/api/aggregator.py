@@ -174,7 +174,10 @@ class Aggregator(Plugin):
         """Called after the last round of a task, with the clients' task statistics by client id."""
 
     def predictors(self, server: Server) -> Predictors:
-        """Returns the deployed models and the rule for each task identity; by default the one global model."""
+        """Returns the deployed models and the rule for each task identity; by default the one global model.
+
+        Called at the end of each task; with `runtime: {analysis: [curve]}` during tasks as well.
+        """
         return Predictors(
             modules={"global": lambda: server.vector},
             rules={"none": AllClasses(), "inferred": MostConfident(), "oracle": TrueTask()},

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fcilbench.boards.model import Board
 from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
+from fcilbench.tracking.curves import curve_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,13 +25,13 @@ _MARKERS = "osv^Dpx*"
 SUFFIXES = (".svg", ".pdf", ".png")
 
 
-def draw(name: str, board: Board, rows: Sequence[Row], identity: str, path: Path) -> None:
-    """Draws a figure of one block's rows, or of a whole board, into a file.
+def draw(name: str, board: Board, store: Store, identity: str, path: Path) -> None:
+    """Draws a figure of a board into a file.
 
     Args:
         name: One of `FIGURES`.
         board: The accuracy board of the rows.
-        rows: Whole rows, with their matrices.
+        store: Their results folder, for matrices and curves.
         identity: The task identity that is shown.
         path: An `.svg`, `.pdf` or `.png` file.
 
@@ -54,33 +56,63 @@ def draw(name: str, board: Board, rows: Sequence[Row], identity: str, path: Path
         {"font.size": 8, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
     ):
         figure, axes = pyplot.subplots(figsize=(WIDTH, WIDTH * 0.7), layout="constrained")
-        FIGURES[name](axes, board, rows, identity)
+        FIGURES[name](axes, board, store, identity)
         figure.savefig(path, dpi=300, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
         pyplot.close(figure)
 
 
-def _curves(axes: Axes, board: Board, rows: Sequence[Row], identity: str) -> None:
-    """Mean accuracy on the tasks seen, after each task; the band is one standard deviation over seeds."""
-    for number, (method, matrices) in enumerate(_matrices(board, rows, identity).items()):
-        lines = [[statistics.fmean(line) for line in matrix if None not in line] for matrix in matrices]
-        points = list(zip(*(line for line in lines if len(line) == max(map(len, lines))), strict=True))
-        means = [100 * statistics.fmean(point) for point in points]
-        spread = [100 * statistics.pstdev(point) for point in points]
-        colour, tasks = COLOURS[number % len(COLOURS)], range(len(matrices[0]) - len(points) + 1, len(matrices[0]) + 1)
-        axes.plot(tasks, means, color=colour, marker=_MARKERS[number % len(_MARKERS)], markersize=3, label=method)
-        low, high = zip(*((m - s, m + s) for m, s in zip(means, spread, strict=True)), strict=True)
-        axes.fill_between(tasks, low, high, color=colour, alpha=0.15, linewidth=0)
+def _curves(axes: Axes, board: Board, store: Store, identity: str) -> None:
+    """Mean accuracy on the tasks seen after each task, and where it was measured during tasks."""
+
+    def line(row: Row) -> dict[float, float]:
+        measured = {
+            each["task"] + (each["round"] + 1) / (each["rounds"] + 1): each["accuracy"][identity]
+            for each in store.rounds(row.cell_id)
+            if each.get("event") == "round" and "accuracy" in each
+        }
+        measured |= {t + 1.0: own for t, own in enumerate(_matrix(row, identity)) if None not in own}
+        return {x: 100 * statistics.fmean(own) for x, own in measured.items()}
+
+    _lines(axes, {method: [line(row) for row in own] for method, own in _measured(board, store, identity).items()})
     axes.set(xlabel="task", ylabel=f"accuracy on tasks seen, {identity} (%)")
+
+
+def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
+    """Training loss of the clients, weighted by their samples, after each round."""
+
+    def line(row: Row) -> dict[float, float]:
+        points = curve_points(store.rounds(row.cell_id))
+        return {point.step: point.value for point in points if point.name == "round/loss"}
+
+    rows = _measured(board, store, identity)
+    found = {method: lines for method, own in rows.items() if (lines := [each for row in own if (each := line(row))])}
+    if not found:
+        raise NothingSelectedError("no training loss in the curves of these rows: they hold no rounds.jsonl")
+    _lines(axes, found)
+    axes.set(xlabel="round", ylabel="training loss")
+
+
+def _lines(axes: Axes, found: Mapping[str, Sequence[Mapping[float, float]]]) -> None:
+    """Draws a line for each method through the places that all seeds share; the band is one standard deviation."""
+    for number, (method, lines) in enumerate(found.items()):
+        places = sorted(set.intersection(*map(set, lines)))
+        means = [statistics.fmean(line[x] for line in lines) for x in places]
+        spread = [statistics.pstdev(line[x] for line in lines) for x in places]
+        colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+        axes.plot(places, means, color=colour, marker=marker, markersize=3, label=method)
+        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7, frameon=False)
 
 
-def _forgetting(axes: Axes, board: Board, rows: Sequence[Row], identity: str) -> None:
+def _forgetting(axes: Axes, board: Board, store: Store, identity: str) -> None:
     """Loss on each task since its best accuracy, after each later task; one method."""
-    found = _matrices(board, rows, identity)
+    found = _measured(board, store, identity)
     if len(found) != 1:
         names = ", ".join(found)
         raise UsageError(f"a forgetting matrix shows one method, here are {names}", hint="e.g. --only aggregator:sum")
-    ((method, matrices),) = found.items()
+    ((method, own_rows),) = found.items()
+    matrices = [_matrix(row, identity) for row in own_rows]
     tasks = len(matrices[0])
     values = [[float("nan")] * tasks for _ in range(tasks)]
     for t in range(tasks):
@@ -97,7 +129,7 @@ def _forgetting(axes: Axes, board: Board, rows: Sequence[Row], identity: str) ->
     axes.figure.colorbar(image, ax=axes, label="forgotten (points)")
 
 
-def _critical_difference(axes: Axes, board: Board, _: Sequence[Row], identity: str) -> None:
+def _critical_difference(axes: Axes, board: Board, _: Store, identity: str) -> None:
     """Mean ranks (Demšar 2006) over scenarios, or over the seeds of one; a bar joins what is not told apart."""
     overall = next((each for each in board.overall if each.key == identity), None)
     if overall is not None:
@@ -140,25 +172,30 @@ def _over_seeds(board: Board, identity: str) -> tuple[list[tuple[str, float]], s
     return ranks, f"{len(seeds)} seeds", critical_difference(len(values), len(seeds))
 
 
-def _matrices(board: Board, rows: Sequence[Row], identity: str) -> dict[str, list[Any]]:
-    """Returns the accuracy matrices of each method's seeds.
+def _matrix(row: Row, identity: str) -> Any:
+    return row.accuracy.get(identity)  # type: ignore[call-overload]
+
+
+def _measured(board: Board, store: Store, identity: str) -> dict[str, list[Row]]:
+    """Returns the rows of each method that have an accuracy matrix, a row for each seed.
 
     Raises:
         NothingSelectedError: If there is none.
     """
-    by_id: dict[str, Any] = {row.cell_id: row.accuracy.get(identity) for row in rows}  # type: ignore[call-overload]
+    by_id = {cell_id: row for cell_id, row in store.latest().items() if _matrix(row, identity)}
     found = {
-        entry.aggregator: matrices
+        entry.aggregator: own
         for entry in board.blocks[0].entries
-        if (matrices := [by_id[each] for each in entry.cells if by_id.get(each)])
+        if (own := [by_id[each] for each in entry.cells if each in by_id])
     }
     if not found:
         raise NothingSelectedError(f"no accuracy matrix under {identity} in these rows")
     return found
 
 
-FIGURES: Mapping[str, Callable[[Axes, Board, Sequence[Row], str], None]] = {
+FIGURES: Mapping[str, Callable[[Axes, Board, Store, str], None]] = {
     "curves": _curves,
+    "loss": _loss,
     "forgetting": _forgetting,
     "critical-difference": _critical_difference,
 }

@@ -11,6 +11,7 @@ import base64
 import gzip
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from fcilbench.boards.model import Block, Board, Entry, Group
 from fcilbench.boards.notes import CONTROL
 from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
+from fcilbench.boards.scenario import METHOD_FIELDS
 from fcilbench.results.store import Store
 from fcilbench.spec.metrics import average_incremental_accuracy
 from fcilbench.spec.row import Row
@@ -71,6 +73,7 @@ def _board(board: Board, place: Mapping[str, int], rows: Mapping[str, Row], char
                 "notes": notes_of(block),
                 "tables": [_table(block, group, table_of(block, (group,)), place) for group in block.groups],
                 "charts": len(charts) - 1 if board.board == "accuracy" else None,
+                "sweeps": board.board == "accuracy" and any(each["sweeps"] for each in charts[-1]),
             }
         )
     return {"name": board.board, "title": board.title, "notes": board.notes, "blocks": blocks} | {
@@ -102,10 +105,11 @@ def _sort_key(entry: Entry, group: Group, head: Head) -> float | int | str:
 
 
 def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> list[dict[str, Any]]:
-    """Returns for each task identity the points of accuracy against bytes, and the learning curves."""
+    """Returns for each task identity the points of accuracy against bytes, the learning curves and the sweeps."""
     charts = []
     for group in block.groups:
-        methods = []
+        methods: list[dict[str, Any]] = []
+        options = []
         for entry in block.entries:
             found = entry.estimates[group.key][group.columns[0].metric]
             own = [rows[each] for each in entry.cells if each in rows and rows[each].status == "ok"]
@@ -122,8 +126,29 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
                     "own": [place[each] for each in entry.cells if each in place],
                 }
             )
-        charts.append({"key": group.key, "methods": methods})
+            tuned = {key: value for key, value in own[0].params.protocol.items() if key in METHOD_FIELDS}
+            options.append((entry.plugin, {**flatten(own[0].params.aggregator), **tuned}))
+        charts.append({"key": group.key, "methods": methods, "sweeps": _sweeps(options)})
     return charts
+
+
+def _sweeps(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the hyperparameters that have three values or more in methods that differ in nothing else.
+
+    Args:
+        methods: Plugin and options of each method.
+
+    Returns:
+        Of each such hyperparameter its name and its points: the value and the method's place, in the order of values.
+    """
+    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for place, (plugin, options) in enumerate(methods):
+        for name, value in options.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                others = {key: other for key, other in options.items() if key != name}
+                key = [f"{plugin.removeprefix('fcilbench/')}: {name}", others]
+                found[json.dumps(key, sort_keys=True)].append((value, place))
+    return [{"name": json.loads(key)[0], "points": sorted(own)} for key, own in found.items() if len(own) > 2]
 
 
 def _learning(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:

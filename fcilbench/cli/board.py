@@ -81,7 +81,7 @@ def board(
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="curves, forgetting or critical-difference.")],
+    name: Annotated[str, typer.Argument(help="curves, loss, forgetting or critical-difference.")],
     *,
     output: options.OutputFile,
     out: options.Out = options.RESULTS,
@@ -91,7 +91,8 @@ def figure(
 ) -> None:
     """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.
 
-    curves: mean accuracy on the tasks seen. forgetting: what one method lost on each task after each later one.
+    curves: mean accuracy on the tasks seen, during tasks too where `runtime: {analysis: [curve]}` measured it.
+    loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
     critical-difference: mean ranks over scenarios, or over the seeds of one scenario, with Nemenyi's test.
     """
     from fcilbench.boards.figures import FIGURES, draw
@@ -100,12 +101,11 @@ def figure(
     if name not in FIGURES:
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
     store = Store(out)
-    chosen = {row.cell_id for row in select_rows(store, only, metrics=board_metrics("accuracy"))}
-    rows = [row for cell_id, row in store.latest().items() if cell_id in chosen]
+    rows = select_rows(store, only, metrics=board_metrics("accuracy"))
     if not rows:
         raise nothing(store)
     assert output is not None  # it has no default
-    draw(name, _board("accuracy").build(rows), rows, identity, output)
+    draw(name, _board("accuracy").build(rows), store, identity, output)
     console.say(f"wrote {output}")
 
 

@@ -18,7 +18,7 @@ from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 2
+FORMAT = 3
 Event = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ class Progress:
         peak_memory: Peak in bytes so far.
         server_state: Largest size of the method's state so far, bytes.
         curve: Events so far: one a round, one a task.
-        ood_auroc: Out-of-scope detection of the final model, where the data set asks for it.
+        metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         model_digest: Digest of what is deployed at the end.
         merged: Updates merged so far.
     """
@@ -46,7 +46,7 @@ class Progress:
     peak_memory: int = 0
     server_state: int = 0
     curve: list[Event] = field(default_factory=list)
-    ood_auroc: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
     model_digest: str = ""
     merged: int = 0
 

@@ -66,9 +66,9 @@ class Evaluator:
                 raise PluginError(f"the method has no rule for task identity {identity!r}")
         logits: Logits = {}
         self.forget_trained()
-        for name, needed in _needed(predictors, identities, tasks).items():
+        for name, asked in needed(predictors, identities, tasks).items():
             net = self._deploy(name, predictors)
-            for task in needed:
+            for task in asked:
                 logits[name, task] = self._logits(net, task, self._test, self._index[task], tasks[-1].seen)
         self.forget_trained()
         return {
@@ -156,11 +156,11 @@ def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
     return float(roc_auc_score(truth, torch.cat([inside, outside]).double().cpu().numpy()))
 
 
-def _needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> dict[str, list[int]]:
+def needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> dict[str, list[int]]:
     """Returns for each module the tasks whose test samples it must see."""
-    needed: dict[str, dict[int, None]] = {}  # dicts as ordered sets
+    found: dict[str, dict[int, None]] = {}  # dicts as ordered sets
     for task in tasks:
         for identity in identities:
             for name in predictors.rules[identity].modules(tasks, task if identity == "oracle" else None):
-                needed.setdefault(name, {})[task.index] = None
-    return {name: list(indices) for name, indices in needed.items()}
+                found.setdefault(name, {})[task.index] = None
+    return {name: list(indices) for name, indices in found.items()}

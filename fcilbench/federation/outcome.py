@@ -42,8 +42,7 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
         for identity, matrix in matrices.items()
         for name, value in evaluate(matrix, sizes).items()
     }
-    if progress.ood_auroc is not None:
-        named["oos_auroc/none"] = _value("oos_auroc", progress.ood_auroc)
+    named |= {name: _value(name.partition("/")[0], value) for name, value in progress.metrics.items()}
     return Outcome(
         metrics=named,
         accuracy=matrices,

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import torch
 
+from fcilbench.api.predict import Predictors
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.checkpoint import Event, Progress
+from fcilbench.federation.evaluation import needed
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
+from fcilbench.federation.geometry import geometry
 from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_module
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.files import write_atomic
 from fcilbench.spec.outcome import Outcome
+from fcilbench.spec.protocol import TaskIdentity
 
 Listener = Callable[[Event], None]
 
@@ -113,6 +117,10 @@ class _Run:
         loss = run_round(self._federation, context, self._rows, self._watch)
         self._progress.merged += self._federation.merged
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+        measured = {}
+        if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
+            with self._watch("evaluation"):
+                measured = {"accuracy": self._accuracy_midway()}
         self._record(
             {
                 "event": "round",
@@ -125,8 +133,17 @@ class _Run:
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
                 "logs": _logs(self._server.logs),
+                **measured,
             }
         )
+
+    def _accuracy_midway(self) -> dict[TaskIdentity, list[float]]:
+        """Returns the accuracies during a task: what is deployed only at its end is the global model until then."""
+        server, identities = self._server, self._experiment.evaluate.task_identity
+        predictors = self._experiment.aggregator.predictors(server)
+        modules = dict.fromkeys(needed(predictors, identities, server.tasks), lambda: server.vector)
+        predictors = Predictors({**modules, **predictors.modules}, predictors.rules)
+        return self._federation.evaluator.accuracy(predictors, server.tasks, identities)
 
     def _end(self, context: RoundContext) -> None:
         """Ends a task with the method's own hook, then evaluates."""
@@ -140,11 +157,17 @@ class _Run:
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index}")
         federation.channel.publish(server.vector, server.counters)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
+        measured = {}
         with self._watch("evaluation"):
             predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity
             accuracy = federation.evaluator.accuracy(predictors, server.tasks, identities)
             if context.phase is federation.schedule.phases[-1]:
-                self._progress.ood_auroc = federation.evaluator.ood_auroc(predictors, server.tasks)
+                auroc = federation.evaluator.ood_auroc(predictors, server.tasks)
+                self._progress.metrics = {} if auroc is None else {"oos_auroc/none": auroc}
+                if "geometry" in self._experiment.runtime.analysis:
+                    found = geometry(federation, predictors)
+                    self._progress.metrics |= found.metrics
+                    measured = {"margins": found.margins}
                 self._progress.model_digest = model_digest(predictors, server)
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
@@ -156,6 +179,7 @@ class _Run:
                 "accuracy": accuracy,
                 "seconds": self._since(before),
                 "logs": _logs(server.logs),
+                **measured,
             }
         )
 

@@ -181,6 +181,11 @@ class Runtime(Closed):
     keep_model: bool = runtime_field(
         False, description="keep the deployed module in the cell's folder, for `module export`"
     )
+    analysis: tuple[Literal["curve", "geometry"], ...] = runtime_field(
+        (),
+        description="also measured, without influence on the result: `curve`, accuracy after the first and the middle "
+        "round of each task; `geometry`, sharpness, margins and separation of the final models",
+    )
 
 
 class Limits(Closed):

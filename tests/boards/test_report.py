@@ -10,6 +10,7 @@ import shutil
 from random import Random
 
 import pytest
+from matplotlib import pyplot
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard
 from fcilbench.boards.figures import FIGURES, draw
@@ -69,55 +70,113 @@ def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make
     assert 500_000 < len(render_report(boards, rows, store).encode()) < 2_000_000
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-def test_in_a_browser_it_sorts_filters_and_opens_cells_by_keyboard(report, tmp_path, width):
+@pytest.fixture
+def browse(tmp_path):
+    """Returns a function that opens a report in a browser of some width; no script may have failed by the end."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("needs chromium")
-    path = tmp_path / "report.html"
-    path.write_text(report, encoding="utf-8")
+    errors = []
     with playwright.sync_playwright() as driver:
         window = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = window.new_page(viewport={"width": width, "height": 800})
-        errors = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
-        first = page.locator("#accuracy tbody tr td:first-child").first
-        head = page.locator("#accuracy th button", has_text="FAA").first
-        head.click()
-        assert first.inner_text() == "fedavg"  # the better one: 0.69 against 0.59
-        head.click()
-        assert first.inner_text() == "</script><b>x"
-        page.locator("#filter").fill("fedavg")
-        assert page.locator("#accuracy tbody tr:visible").count() == 1
-        page.locator("#accuracy td button:visible").first.focus()
-        page.keyboard.press("Enter")
-        assert page.locator("dialog h3").count() == 3  # three seeds
-        assert "order 11, partition 12, train 13" in page.locator("dialog dl").first.inner_text()
-        page.keyboard.press("Escape")
-        assert not page.locator("dialog").is_visible()
-        page.locator("details[data-charts] summary").first.click()
-        page.locator("details[data-charts] svg[role=img]").nth(1).wait_for()
+
+        def visit(report, width):
+            path = tmp_path / "report.html"
+            path.write_text(report, encoding="utf-8")
+            page = window.new_page(viewport={"width": width, "height": 800})
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(path.as_uri())
+            return page
+
+        yield visit
         window.close()
     assert errors == []
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_in_a_browser_it_sorts_filters_and_opens_cells_by_keyboard(report, browse, width):
+    page = browse(report, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
+    first = page.locator("#accuracy tbody tr td:first-child").first
+    head = page.locator("#accuracy th button", has_text="FAA").first
+    head.click()
+    assert first.inner_text() == "fedavg"  # the better one: 0.69 against 0.59
+    head.click()
+    assert first.inner_text() == "</script><b>x"
+    page.locator("#filter").fill("fedavg")
+    assert page.locator("#accuracy tbody tr:visible").count() == 1
+    page.locator("#accuracy td button:visible").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog h3").count() == 3  # three seeds
+    assert "order 11, partition 12, train 13" in page.locator("dialog dl").first.inner_text()
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+    page.locator("details[data-charts] summary").first.click()
+    page.locator("details[data-charts] svg[role=img]").nth(1).wait_for()
+
+
+def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_cell, make_row, browse):
+    """Three values of lambda_s, two seeds each, and a method without a parameter; a point opens its cells."""
+    store = Store(tmp_path / "results")
+    for seed in range(2):
+        for value in (0.4, 0.05, 1.0):
+            cell = make_cell("sum", seed, lambda_s=value, evaluate=("none",))
+            store.append(make_row(cell, accuracy={"none": [[0.5], [0.5, 0.3 + value / 10 + 0.1 * seed]]}))
+        store.append(make_row(make_cell("fedavg", seed, evaluate=("none",)), accuracy={"none": [[0.5], [0.5, 0.4]]}))
+    rows = list(store.latest_light(("faa",)).values())
+    page = browse(render_report([AccuracyBoard(("faa",)).build(rows)], rows, store), 390)
+    page.locator("summary", has_text="learning curves, sensitivity").click()
+    chart = page.locator("figure", has_text="none: accuracy against sum: lambda_s")
+    points = chart.locator("[role=button]")
+    # FAA (0.5 + 0.3 + lambda / 10 + 0 or 0.1) / 2, so 0.425 + lambda / 20 with s = 0.05 / sqrt 2; t = 12.706: ± 31.8.
+    labels = [points.nth(number).get_attribute("aria-label").partition(": ")[2] for number in range(points.count())]
+    assert labels == ["42.8 ± 31.8 %, 0.05", "44.5 ± 31.8 %, 0.4", "47.5 ± 31.8 %, 1"]
+    points.nth(1).focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog h3").count() == 2
+    assert page.locator("dialog dd", has_text=re.compile(r"^0\.4$")).count() == 2  # lambda_s among the parameters
 
 
 def test_figures_are_drawn_and_say_what_they_need(stored, tmp_path):
     rows = list(stored.latest().values())
     board = AccuracyBoard().build(rows)
     for name in ("curves", "critical-difference"):
-        draw(name, board, rows, "none", tmp_path / f"{name}.svg")
+        draw(name, board, stored, "none", tmp_path / f"{name}.svg")
     text = (tmp_path / "critical-difference.svg").read_text()
     # fedavg leads in each of three seeds: ranks 1 and 2, CD = 1.960 sqrt(2 * 3 / (6 * 3)) = 1.13, one tie group
     assert all(part in text for part in ("fedavg 1.00", "2.00", "critical difference 1.13"))
     with pytest.raises(UsageError, match="shows one method"):
-        draw("forgetting", board, rows, "none", tmp_path / "f.svg")
+        draw("forgetting", board, stored, "none", tmp_path / "f.svg")
     one = [row for row in rows if row.coords["aggregator"] == "fedavg"]
-    draw("forgetting", AccuracyBoard().build(one), one, "none", tmp_path / "f.png")
+    draw("forgetting", AccuracyBoard().build(one), stored, "none", tmp_path / "f.png")
     with pytest.raises(NothingSelectedError, match="no ranks under none"):
-        draw("critical-difference", AccuracyBoard().build(one), one, "none", tmp_path / "f.svg")
+        draw("critical-difference", AccuracyBoard().build(one), stored, "none", tmp_path / "f.svg")
     with pytest.raises(UsageError, match=r"no figure is written to '.gif'"):
-        draw("curves", board, rows, "none", tmp_path / "f.gif")
-    assert set(FIGURES) == {"curves", "forgetting", "critical-difference"}
+        draw("curves", board, stored, "none", tmp_path / "f.gif")
+    with pytest.raises(NothingSelectedError, match=r"no training loss .* no rounds.jsonl"):
+        draw("loss", board, stored, "none", tmp_path / "f.svg")
+    assert set(FIGURES) == {"curves", "loss", "forgetting", "critical-difference"}
+
+
+def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(stored, tmp_path):
+    """Two tasks of two rounds; fedavg has two of three seeds with accuracies after each task's first round."""
+    rows = [row for row in stored.latest().values() if row.coords["aggregator"] == "fedavg"]
+    for row in rows[:2]:
+        events = [
+            {"event": "round", "task": t, "round": r, "rounds": 2, "loss": 4.0 - 2 * t - r + row.seed}
+            | ({"accuracy": {"none": [0.2 + 0.1 * row.seed] * (t + 1)}} if r == 0 else {})
+            for t in range(2)
+            for r in range(2)
+        ]
+        stored.make_cell_dir(row.cell_id).joinpath("rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
+    drawn = {}
+    for name, chosen in (("curves", rows[:2]), ("curves", rows), ("loss", rows[:2])):
+        axes = pyplot.figure().add_subplot()
+        FIGURES[name](axes, AccuracyBoard().build(chosen), stored, "none")
+        drawn[name, len(chosen)] = axes.lines[0].get_xydata().round(6).tolist()
+        pyplot.close("all")
+    # After a third of each task (0.2 + 0.3) / 2; after task 1 0.9 and 0.89; after task 2 0.7 and 0.69.
+    assert drawn["curves", 2] == [[0.333333, 25.0], [1.0, 89.5], [1.333333, 25.0], [2.0, 69.5]]
+    assert drawn["curves", 3] == [[1.0, 89.0], [2.0, 69.0]]  # what every seed has
+    assert drawn["loss", 2] == [[1.0, 4.5], [2.0, 3.5], [3.0, 2.5], [4.0, 1.5]]
