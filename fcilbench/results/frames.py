@@ -25,7 +25,8 @@ class Frames(NamedTuple):
 
     Attributes:
         rows: A line for each cell: coordinates, status, metrics by `<metric>/<task identity>`, cost, parameters.
-        curves: A line for each round and each end of a task: loss, seconds, bytes, diagnostics.
+        curves: A line for each round and each end of a task: loss, seconds, bytes, diagnostics; where it was measured,
+            the accuracy on each task seen after a round.
         matrices: A line for each entry of an accuracy matrix: task identity, `after` task t, on `task` s, accuracy.
     """
 
@@ -50,7 +51,7 @@ def load(folder: Path | str = "results") -> Frames:
     if not rows:
         raise NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
     curves = [
-        {"cell_id": row.cell_id, **flatten({key: value for key, value in event.items() if key != "accuracy"})}
+        {"cell_id": row.cell_id, **flatten({k: v for k, v in event.items() if k != "accuracy" or "round" in event})}
         for row in rows
         for event in store.rounds(row.cell_id)
     ]

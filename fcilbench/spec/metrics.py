@@ -140,7 +140,7 @@ _TABLE = (
     Metric("oos_auroc", "OOS AUROC", "ratio", "higher", None, "accuracy"),
     Metric("sharpness", "Sharpness", "nats", "lower", None, "accuracy"),
     Metric("margin", "Margin", "logits", "higher", None, "accuracy"),
-    Metric("separation", "Class separation", "cosine distance", "higher", None, "accuracy"),
+    Metric("separation", "Separation", "cosine", "higher", None, "accuracy"),
     _cost("round_s", "Round", "s", lambda row: per_round(row, row.cost.training_s + row.cost.aggregation_s)),
     _cost("task_end_s", "Task end", "s", lambda row: row.cost.task_end_s / row.cost.tasks if row.cost.tasks else None),
     _cost("bytes_up", "Up", "bytes", lambda row: row.cost.bytes_up),

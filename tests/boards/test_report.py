@@ -122,8 +122,10 @@ def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_
     for seed in range(2):
         for value in (0.4, 0.05, 1.0):
             cell = make_cell("sum", seed, lambda_s=value, evaluate=("none",))
-            store.append(make_row(cell, accuracy={"none": [[0.5], [0.5, 0.3 + value / 10 + 0.1 * seed]]}))
-        store.append(make_row(make_cell("fedavg", seed, evaluate=("none",)), accuracy={"none": [[0.5], [0.5, 0.4]]}))
+            store.append(make_row(cell, {}, accuracy={"none": [[0.5], [0.5, 0.3 + value / 10 + 0.1 * seed]]}))
+        store.append(
+            make_row(make_cell("fedavg", seed, evaluate=("none",)), {}, accuracy={"none": [[0.5], [0.5, 0.4]]})
+        )
     rows = list(store.latest_light(("faa",)).values())
     page = browse(render_report([AccuracyBoard(("faa",)).build(rows)], rows, store), 390)
     page.locator("summary", has_text="learning curves, sensitivity").click()
