@@ -131,6 +131,7 @@ def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_
     page.locator("summary", has_text="learning curves, sensitivity").click()
     chart = page.locator("figure", has_text="none: accuracy against sum: lambda_s")
     points = chart.locator("[role=button]")
+    points.nth(2).wait_for()  # it is drawn when the section is opened
     # FAA (0.5 + 0.3 + lambda / 10 + 0 or 0.1) / 2, so 0.425 + lambda / 20 with s = 0.05 / sqrt 2; t = 12.706: ± 31.8.
     labels = [points.nth(number).get_attribute("aria-label").partition(": ")[2] for number in range(points.count())]
     assert labels == ["42.8 ± 31.8 %, 0.05", "44.5 ± 31.8 %, 0.4", "47.5 ± 31.8 %, 1"]
