@@ -12,7 +12,7 @@ from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_g
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
-from fcilbench.tracking.curves import curve_points
+from fcilbench.tracking.mlflow import curve_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

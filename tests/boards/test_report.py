@@ -172,7 +172,9 @@ def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(store
             for t in range(2)
             for r in range(2)
         ]
-        stored.make_cell_dir(row.cell_id).joinpath("rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
+        folder = stored.cell_dir(row.cell_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
     drawn = {}
     for name, chosen in (("curves", rows[:2]), ("curves", rows), ("loss", rows[:2])):
         axes = pyplot.figure().add_subplot()
