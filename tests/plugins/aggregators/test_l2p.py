@@ -108,7 +108,7 @@ def test_shape_and_bytes_of_vit_b16():
     shapes = []
     network.extractor.body.blocks.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
     images, query = torch.empty(2, 3, 224, 224, device="meta"), torch.empty(2, 768, device="meta")
-    assert network.outputs(images, {"memo": query})["features"].shape == (2, 768)
+    assert network(images, "outputs", {"memo": query})["features"].shape == (2, 768)
     assert shapes == [(2, 222, 768)]
 
 
