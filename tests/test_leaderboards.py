@@ -36,13 +36,13 @@ def test_the_pages_are_up_to_date(tmp_path, monkeypatch):
 
 def test_every_folder_with_rows_has_a_page_that_the_index_names():
     folders = {path.parent.name for path in COMMITTED.glob("*/rows.jsonl")}
-    assert {"quickstart", "small-baselines"} <= folders
+    assert {"quickstart", "small-language"} <= folders
     for index, link in (("README.md", "]({}/README.md)"), ("index.html", 'href="{}/index.html"')):
         text = (COMMITTED / index).read_text(encoding="utf-8")
         assert [name for name in folders if link.format(name) not in text] == []
 
 
 def test_rows_of_older_code_say_so():
-    text = (COMMITTED / "small-baselines" / "README.md").read_text(encoding="utf-8")
+    text = (COMMITTED / "small-language" / "README.md").read_text(encoding="utf-8")
     assert "rows are of older code than this checkout: engine version not recorded" in text
-    assert re.search(r"\| \[small-baselines\].* older \(\d+ rows\) \|", (COMMITTED / "README.md").read_text())
+    assert re.search(r"\| \[small-language\].* older \(\d+ rows\) \|", (COMMITTED / "README.md").read_text())

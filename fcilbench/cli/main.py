@@ -64,7 +64,7 @@ _VERBS = (
     (board.figure, "figure curves --out results -o curves.pdf"),
     (site.site, "site leaderboards"),
     (show.show, "show 9f2c --out results"),
-    (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-baselines"),
+    (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-tuned"),
     (check.schema, "schema suite"),
     (doctor.doctor, "doctor suites/quickstart.yaml"),
 )
