@@ -33,7 +33,7 @@ class FrozenBatchNorm(_BatchNorm):
     """A BatchNorm layer that normalises by its running statistics in training too; see `freeze_batch_norm`."""
 
     def train(self, mode: bool = True) -> Self:
-        """Stays in eval mode."""
+        """Keeps the layer in eval mode, so that its running statistics stay as they are."""
         return super().train(False)
 
 

@@ -61,12 +61,12 @@ class Display:
         self._bars.update(self._tasks[name], completed=done, total=total, note=note)
 
     def drop(self, name: str) -> None:
-        """Removes a bar."""
+        """Takes the bar of this name off the screen, if there is one."""
         if self._bars is not None and name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))
 
     def close(self) -> None:
-        """Removes all bars."""
+        """Takes all bars off the screen and restores the terminal."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -137,7 +137,7 @@ class RunProgress(Progress):
         console.say(text, style="yellow")
 
     def run_finished(self) -> None:
-        """Removes the bars."""
+        """Takes the bars off the screen after the last row."""
         self._display.close()
 
     def _show_cell(self, handle: Handle, share: float, text: str) -> None:

@@ -62,7 +62,7 @@ def start(
     from fcilbench.execution.devices import choose_devices, default_jobs
     from fcilbench.results.store import Store
     from fcilbench.tracking.uri import tracking_uri
-    from fcilbench.tuning.lock import found_by, write_lock
+    from fcilbench.tuning.lock import found_by
     from fcilbench.tuning.search import tune
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite
 
@@ -91,16 +91,16 @@ def start(
         options=settings,
         say=console.say,
     )
-    found = found_by(subjects, database)
-    lock = store.root / f"{loaded.suite.name}.lock.yaml"
+    _end(found_by(subjects, database), store.root / f"{loaded.suite.name}.lock.yaml", trouble, interrupted)
+
+
+def _end(found: Sequence[Found], lock: Path, trouble: str | None, interrupted: bool) -> None:
+    """Writes the lock file, shows what was found, and ends the command with its exit code unless all went well."""
+    from fcilbench.tuning.lock import write_lock
+
     write_lock(lock, found)
     _show(found, options.Form.TABLE)
     console.say(f"wrote {lock}{'' if all(each.complete for each in found) else ', of unfinished studies'}")
-    _end(found, trouble, interrupted)
-
-
-def _end(found: Sequence[Found], trouble: str | None, interrupted: bool) -> None:
-    """Ends the command with its exit code, unless all went well."""
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if trouble:

@@ -85,7 +85,7 @@ class LocalOptimiser:
         self._shrink = decay - 1.0 if decoupled and protocol.schedule != "constant" else None
 
     def forget(self) -> None:
-        """Sets all moments to 0."""
+        """Sets all moments and the step count to 0, as a new client's optimiser begins."""
         for state in self._optimiser.state.values():
             for value in state.values():
                 value.zero_()

@@ -165,7 +165,7 @@ class Progress:
         """The user should read this."""
 
     def run_finished(self) -> None:
-        """The run is over."""
+        """The run has written its last row, or was interrupted; called once."""
 
 
 def guarded(observer: T) -> T:

@@ -41,7 +41,7 @@ class _Slot:
         return f"gpu{self.visible}" if self.visible else "cpu"
 
     def stop(self) -> None:
-        """Ends the worker."""
+        """Kills the worker process of this slot and closes its pipes."""
         worker, self.worker, self.late = self.worker, None, None
         if worker is not None:
             worker.close()
@@ -130,7 +130,7 @@ class LocalExecutor:
                 slot.worker.terminate()
 
     def close(self) -> None:
-        """Kills all workers."""
+        """Kills the workers of all slots, whatever they are doing."""
         for slot in self._slots:
             self._drop(slot)
 

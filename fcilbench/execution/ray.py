@@ -76,7 +76,7 @@ class RayExecutor:
         return len(self._events) < self._settings.queue
 
     def submit(self, job: Job) -> Handle:
-        """Hands a job to Ray."""
+        """Starts an attempt as a Ray task with the resources that the job needs."""
         handle = Handle(uuid.uuid4().hex, "ray")
         request = {"ask": "run", "token": handle.token, **asdict(job)}
         cpus, gpus = self._settings.cpus or int(job.cell["runtime"]["threads"]), self._settings.gpus

@@ -122,7 +122,7 @@ class SlurmExecutor:
         return found
 
     def kill(self, handle: Handle) -> None:
-        """Cancels a job."""
+        """Cancels a job with `scancel`, whether it waits or runs."""
         submitted = self._jobs.pop(handle, None)
         if submitted is not None and submitted.job is not None:
             submitted.job.cancel(check=False)

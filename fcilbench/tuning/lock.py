@@ -45,7 +45,7 @@ class Found:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """The trial that won."""
+        """The completed trial with the largest score; `None` before there is one."""
         return best(self.finished)
 
     @property
@@ -55,7 +55,7 @@ class Found:
 
     @property
     def record(self) -> StudyRecord:
-        """What was spent."""
+        """What the study spent and found, as the lock file and the rows cite it."""
         content = [[origin(each), each.params, each.state.name, each.value] for each in self.finished]
         winner, states = self.best, [each.state for each in self.finished]
         return StudyRecord(
