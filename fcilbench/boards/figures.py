@@ -12,7 +12,6 @@ from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_g
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
-from fcilbench.tracking.mlflow import curve_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,8 +80,12 @@ def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
     """Training loss of the clients, weighted by their samples, after each round."""
 
     def line(row: Row) -> dict[float, float]:
-        points = curve_points(store.rounds(row.cell_id))
-        return {point.step: point.value for point in points if point.name == "round/loss"}
+        found = {  # of two records of a round, in a resumed cell, the later counts
+            (each["task"], each["round"]): each["loss"]
+            for each in store.rounds(row.cell_id)
+            if each.get("event") == "round" and each.get("loss") is not None
+        }
+        return {float(step): found[key] for step, key in enumerate(sorted(found), start=1)}
 
     rows = _measured(board, store, identity)
     found = {method: lines for method, own in rows.items() if (lines := [each for row in own if (each := line(row))])}
