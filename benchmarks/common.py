@@ -63,7 +63,7 @@ WORKLOADS = {
     "vit-small": Workload("vit_tiny_patch16_224", SMALL, clients=10, images=500, epochs=5),
     # Ten clients of quickstart.yaml's network.
     "vit-mini": Workload("vit_tiny_patch16_224", MINI, clients=10, images=64, epochs=1),
-    "vit-small-cpu": Workload("vit_tiny_patch16_224", SMALL, clients=2, images=64, epochs=1),
+    "vit-small-cpu": Workload("vit_tiny_patch16_224", SMALL, clients=2, images=64, epochs=2),
     "dry": Workload("vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 1}, 2, images=20, epochs=1),
 }
 for _name in ("vit-b", "vit-small-cpu"):

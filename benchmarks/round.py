@@ -124,6 +124,9 @@ def main() -> None:
         for precision in precisions
         for name in names
     ]
+    fedavg = {row["precision"]: row["round_s"] for row in rows if row["method"] == "fedavg"}
+    for row in rows:
+        row["of_fedavg"] = row["round_s"] / fedavg[row["precision"]] if fedavg else "-"
     print(f"{options.workload}, task {options.tasks}, {common.card(device)}")
     print(common.table(rows))
     name = f"round/{options.workload}/{'+'.join(precisions)}/{options.capture}" + f"/{options.tasks}" * (
