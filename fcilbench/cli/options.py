@@ -80,7 +80,7 @@ _TRACKING = (
 Tracking = Annotated[str | None, typer.Option("--tracking", metavar="NAME[=URI]|none", help=_TRACKING)]
 _PARAMS = "Lock file of `fcilbench tune` with values for the cells."
 Params = Annotated[Path | None, typer.Option("--params", metavar="LOCK", help=_PARAMS)]
-_STORAGE = "Database of the studies, e.g. postgresql://...; default: studies.db in the folder of the trials."
+_STORAGE = "Database of the studies, e.g. postgresql+psycopg://user@host/db; default: a file beside the trials."
 Storage = Annotated[str | None, typer.Option("--storage", metavar="URL", help=_STORAGE)]
 _PLOTS = "Also draw parallel coordinates and slices as PNG into this folder."
 Plots = Annotated[Path | None, typer.Option("--plots", metavar="DIR", help=_PLOTS)]

@@ -125,7 +125,8 @@ def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | Non
 def describe(prepared: Prepared, slots: int) -> list[str]:
     """Returns lines that say how many cells are in each state, why they run, and what that costs in `slots` slots."""
     plan_, expansion = prepared.plan, prepared.plan.expansion
-    product = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in expansion.axes.items())
+    axes = {axis: axis + ("es" if axis == "stress" else "s") * (size > 1) for axis, size in expansion.axes.items()}
+    product = " x ".join(f"{expansion.axes[axis]} {word}" for axis, word in axes.items())
     excluded = f", {len(expansion.excluded)} excluded" if expansion.excluded else ""
     lines = [f"{expansion.name}: {product}{excluded} -> {len(expansion.cells)} cells"]
     if len(plan_.items) != len(expansion.cells):

@@ -271,7 +271,7 @@ def open_storage(url: str, tries: int = 6) -> RDBStorage:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise PrerequisiteError(
             f"the database of the studies cannot be opened: {reason}",
-            hint="--storage takes a URL such as postgresql://user@host/name, whose driver must be installed",
+            hint="--storage takes e.g. postgresql+psycopg://user@host/name, after pip install 'fcilbench[postgresql]'",
         ) from error
 
 

@@ -2,7 +2,12 @@
 
 import math
 import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from threading import Barrier
 
 import optuna
@@ -20,10 +25,10 @@ from fcilbench.tuning.study import (
     open_study,
     origin,
     retry_lost,
-    storage_url,
     subjects_of,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")  # no pool is closed
 SUITE = """\
 fcilbench: 1
 name: small
@@ -90,10 +95,44 @@ def test_a_draw_is_a_cell_with_its_values(subjects):
     assert (two.aggregator, two.protocol, two.seeds.index) == (one.aggregator, one.protocol, 1)
 
 
-def run(subject: Subject, folder, total: int, lost: tuple[int, ...] = ()) -> optuna.Study:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A PostgreSQL server of this module's own, on a socket in the folder that is returned."""
+    pytest.importorskip("psycopg")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [shutil.which("initdb")]
+    if found[-1] is None:
+        pytest.skip("PostgreSQL is not installed")
+    programs, folder = Path(found[-1]).parent, Path("/tmp", f"fcilbench-{tmp_path_factory.mktemp('pg').parent.name}")
+    as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []  # the server refuses to run as root
+    run = partial(subprocess.run, check=True, capture_output=True, cwd="/")
+    run([*as_user, "mkdir", "-p", folder])
+    run([*as_user, programs / "initdb", "-D", folder / "data", "-U", "fcilbench", "-A", "trust"])
+    options = f"-k {folder} -c listen_addresses= -c fsync=off"
+    run([*as_user, programs / "pg_ctl", "-D", folder / "data", "-o", options, "-l", folder / "log", "-w", "start"])
+    yield folder
+    run([*as_user, programs / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop"])
+    run(["rm", "-r", folder])
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Returns the URL of a new database with a name."""
+    if request.param == "sqlite":
+        return lambda name: f"sqlite:///{tmp_path}/{name}.db"
+    folder = request.getfixturevalue("server")
+
+    def made(name: str) -> str:
+        name = f"{name}_{tmp_path.name}"
+        command = ["psql", "-h", folder, "-U", "fcilbench", "-c", f'CREATE DATABASE "{name}"', "postgres"]
+        subprocess.run(command, check=True, capture_output=True)
+        return f"postgresql+psycopg://fcilbench@/{name}?host={folder}"
+
+    return made
+
+
+def run(subject: Subject, url: str, total: int, lost: tuple[int, ...] = ()) -> optuna.Study:
     """Draws and scores trials; those whose number is in `lost` are interrupted and retried."""
-    folder.mkdir(exist_ok=True)
-    study = open_study(subject, open_storage(storage_url(folder, None)))
+    study = open_study(subject, open_storage(url))
     while len(attempts(study.trials, 99)) < total or any(each.state is TrialState.WAITING for each in study.trials):
         trial = study.ask(fixed_distributions=dict(subject.space))
         if trial.number in lost:
@@ -104,15 +143,16 @@ def run(subject: Subject, folder, total: int, lost: tuple[int, ...] = ()) -> opt
     return study
 
 
-def test_an_interrupted_study_draws_what_the_unbroken_one_draws_and_nothing_twice(subjects, tmp_path):
-    whole, broken = (run(subjects["sum"], tmp_path / n, 9, lost) for n, lost in (("a", ()), ("b", (2, 6, 7))))
+def test_an_interrupted_study_draws_what_the_unbroken_one_draws_and_nothing_twice(subjects, database):
+    urls = [database("whole"), database("broken")]
+    whole, broken = (run(subjects["sum"], url, 9, lost) for url, lost in zip(urls, ((), (2, 6, 7)), strict=True))
     assert isinstance(whole.sampler, SeededTpe)
     drawn = [each.params for each in attempts(whole.trials, 99)]
     assert [each.params for each in attempts(broken.trials, 99)] == drawn
     assert len({each["protocol.lr"] for each in drawn}) == 9
     assert len(broken.trials) == 12
     assert [origin(each) for each in broken.trials] == [0, 1, 2, 2, 4, 5, 6, 6, 6, 9, 10, 11]
-    assert len(run(subjects["sum"], tmp_path / "a", 9).trials) == 9
+    assert len(run(subjects["sum"], urls[0], 9).trials) == 9
 
 
 def test_failed_pruned_and_undefined_trials_never_win():
@@ -126,12 +166,12 @@ def test_failed_pruned_and_undefined_trials_never_win():
     assert best([made(TrialState.COMPLETE, math.inf), winner]) is winner
 
 
-def test_processes_that_start_together_make_one_database(tmp_path):
-    together = Barrier(4)
+def test_processes_that_start_together_make_one_database(database):
+    together, url = Barrier(4), database("shared")
 
     def opened(_):
         together.wait()
-        return open_storage(storage_url(tmp_path, None))
+        return open_storage(url)
 
     with ThreadPoolExecutor(4) as pool:
         storages = list(pool.map(opened, range(4)))
