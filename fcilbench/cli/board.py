@@ -42,8 +42,8 @@ def board(
     """Print a board of the rows in a results folder, or write it to a file.
 
     With --suite the board holds the cells that the suite plans, counts those without a row as missing, and names the
-    shards that have none; without it, all rows of the folder. Notes name rows of other code, commits and environments
-    than those of this checkout. As html it is one file with all three boards, charts and every cell.
+    shards that have none; without it, all rows of the folder. Notes name the rows from other code, commits or
+    environments than this checkout. The html form is one file with all three boards, charts and every cell.
     """
     from fcilbench.boards.reference import Reference
     from fcilbench.boards.render import render
@@ -91,7 +91,7 @@ def figure(
 ) -> None:
     """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.
 
-    curves: mean accuracy on the tasks seen, during tasks too where `runtime: {analysis: [curve]}` measured it.
+    curves: mean accuracy on the tasks seen, during tasks too where `runtime.analysis` holds `curve`.
     loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
     critical-difference: mean ranks over scenarios, or over the seeds of one scenario, with Nemenyi's test.
     """

@@ -48,20 +48,16 @@ MaybeSuite = Annotated[
     Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
 ]
 OfSuite = Annotated[Path | None, typer.Option("--suite", help="Show the cells of this suite, also the missing ones.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-s", "--set", metavar="PATH=VALUE", help="Set a value: protocol.rounds=2, or lambda_s=0.5 with `plugins test`."
-    ),
-]
-_ONLY = "Select cells: axis:value,status:failed,shard:2/5 (all must hold; globs; repeat for or)."
+_SET = "Set a value of the suite, e.g. protocol.rounds=2; with `plugins test`, of the plugin, e.g. lambda_s=0.5."
+Set = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="PATH=VALUE", help=_SET)]
+_ONLY = "Select cells, e.g. aggregator:s*,status:failed or shard:2/5. All terms must hold; a second --only adds cells."
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="EXPR", help=_ONLY)]
 RESULTS = Path("results")
 """The results folder if `--out` is not given."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
 _RERUN = (
-    "Which cells with a row run again: stale ones, whose plugin code changed; failed ones; all. Commas join. New and "
-    "interrupted cells run anyway, and so do those that lacked data or a package; never runs only new ones."
+    "Which finished cells run again: stale (a plugin's code changed), failed, all, or never; commas join them. New and "
+    "interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
 )
 Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
@@ -74,8 +70,8 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for cells t
 _DATA = "Data root; default: FCILBENCH_DATA of the environment, else the user cache."
 Data = Annotated[Path | None, typer.Option("--data", metavar="ROOT", callback=use_data_root, help=_DATA)]
 _TRACKING = (
-    "Tracker, with where it writes; default: mlflow with FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the "
-    "environment, else mlflow.db in the results folder. A URI alone is one of mlflow."
+    "Tracker and the URI that it writes to; default: mlflow with FCILBENCH_TRACKING_URI or MLFLOW_TRACKING_URI of the "
+    "environment, else mlflow.db in the results folder. A URI alone means mlflow."
 )
 Tracking = Annotated[str | None, typer.Option("--tracking", metavar="NAME[=URI]|none", help=_TRACKING)]
 _PARAMS = "Lock file of `fcilbench tune` with values for the cells."
@@ -86,8 +82,12 @@ _PLOTS = "Also draw parallel coordinates and slices as PNG into this folder."
 Plots = Annotated[Path | None, typer.Option("--plots", metavar="DIR", help=_PLOTS)]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
-Format = Annotated[Form, typer.Option("--format", help="Form of the results on standard output.")]
-_OUTPUT = "Write to a file; its ending sets the form: .txt, .md, .csv, .json, ..."
+_FORMAT = "Form of the results on standard output; tex and html: boards only, jsonl: lists only."
+Format = Annotated[Form, typer.Option("--format", help=_FORMAT)]
+_OUTPUT = (
+    "Write to this file; the ending sets the form of a board (.txt, .md, .csv, .json, .tex, .html) or of a figure "
+    "(.svg, .pdf, .png)."
+)
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
 _IDENTITY = "What methods are told of a sample's task."
 Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred|oracle", help=_IDENTITY)]
@@ -96,7 +96,8 @@ Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", he
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the row, e.g. leaderboards/NAME.")]
-Kind = Annotated[str | None, typer.Option("--kind", help="One kind of plugin, e.g. aggregators.")]
+_KIND = "Kind of plugin, e.g. aggregators; test and new know aggregators, backbones and datasets."
+Kind = Annotated[str | None, typer.Option("--kind", help=_KIND)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]

@@ -31,7 +31,7 @@ def list_(
     form: options.Format = options.Form.TABLE,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the installed plugins with version, import time and origin; an unusable one with what it needs or its fault.
+    """List the installed plugins with version, import time and origin, and what is wrong with those that are unusable.
 
     The import time of a plugin includes the packages that no plugin before it has imported.
     """
@@ -92,7 +92,7 @@ def run_checks(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the conformance checks of a plugin and print each result, for a failure with what to do.
+    """Run the conformance checks of a plugin and print each result and, for a failure, what to do.
 
     A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature and says
     why in `breaks`. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be imported.

@@ -163,7 +163,7 @@ def sync(
     tracking: options.Tracking = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Show every row of a results folder to a tracker; rows that it has already stay as they are.
+    """Send every row of a results folder to a tracker; rows that it already has stay unchanged.
 
     Exit codes: 0; 3 if the tracker lost rows.
     """

@@ -1,6 +1,6 @@
 """What a worker does with a cell: builds the experiment, runs it, and reports how it ended.
 
-This is the only module of the package that imports torch.
+This is the only module of `execution/` that imports torch.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Outcome(BaseModel):
         classes: Class names of each task, in the order the model numbers them.
         cost: What it cost.
         seeds: The derived seed of each role.
-        model_digest: SHA-256 of the final global state vector's bytes (float32, little-endian).
+        model_digest: SHA-256 of each deployed module, the integer buffers and the method's state.
         data_fingerprint: Digest of the data that was loaded.
         device: Name of the device that computed it.
         warnings: What a reader of the row should know, such as negative coefficients or excluded clients.
