@@ -64,14 +64,17 @@ class Aggregator(Plugin):
     Attributes:
         trains: Whether clients train and send an update. Clients of a training-free method receive the initial model
             once, and send their `statistics` only.
+        lr_range: Learning rates between which `fcilbench tune` draws, log-uniformly; `None` is the protocol's range. A
+            method that trains few weights on a frozen backbone needs larger ones.
     """
 
     trains: ClassVar[bool] = True
+    lr_range: ClassVar[tuple[float, float] | None] = None
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns whether the method trains."""
-        return {"trains": cls.trains}
+        """Returns whether the method trains, and the range of its learning rate."""
+        return {"trains": cls.trains, "lr_range": cls.lr_range}
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.

@@ -131,14 +131,19 @@ class Channel:
         """
         sent = dict(message)
         if client in self.affected:
-            expected, changed = _shapes(sent), self.stressor.upload(sent, random())
+            # What does not travel can neither be tampered with nor count in the size of an update.
+            parts = {"delta": torch.cat([sent["delta"][piece.span] for piece in pieces])} if "delta" in sent else {}
+            expected, changed = _shapes(sent | parts), self.stressor.upload(sent | parts, random())
             if changed is None:
                 return None
             if _shapes(changed) != expected:
                 raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
+            if parts:
+                delta, sizes = torch.zeros_like(sent["delta"]), [piece.span.stop - piece.span.start for piece in pieces]
+                for piece, part in zip(pieces, changed["delta"].split(sizes), strict=True):
+                    delta[piece.span] = part
+                changed = changed | {"delta": delta}
             sent = changed
-            for piece in {*self.layout.pieces} - {*pieces} if "delta" in sent else ():
-                sent["delta"][piece.span] = 0.0  # what does not travel cannot be tampered with
         if self.counts:
             parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
             self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})

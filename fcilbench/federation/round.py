@@ -27,12 +27,16 @@ RESERVED = ("delta", "counters")
 
 @dataclass(frozen=True)
 class Upload:
-    """What arrived from one client beside its row of updates; the loss is `None` if it does not train."""
+    """What arrived from one client beside its row of updates; the loss is `None` if it does not train.
+
+    It is `sound` if the update and all statistics are finite: only then is it merged.
+    """
 
     samples: int
     statistics: Message
     counters: torch.Tensor
     loss: torch.Tensor | None
+    sound: bool
 
 
 def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
@@ -107,9 +111,11 @@ def visit(
     """Trains one client if there is `work`, calls `hook` for its statistics, and uploads both.
 
     `work` is the row `[D]` into which the client's update is written, and the wire. Returns what arrives at the server,
-    or `None` if the client does not answer.
+    or `None` if the client does not answer. Of a visit whose upload is not merged the client keeps no state: what it
+    noted as sent it sends again.
     """
     server, model, samples = federation.server, federation.model, session.samples
+    before = dict(session.state)
     model.load(session.received_model, server.counters)
     message: dict[str, torch.Tensor] = {}
     pieces: list[Piece] = []
@@ -130,13 +136,16 @@ def visit(
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
     random = partial(session.random, "stress-upload")
     arrived = federation.channel.up(session.id, {**message, **statistics}, random, pieces)
+    sound = arrived is not None and _finite(arrived)
+    kept = {name: spill.kept(value) for name, value in session.state.items()} if sound else before
+    session.state.clear()
+    session.state.update(kept)
     if arrived is None:
         return None
     if work is not None:
         work[0].copy_(arrived.pop("delta"))
     counters = arrived.pop("counters", server.counters)
-    session.state.update({name: spill.kept(value) for name, value in session.state.items()})
-    return Upload(samples, {name: spill.kept(value) for name, value in arrived.items()}, counters, loss)
+    return Upload(samples, {name: spill.kept(value) for name, value in arrived.items()}, counters, loss, sound)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
@@ -158,7 +167,7 @@ def collect(
     """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
     server = federation.server
     answered = [row for row, client in enumerate(clients) if client in uploads]
-    sound = [row for row in answered if _finite({"delta": rows[row], **uploads[clients[row]].statistics})]
+    sound = [row for row in answered if uploads[clients[row]].sound]
     if len(answered) < len(clients):
         server.log("clients/no_answer", len(clients) - len(answered))
     if len(sound) < len(answered):
@@ -183,14 +192,14 @@ def collect(
 def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:
     """Sends the final global model of a task to every client with data and collects its statistics at it."""
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    arrived: dict[int, Message] = {}
+    arrived: dict[int, Upload] = {}
     channel.publish(server.vector, server.counters)
     for client, own in enumerate(context.phase.clients):
         if len(own) > 0:
             session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
             if (upload := visit(federation, context, session, aggregator.task_statistics)) is not None:
-                arrived[client] = upload.statistics
-    sound = {client: message for client, message in arrived.items() if _finite(message)}
+                arrived[client] = upload
+    sound = {client: upload.statistics for client, upload in arrived.items() if upload.sound}
     if len(sound) < len(arrived):
         server.warn(f"task {server.task.index}: task statistics that were not finite were left out")
     return sound

@@ -22,6 +22,7 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.row import Row
+from fcilbench.suite.plan import state_of
 from fcilbench.tracking.base import Tracker
 from fcilbench.tuning.study import (
     BEAT_SECONDS,
@@ -97,7 +98,7 @@ class Search(Feed):
             key = cell_id(cell)
             self._running[key] = attempt
             known = self._known.get(key)
-            if known is None or known.status != "ok":
+            if known is None or state_of(cell, known)[0] != "done":
                 return Task(cell, key, known)
             self.ended(known)  # an earlier run has trained it
 

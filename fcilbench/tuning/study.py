@@ -1,7 +1,7 @@
 """The Optuna study of each method and scenario: its space, its cells with tuning seeds, its sampler and its pruner.
 
-A study is found again by its name, which holds a digest of its cells and its space: with another protocol, space or
-validation share it is another study.
+A study is found again by its name, which holds a digest of its cells, the code of their plugins and its space: with
+another protocol, space, code or validation share it is another study.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -92,7 +93,8 @@ class Subject:
     @cached_property
     def name(self) -> str:
         """Name of its study."""
-        record = [_SEARCH, [cell_id(cell) for cell in self.cells], {k: repr(v) for k, v in self.space.items()}]
+        cells = [[cell_id(cell), *(use.code_digest for use in cell.plugins.values())] for cell in self.cells]
+        record = [_SEARCH, cells, {k: repr(v) for k, v in self.space.items()}]
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
         return f"{self.cells[0].suite} {' '.join(self.where.values())} {digest[:12]}"
 
@@ -149,7 +151,10 @@ def subjects_of(loaded: LoadedSuite) -> list[Subject]:
         )
     entries = {entry.label: entry for entry in read_entries(trials.suite.grid)[0]["aggregator"]}
     grouped: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in expansion.cells:
+    for each in expansion.cells:
+        # No value of the suite may take the validation split away: trials would be scored on test data.
+        split = each.protocol.model_copy(update={"validation": loaded.suite.tuning.validation})
+        cell = each.model_copy(update={"protocol": split})
         grouped.setdefault(tuple(str(value) for axis, value in cell.coords.items() if axis != "seed"), []).append(cell)
     spaces = {label: _space(entry) for label, entry in entries.items()}
     subjects = [
@@ -161,10 +166,13 @@ def subjects_of(loaded: LoadedSuite) -> list[Subject]:
 def _space(entry: Entry) -> dict[str, BaseDistribution]:
     """Returns what may be drawn for an entry: all declared spaces except those of values that the entry gives."""
     (description,) = catalog.describe([entry.ref])
+    facts, declared = description.facts, search_space(Protocol)
+    if facts.get("lr_range"):
+        declared["lr"] = Space(low=facts["lr_range"][0], high=facts["lr_range"][1], log=True)
     space = {
         f"protocol.{name}": _distribution(found, "number")
-        for name, found in search_space(Protocol).items()
-        if description.facts.get("trains", True) and ("protocol", name) not in entry.settings
+        for name, found in declared.items()
+        if facts.get("trains", True) and ("protocol", name) not in entry.settings
     }
     own = {name: setting.value for name, setting in settings_of("aggregator", entry.settings).items()}
     for name, field in description.schema.get("properties", {}).items():
@@ -215,6 +223,16 @@ class SeededTpe(optuna.samplers.BaseSampler):
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
 
+class HalvingPruner(optuna.pruners.SuccessiveHalvingPruner):
+    """Successive halving in which a lost trial and its retry compete once: the retry stands for both."""
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Returns whether a trial is in the worse half after the tasks that it has reported."""
+        once = copy(study)
+        once.get_trials = lambda *_, **__: attempts(study.get_trials(deepcopy=False))  # type: ignore[method-assign]
+        return super().prune(once, trial)
+
+
 def origin(trial: FrozenTrial) -> int:
     """Returns the number of the trial that first drew these values: of a retry, the lost trial's."""
     number = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
@@ -226,8 +244,8 @@ def draw_number(trials: Iterable[FrozenTrial], number: int) -> int:
     return sum(origin(trial) == trial.number for trial in trials if trial.number < number)
 
 
-def attempts(trials: Iterable[FrozenTrial], total: int) -> list[FrozenTrial]:
-    """Returns the last attempt at each of the first `total` draws, in the order of the draws."""
+def attempts(trials: Iterable[FrozenTrial], total: int | None = None) -> list[FrozenTrial]:
+    """Returns the last attempt at each of the first `total` draws (`None`: all), in the order of the draws."""
     last: dict[int, FrozenTrial] = {}
     for trial in sorted(trials, key=lambda each: each.number):
         last[origin(trial)] = trial
@@ -283,5 +301,5 @@ def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
         load_if_exists=True,
         direction="maximize",
         sampler=SeededTpe(subject.name),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=_FIRST_RUNG, reduction_factor=2),
+        pruner=HalvingPruner(min_resource=_FIRST_RUNG, reduction_factor=2),
     )

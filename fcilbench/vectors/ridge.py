@@ -16,13 +16,11 @@ def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> torc
         sums: Y^T X, for one-hot Y the sum of each class's features, `[C, F]`.
         strength: Positive; relative, so that scaling all features changes no prediction.
     """
-    wide = gram.to(torch.float64)
-    level = strength * wide.diagonal().mean()
+    values, vectors = _spectrum(gram)
+    level = strength * values.mean()
     # A Gram of zeros has sums of zeros: any positive level then gives weights of zero.
     level = torch.where(level > 0, level, torch.ones_like(level))
-    regular = wide + level * torch.eye(len(wide), dtype=torch.float64, device=wide.device)
-    factor = torch.linalg.cholesky(regular)
-    return torch.cholesky_solve(sums.to(torch.float64).T, factor).T
+    return (sums.to(torch.float64) @ vectors) / (values + level) @ vectors.T
 
 
 def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> float:
@@ -32,11 +30,9 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
     <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at. If the
     `samples` n decide nothing, the largest strength is returned.
     """
-    wide = gram.to(torch.float64)
-    values, vectors = torch.linalg.eigh(wide)
-    values = values.clamp(min=0.0)
+    values, vectors = _spectrum(gram)
     energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
-    level = float(wide.diagonal().mean())
+    level = float(values.mean())
     best, chosen = float("inf"), float(GRID[-1])
     for strength in GRID:
         inverse = 1.0 / (values + strength * level) if level > 0 else torch.zeros_like(values)
@@ -47,3 +43,12 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
         if score < best:
             best, chosen = score, strength
     return chosen
+
+
+def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns eigenvalues `[F]` and eigenvectors `[F, F]` of a Gram, in float64.
+
+    Rounding, or a client that uploads noise, may leave negative eigenvalues, which no Gram has: they become 0.
+    """
+    values, vectors = torch.linalg.eigh(gram.to(torch.float64))
+    return values.clamp(min=0.0), vectors

@@ -237,15 +237,13 @@ def covariances(found: Gaussians) -> torch.Tensor:
 
 
 def roots(covariance: torch.Tensor) -> torch.Tensor:
-    """Returns factors A with A A^T = covariance: standard deviations `[c, F]`, or Cholesky factors `[c, F, F]`.
+    """Returns factors A with A A^T = covariance: standard deviations `[c, F]`, or factors `[c, F, F]`, by Cholesky.
 
     Where rounding leaves a matrix indefinite, a jitter relative to its diagonal is multiplied by 10 until it is not.
-
-    Raises:
-        ValueError: If a matrix is not a covariance at all, even up to rounding.
+    Variances that are negative by more than rounding, as a client that uploads noise makes them, count as 0.
     """
     if covariance.dim() == 2:
-        return covariance.sqrt()
+        return covariance.clamp(min=0.0).sqrt()
     return torch.stack([_cholesky(matrix) for matrix in covariance])
 
 
@@ -258,7 +256,8 @@ def _cholesky(matrix: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = factor
             return found
         jitter = 10.0**power * float(matrix.diagonal().mean())
-    raise ValueError("a class covariance has a direction of negative variance")
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=0.0).sqrt()
 
 
 def draw(

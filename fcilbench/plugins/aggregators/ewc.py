@@ -82,7 +82,7 @@ class Ewc(Aggregator):
         messages = [statistics[client] for client in sorted(statistics)]
         fisher = pool((m["fisher"] for m in messages), [int(m["samples"]) for m in messages])
         state, vector = server.state, server.vector
-        state["gradient_norm"] = math.sqrt(float(fisher.sum(dtype=torch.float64)))
+        state["gradient_norm"] = math.sqrt(max(0.0, float(fisher.sum(dtype=torch.float64))))  # noise may be negative
         if not self.params.penalise_head:
             fisher[server.layout.head] = 0.0
         if self.params.mode == "online":

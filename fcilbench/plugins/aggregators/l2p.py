@@ -67,6 +67,7 @@ class L2p(PromptMethod):
     """
 
     version = "1"
+    lr_range = (1e-3, 1.0)
 
     class Params(PresetParams):
         """Hyperparameters of L2P."""

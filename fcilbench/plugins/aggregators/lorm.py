@@ -41,6 +41,7 @@ class LoRM(Aggregator):
     """
 
     version = "2"  # the pass for the Grams has the protocol's precision
+    lr_range = (1e-4, 0.1)
 
     class Params(PresetParams):
         """Hyperparameters of LoRM."""
@@ -130,6 +131,7 @@ class LoRM(Aggregator):
             drawn = torch.from_numpy(server.random(f"lorm/{layer}").uniform(-bound, bound, a.shape))
             server.step(drawn.to(server.vector).flatten() - server.vector[a.span], a.span)
             server.step(-server.vector[b.span], b.span)
+        server.state["open"] = True
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Solves for the trained factors and the head's weight in float64; the head's bias and buffers are averaged."""
@@ -148,6 +150,7 @@ class LoRM(Aggregator):
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Merges the task's deltas B A with those of earlier tasks, and keeps the sums of the Grams."""
+        server.state["open"] = False
         if not statistics:
             return
         messages, state = [statistics[client] for client in sorted(statistics)], server.state
@@ -228,8 +231,19 @@ def _factor(server: Server, name: str) -> torch.Tensor:
 
 
 def _deployed(server: Server) -> Module:
-    """Returns the model with the merged weights in place of W0, and without factors."""
-    vector = server.vector.clone()
+    """Returns the model with the merged weights in place of W0, and without factors.
+
+    During a task, of which there is no Gram yet, its B A counts as one of the t + 1 tasks in a plain mean.
+    """
+    vector, state = server.vector.clone(), server.state
+    weights = {f"{layer}.weight": weight for layer, weight in state.get("merged", {}).items()}
+    if state.get("open"):
+        done = state.get("tasks", 0)
+        for layer in adapted(server.layout):
+            frozen = server.frozen(f"{layer}.weight")
+            own = (_factor(server, layer + _B) @ _factor(server, layer + _A)).to(frozen)
+            before = weights.get(f"{layer}.weight", frozen)
+            weights[f"{layer}.weight"] = frozen + (done * (before - frozen) + own) / (done + 1)
     for piece in server.layout.select([f"*{_A}", f"*{_B}"]):
         vector[piece.span] = 0.0
-    return Module(vector, {f"{layer}.weight": weight for layer, weight in server.state.get("merged", {}).items()})
+    return Module(vector, weights)

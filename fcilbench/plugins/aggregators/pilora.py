@@ -42,6 +42,7 @@ class PILoRA(Aggregator):
     """
 
     version = "2"  # the pass for the class means has the protocol's precision
+    lr_range = (1e-3, 1.0)
 
     class Params(PresetParams):
         """Hyperparameters of PILoRA."""
