@@ -182,3 +182,7 @@ def _show(found: Sequence[Found], form: options.Form) -> None:
     axes = ("dataset", "backbone", "partition", "aggregator")
     headers = (*axes, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
     console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))
+    for each in found:
+        if each.at_bounds:
+            name, keys = " ".join(each.subject.where.values()), ", ".join(each.at_bounds)
+            console.warn(f"{name}: the best {keys} lies at the end of its range; better values may lie outside")

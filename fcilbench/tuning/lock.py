@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -23,6 +25,7 @@ _HEAD = """\
 # Written by `fcilbench tune`. Use it with `fcilbench run SUITE --params THIS_FILE`: rows then cite its digest.
 # `trials: 0` means that a method has no hyperparameters to tune; an empty `set` leaves the suite's own values.
 """
+_EDGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,18 @@ class Found:
     def best(self) -> FrozenTrial | None:
         """The completed trial with the largest score; `None` before there is one."""
         return best(self.finished)
+
+    @property
+    def at_bounds(self) -> list[str]:
+        """Keys whose best value lies in the outer 5 % of its range: better ones may lie outside."""
+        found = []
+        for key, value in (self.best.params if self.best else {}).items():
+            space = self.subject.space[key]
+            if isinstance(space, FloatDistribution):
+                scale = math.log if space.log else float
+                place = (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
+                found += [key] if min(place, 1 - place) < _EDGE else []
+        return found
 
     @property
     def complete(self) -> bool:

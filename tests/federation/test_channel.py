@@ -15,6 +15,7 @@ from fcilbench.federation.channel import Channel
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.ncm import Ncm
+from fcilbench.plugins.stressors.clients import Gaussian
 from fcilbench.spec.protocol import Partition
 
 BODY, HEAD = (64 * 16 + 16) * 4, (10 * 16 + 10) * 4
@@ -269,3 +270,44 @@ def test_statistics_of_training_free_methods_are_stressed(traffic):
 def test_a_stressor_that_changes_shapes_is_refused(traffic):
     with pytest.raises(ValueError, match="the stressor changed an upload"):
         traffic(FedAvg(), stressor=Faulty(lambda message: {"delta": message["delta"][:3]}))
+
+
+@pytest.mark.parametrize("travels", [1, 2])
+def test_noise_is_as_strong_whatever_share_of_the_model_travels(travels):
+    """Pieces w = (3, 3) and h = (3, 3, 3): what travels has a root mean square of 3 with both and with w alone."""
+    made = Channel(LAYOUT, Gaussian(Gaussian.Params(sigma=1.0)), affected=frozenset({0}))
+    pieces, delta = LAYOUT.pieces[:travels], torch.zeros(6)
+    for piece in pieces:
+        delta[piece.span] = 3.0
+    arrived = made.up(0, {"delta": delta}, lambda: np.random.default_rng(1), pieces)["delta"]
+    size = pieces[-1].span.stop
+    noise = torch.randn(size, generator=torch.Generator().manual_seed(int(np.random.default_rng(1).integers(2**63))))
+    assert torch.allclose(arrived[:size], 3.0 + 3.0 * noise)
+    assert arrived[size:].tolist() == [0.0] * (6 - size)
+
+
+@pytest.mark.parametrize(
+    "act", [lambda message: None, lambda message: {k: v * float("nan") for k, v in message.items()}]
+)
+def test_a_client_whose_upload_is_lost_or_not_finite_sends_again_what_it_would_send_once(traffic, act):
+    """The client that is hit in its first round only: the server has the sums of both at the end."""
+    told = []
+
+    class Once(Aggregator):
+        trains = False
+
+        def statistics(self, client):
+            if "sent" in client.state:
+                return {}
+            client.state["sent"] = torch.ones(1)
+            return {"sums": torch.full((1,), float(client.id))}
+
+        def aggregate(self, updates, server):
+            told.extend(int(message["sums"]) for message in updates.statistics if "sums" in message)
+
+    class FirstRound(Faulty):
+        def upload(self, message, random):
+            return super().upload(message, random) if not self.seen else message
+
+    traffic(Once(), stressor=FirstRound(act))
+    assert told == [0, 1]

@@ -12,10 +12,13 @@ from threading import Barrier
 
 import optuna
 import pytest
+from optuna.distributions import FloatDistribution
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.suite.load import load_suite
+from fcilbench.tuning.lock import Found
 from fcilbench.tuning.study import (
     SeededTpe,
     Subject,
@@ -28,7 +31,6 @@ from fcilbench.tuning.study import (
     subjects_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")  # no pool is closed
 SUITE = """\
 fcilbench: 1
 name: small
@@ -37,7 +39,8 @@ grid:
   dataset: [{use: digits, tasks: 5}]
   backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}]
   partition: [{dirichlet: 0.5}]
-  aggregator: [fedavg, sum, {use: sum, label: fixed, selector: ridge, spatial_surgery: "off", lr: 1e-4}, ncm]
+  aggregator:
+    [fedavg, sum, {use: sum, label: fixed, selector: ridge, spatial_surgery: "off", lr: 1e-4, validation: 0}, lorm, ncm]
   stress: [none, dropout]
 tuning: {trials: 4, seeds: 2}
 seeds: 3
@@ -57,7 +60,8 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
 
 def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_without_effect(subjects):
     assert set(subjects["fedavg"].space) == {"protocol.lr"}
-    assert subjects["fedavg"].space["protocol.lr"].log
+    assert subjects["fedavg"].space["protocol.lr"] == FloatDistribution(1e-5, 1e-2, log=True)
+    assert subjects["lorm"].space["protocol.lr"] == FloatDistribution(1e-4, 0.1, log=True)  # few weights, large steps
     surgery = {"aggregator.lambda_s", "aggregator.k_pct"}
     assert set(subjects["sum"].space) == {"protocol.lr", "aggregator.target", "aggregator.selector"} | surgery
     assert set(subjects["fixed"].space) == surgery  # without surgery there is one legal target
@@ -70,6 +74,7 @@ def test_budgets_are_equal_and_counted(subjects):
         "fedavg": (4, 120),
         "sum": (4, 120),
         "fixed": (4, 120),
+        "lorm": (4, 120),
         "ncm": (0, 0),
     }
     assert {cell.stress.label for each in subjects.values() for cell in each.cells} == {"none"}
@@ -84,7 +89,7 @@ def test_tuning_seeds_orders_and_validation_data_are_disjoint_from_the_reported_
     assert not mine & theirs
     orders = [{TaskStream.draw(10, (2,) * 5, each.of("order")).order for each in group} for group in (tuning, reported)]
     assert not orders[0] & orders[1]
-    assert {cell.protocol.validation for cell in subjects["sum"].cells} == {0.2}
+    assert {cell.protocol.validation for each in subjects.values() for cell in each.cells} == {0.2}  # whatever it says
 
 
 def test_a_draw_is_a_cell_with_its_values(subjects):
@@ -114,6 +119,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     run(["rm", "-r", folder])
 
 
+OPEN: list[RDBStorage] = []
+
+
+def opened(url: str) -> RDBStorage:
+    OPEN.append(open_storage(url))
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Closes the connections of a test at its end."""
+    yield
+    while OPEN:
+        OPEN[-1].remove_session()
+        OPEN.pop().engine.dispose()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
     """Returns the URL of a new database with a name."""
@@ -132,7 +154,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], 
 
 def run(subject: Subject, url: str, total: int, lost: tuple[int, ...] = ()) -> optuna.Study:
     """Draws and scores trials; those whose number is in `lost` are interrupted and retried."""
-    study = open_study(subject, open_storage(url))
+    study = open_study(subject, opened(url))
     while len(attempts(study.trials, 99)) < total or any(each.state is TrialState.WAITING for each in study.trials):
         trial = study.ask(fixed_distributions=dict(subject.space))
         if trial.number in lost:
@@ -155,6 +177,33 @@ def test_an_interrupted_study_draws_what_the_unbroken_one_draws_and_nothing_twic
     assert len(run(subjects["sum"], urls[0], 9).trials) == 9
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_lost_trial_and_its_retry_compete_once_in_pruning(subjects, tmp_path, lost):
+    """Of .7, .6, .65 and .68 after the third task the last is in the better half, also if the first was lost once."""
+    study = open_study(subjects["fedavg"], opened(f"sqlite:///{tmp_path}/studies.db"))
+    pruned = {}
+    scores = [0.7, 0.7, 0.6, 0.65, 0.68] if lost else [0.7, 0.6, 0.65, 0.68]
+    for number, score in enumerate(scores):
+        trial = study.ask(fixed_distributions=dict(subjects["fedavg"].space))
+        trial.report(score, 3)
+        pruned[score] = trial.should_prune()
+        if lost and number == 0:
+            study.tell(trial, state=TrialState.FAIL)
+            retry_lost(study, study.trials[0])
+        else:
+            study.tell(trial, None if pruned[score] else score, TrialState.PRUNED if pruned[score] else None)
+    assert pruned == {0.7: False, 0.6: True, 0.65: True, 0.68: False}
+
+
+def test_a_best_value_at_the_end_of_its_range_is_named(subjects, tmp_path):
+    study = open_study(subjects["fedavg"], opened(f"sqlite:///{tmp_path}/studies.db"))
+    for rate, score in ((1e-3, 0.5), (9e-3, 0.6)):
+        space = dict(subjects["fedavg"].space)
+        study.add_trial(create_trial(params={"protocol.lr": rate}, distributions=space, value=score))
+        found = Found(subjects["fedavg"], study, tuple(study.trials))
+        assert found.at_bounds == (["protocol.lr"] if rate == 9e-3 else [])
+
+
 def test_failed_pruned_and_undefined_trials_never_win():
     def made(state, value=None):
         return create_trial(state=state, value=value, intermediate_values={} if value is None else {1: value})
@@ -169,11 +218,11 @@ def test_failed_pruned_and_undefined_trials_never_win():
 def test_processes_that_start_together_make_one_database(database):
     together, url = Barrier(4), database("shared")
 
-    def opened(_):
+    def one(_):
         together.wait()
-        return open_storage(url)
+        return opened(url)
 
     with ThreadPoolExecutor(4) as pool:
-        storages = list(pool.map(opened, range(4)))
+        storages = list(pool.map(one, range(4)))
     optuna.create_study(storage=storages[0], study_name="one")
     assert [[each.study_name for each in storage.get_all_studies()] for storage in storages] == [["one"]] * 4

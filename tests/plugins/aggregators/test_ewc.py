@@ -106,6 +106,12 @@ def test_without_statistics_nothing_changes():
     assert (host.state["fisher"].tolist(), host.state["anchor"].tolist()) == ([1.0], [1.0])
 
 
+def test_a_fisher_that_noise_made_negative_stops_nothing():
+    method, host = Ewc(), server([1.0])
+    end(method, host, [-2.0])
+    assert (host.state["fisher"].tolist(), host.state["gradient_norm"]) == ([-2.0], 0.0)
+
+
 @pytest.mark.parametrize(("strength", "warned"), [(1.0, True), (100.0, False)])
 def test_numbers_4_a_penalty_that_nobody_feels_is_warned_about(strength, warned):
     """F = (3, 1), moved by (0.003, 0.004): 2 lambda F d = lambda (0.018, 0.008), beside sqrt(3 + 1) = 2."""

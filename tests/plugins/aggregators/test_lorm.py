@@ -167,6 +167,25 @@ def test_tasks_are_merged_by_the_same_regression():
     assert set(host.method.export(host.server)) == {"theta", f"{LAYER}.weight"}
 
 
+def test_during_a_task_its_own_product_counts_as_one_of_the_tasks_in_a_plain_mean():
+    """D_1 = [1, 2] is merged; in the second task B A = [3, -2] so far: the mean is [2, 0]. In the first: B A alone."""
+    host = Host(lorm(rank=1), B_ROUND)
+
+    def deployed():
+        weight = host.method.predictors(host.server).modules["global"]().frozen[f"{LAYER}.weight"]
+        return (weight - host.server.frozen(f"{LAYER}.weight"))[0].tolist()
+
+    host.method.begin_task(host.server)
+    host.put(f"{LAYER}.lora_B", [[1.0], [0.0]])
+    host.put(f"{LAYER}.lora_A", [[1.0, 2.0]])
+    assert deployed() == pytest.approx([1.0, 2.0], abs=1e-6)
+    end_task(host, 0, [[1.0], [0.0]], [[1.0, 2.0]], IDENTITY)
+    host.method.begin_task(host.server)
+    host.put(f"{LAYER}.lora_B", [[1.0], [0.0]])
+    host.put(f"{LAYER}.lora_A", [[3.0, -2.0]])
+    assert deployed() == pytest.approx([2.0, 0.0], abs=1e-6)
+
+
 # ---------------------------------------------------------------- the closed forms, against least squares
 
 

@@ -62,3 +62,10 @@ def test_the_scale_of_the_features_changes_no_logit():
 def test_features_of_zeros_give_weights_of_zero():
     gram, sums = torch.zeros(2, 2), torch.zeros(3, 2)
     assert solve_ridge(gram, sums, gcv_strength(gram, sums, 4)).abs().sum() == 0
+
+
+def test_a_gram_that_noise_made_indefinite_is_solved_without_its_negative_directions():
+    """Eigenvalues 4 and -1 along the axes: 4 and 0. Mean 2, strength 0.5, level 1: W = (5 / (4 + 1), 3 / (0 + 1))."""
+    gram, sums = torch.diag(torch.tensor([4.0, -1.0])), torch.tensor([[5.0, 3.0]])
+    assert solve_ridge(gram, sums, 0.5).tolist() == [pytest.approx([1.0, 3.0])]
+    assert torch.isfinite(solve_ridge(gram, sums, gcv_strength(gram, sums, 4))).all()
