@@ -140,7 +140,7 @@ class Channel:
                 raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
             if parts:
                 delta, sizes = torch.zeros_like(sent["delta"]), [piece.span.stop - piece.span.start for piece in pieces]
-                for piece, part in zip(pieces, changed["delta"].split(sizes), strict=True):
+                for piece, part in zip(pieces, torch.split(changed["delta"], sizes), strict=True):
                     delta[piece.span] = part
                 changed = changed | {"delta": delta}
             sent = changed

@@ -250,14 +250,15 @@ def roots(covariance: torch.Tensor) -> torch.Tensor:
 def _cholesky(matrix: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     jitter = 0.0
+    factor: torch.Tensor
     for power in range(-13, 0):
         factor, info = torch.linalg.cholesky_ex(matrix + jitter * identity)
         if int(info) == 0:
-            found: torch.Tensor = factor
-            return found
+            return factor
         jitter = 10.0**power * float(matrix.diagonal().mean())
     values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp(min=0.0).sqrt()
+    factor = vectors * values.clamp(min=0.0).sqrt()
+    return factor
 
 
 def draw(
