@@ -102,8 +102,6 @@ def figure(
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
     store = Store(out)
     rows = select_rows(store, only, metrics=board_metrics("accuracy"))
-    if not rows:
-        raise nothing(store)
     assert output is not None  # it has no default
     draw(name, _board("accuracy").build(rows), store, identity, output)
     console.say(f"wrote {output}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE
+from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedError
 from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ def prepare(
 
     The arguments are the options of the command line. Costs are estimated for `devices`, and the rows of the plan keep
     the named `metrics`.
+
+    Raises:
+        NothingSelectedError: If `only` selects no cell, and nothing is missing here that may be why.
     """
     from fcilbench.execution.devices import facts_of
     from fcilbench.execution.lease import running_cells
@@ -104,6 +107,7 @@ def prepare(
     from fcilbench.suite.expand import expand
     from fcilbench.suite.load import load_suite
     from fcilbench.suite.plan import make_plan
+    from fcilbench.suite.select import parse_selectors
 
     console.log_to_stderr()
     loaded = load_suite(suite, overrides or (), params)
@@ -111,7 +115,13 @@ def prepare(
     hardware = hardware_digest(environment(facts_of(devices[0])))
     rows, running, gpu = store.latest_light(metrics), running_cells(store), bool(devices[0])
     plan_ = make_plan(expand(loaded), rows, rerun, only or (), running=running, hardware=hardware, gpu=gpu)
-    return Prepared(loaded, plan_, store)
+    prepared = Prepared(loaded, plan_, store)
+    if only and not plan_.items and not prepared.missing:
+        expansion = plan_.expansion
+        coords = [*(cell.coords for cell in expansion.cells), *(coords for coords, _ in expansion.excluded)]
+        hint = "the suite's exclude rules may leave such cells out"
+        raise NothingSelectedError(parse_selectors(only).why_nothing("the grid", coords), hint=hint)
+    return prepared
 
 
 def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:

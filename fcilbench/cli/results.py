@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import CELLS_FAILED, NothingSelectedError, UsageError
+from fcilbench.cli.show import nothing
+from fcilbench.errors import CELLS_FAILED, UsageError
 
 if TYPE_CHECKING:
     from fcilbench.results.merge import Conflict
@@ -83,7 +84,7 @@ def export(
     store, chosen = Store(out), parse_selectors(only or ())
     rows = [row for row in store.latest().values() if chosen.matches(row.cell_id, row.coords, row.status)]
     if not rows:
-        raise NothingSelectedError(f"no rows in {out}", hint="`fcilbench run SUITE --out DIR` writes them")
+        raise nothing(store, chosen)
     if target.suffix in SUFFIXES:
         write_rows(rows, target)
         console.show(f"{target}: {len(rows)} rows")

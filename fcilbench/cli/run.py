@@ -83,7 +83,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
         hint = "`fcilbench doctor SUITE` says more"
         raise PrerequisiteError(f"no cell can run: {'; '.join(prepared.missing)}", hint=hint)
     if not plan.items:
-        raise NothingSelectedError("no cell is selected", hint="look at --only and at the suite's exclude rules")
+        raise NothingSelectedError("no cell is selected", hint="look at the suite's exclude rules")
     if any(item.run or item.awaited for item in plan.items):
         prepared.store.prepare()
         digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))

@@ -14,6 +14,7 @@ from fcilbench.tables import flatten
 if TYPE_CHECKING:
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
+    from fcilbench.suite.select import Selector
 
 _RANKING = ("faa",)
 """Metrics in the list of rows."""
@@ -59,7 +60,7 @@ def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[st
     chosen = parse_selectors(only or ())
     rows = [row for row in store.latest_light(metrics).values() if chosen.matches(row.cell_id, row.coords, row.status)]
     if not rows:
-        raise nothing(store)
+        raise nothing(store, chosen)
     return rows
 
 
@@ -82,8 +83,11 @@ def _figure(row: Row, name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def nothing(store: Store) -> NothingSelectedError:
-    """Returns the error of a results folder without rows."""
+def nothing(store: Store, chosen: Selector | None = None) -> NothingSelectedError:
+    """Returns the error of a results folder without rows, or without one that `--only` selects."""
+    coords = [row.coords for row in store.scan()] if chosen else []
+    if chosen and coords:
+        return NothingSelectedError(chosen.why_nothing(str(store.root), coords))
     return NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
 
 
@@ -99,7 +103,7 @@ def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) ->
         if chosen.matches(row.cell_id, row.coords, row.status):
             texts[row.cell_id] = _filled(row).to_json()
     if not texts:
-        raise nothing(store)
+        raise nothing(store, chosen)
     console.show_list(form, (), (), key="rows", records=texts.values())
 
 

@@ -149,7 +149,8 @@ def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] 
     firsts = [(each, each.cells[0]) for each in subjects_of(loaded)]
     subjects = [each for each, cell in firsts if chosen.matches(cell_id(cell), cell.coords)]
     if not subjects:
-        raise NothingSelectedError("no method is selected", hint="look at --only and at the suite's exclude rules")
+        message = chosen.why_nothing("the grid", [cell.coords for _, cell in firsts]) if firsts and only else None
+        raise NothingSelectedError(message or "no method is selected", hint="look at the suite's exclude rules")
     return loaded, subjects
 
 

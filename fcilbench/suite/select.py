@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -64,6 +64,21 @@ class Selector:
             return any(_equal(str(each), value) for each in having)
 
         return not self.alternatives or any(all(holds(*term) for term in terms) for terms in self.alternatives)
+
+    def why_nothing(self, whose: str, coords: Iterable[Mapping[str, str | int]]) -> str:
+        """Returns why none of these cells is selected: the terms that no cell meets, with the nearest or legal values.
+
+        Args:
+            whose: Where the cells come from, e.g. `the grid`.
+            coords: The labels and the seed of each cell.
+        """
+        known, found = list(coords), []
+        for key, value in dict.fromkeys(term for terms in self.alternatives for term in terms):
+            legal = {str(each[key]) for each in known if key in each}
+            if legal and not any(_equal(each, value) for each in legal):
+                found.append(f"{whose} has no {key} {value!r}{nearest(value, legal)}")
+        wanted = " or ".join(",".join(map(":".join, terms)) for terms in self.alternatives)
+        return f"--only: {'; '.join(found) or f'{whose} has no cell with {wanted}'}"
 
     @property
     def statuses(self) -> frozenset[str]:

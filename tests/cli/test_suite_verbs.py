@@ -52,7 +52,14 @@ def test_what_cannot_be_done_has_its_exit_code_and_creates_nothing(cli, argument
 def test_nothing_selected_is_exit_4(cli):
     for arguments in (["run", "tiny.yaml", "--only", "aggregator:joint"], ["show"], ["board", "accuracy"]):
         assert cli(*arguments).returncode == 4
-    assert cli("plan", "tiny.yaml", "--only", "aggregator:joint").returncode == 4
+    for arguments in (
+        ["run", "tiny.yaml"],
+        ["plan", "tiny.yaml"],
+        ["tune", "tiny.yaml"],
+        ["plan", "tiny.yaml", "-s", "exclude=[{aggregator: acme, because: x}]"],
+    ):
+        done = cli(*arguments, "--only", "aggregator:fedagv")
+        assert (done.returncode, "no aggregator 'fedagv' (did you mean 'fedavg'?)" in done.stderr) == (4, True)
     assert cli.files() == set()
 
 
@@ -181,6 +188,12 @@ class TestAfterARun:
         assert cli("show", "zz").returncode == 2
         lines = cli("show", "--format", "jsonl").stdout.splitlines()
         assert [json.loads(line)["cell_id"] for line in lines] == [row["cell_id"] for row in rows]
+        for verb in (["show"], ["show", "--format", "json"], ["board", "accuracy"], ["results", "export", "none"]):
+            done = cli(*verb, "--only", "aggregator:smu")
+            assert (done.returncode, "results has no aggregator 'smu' (did you mean 'sum'?)" in done.stderr) == (
+                4,
+                True,
+            )
         header, *cells = csv.reader(cli("show", "--format", "csv").stdout.splitlines())
         assert (header[:2], len(cells)) == (["cell", "suite"], 3)
         assert cli("show", "--format", "md").stdout.splitlines()[1].startswith("| --- | --- |")

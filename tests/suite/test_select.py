@@ -83,6 +83,26 @@ def test_wrong_expressions(expression, message):
     assert message in str(hit.value)
 
 
+@pytest.mark.parametrize(
+    ("expressions", "message"),
+    [
+        (["aggregator:smu"], "the grid has no aggregator 'smu' (did you mean 'sum'?)"),
+        (["aggregator:lwf,seed:0"], "the grid has no aggregator 'lwf' (one of: fedavg, sum)"),
+        (
+            ["seed:7", "dataset:dig*,seed:8"],
+            "the grid has no seed '7' (one of: 0, 1); the grid has no seed '8' (one of",
+        ),
+        (["aggregator:sum,seed:1", "status:oom"], "the grid has no cell with aggregator:sum,seed:1 or status:oom"),
+    ],
+)
+def test_an_empty_selection_names_the_terms_that_no_cell_meets(expressions, message):
+    cells = [
+        {"dataset": "digits", "aggregator": "sum", "seed": 0},
+        {"dataset": "digits", "aggregator": "fedavg", "seed": 1},
+    ]
+    assert parse_selectors(expressions).why_nothing("the grid", cells).startswith(f"--only: {message}")
+
+
 def test_statuses():
     assert parse_selectors(["status:oom,seed:1", "status:stale", "seed:2"]).statuses == {"oom", "stale"}
 
