@@ -16,7 +16,7 @@ class Estimate(Closed):
 
     Attributes:
         mean: Mean of the defined values; `None` if there is none.
-        half_width: Half width of the interval; `None` with fewer than two different values.
+        half_width: Half width of the interval; `None` with fewer than two values, or if they are equal up to rounding.
         n: Number of defined values.
         values: The defined value of each seed index.
         paper: The figure that the paper prints, on boards that are compared with one.
@@ -31,7 +31,7 @@ class Estimate(Closed):
     @property
     def constant(self) -> bool:
         """Whether several seeds gave one value: they do not influence it, so they are no evidence."""
-        return self.n > 1 and len(set(self.values.values())) == 1
+        return self.n > 1 and self.half_width is None
 
     @property
     def difference(self) -> float | None:

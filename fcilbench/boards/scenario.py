@@ -77,6 +77,8 @@ class Sample:
 def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> list[Sample]:
     """Returns one sample per cell; the last row of a cell wins.
 
+    The engine's version is part of a cell's id. Of rows that differ in nothing else, those of the newest engine count.
+
     Args:
         rows: Rows, in the order they were written.
         planned: Cells by id. If given, rows of other cells are left out, cells without a row are `missing`, and the
@@ -84,8 +86,20 @@ def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> l
     """
     latest = {row.cell_id: row for row in rows}
     if planned is None:
-        return [_of_row(row, row.coords) for row in latest.values()]
+        return _newest([_of_row(row, row.coords) for row in latest.values()])
     return [_of_row(latest[key], cell.coords) if key in latest else _of_cell(cell) for key, cell in planned.items()]
+
+
+def _newest(found: Sequence[Sample]) -> list[Sample]:
+    """Leaves out samples whose scenario, method and seed another sample has from a newer engine."""
+    engines = [sample.row.code.engine_version or 0 if sample.row else 0 for sample in found]
+    if len(set(engines)) < 2:
+        return list(found)
+    keys = [(digest({"scenario": scenario_of(each), "method": method_of(each)}), each.seed) for each in found]
+    newest: dict[tuple[str, int], int] = defaultdict(int)
+    for key, engine in zip(keys, engines, strict=True):
+        newest[key] = max(newest[key], engine)
+    return [each for each, key, engine in zip(found, keys, engines, strict=True) if engine == newest[key]]
 
 
 def _of_row(row: Row, coords: Mapping[str, str | int]) -> Sample:

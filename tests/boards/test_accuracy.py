@@ -77,6 +77,17 @@ def test_the_last_row_of_a_cell_counts(make_cell, make_row):
     assert (block.entries[0].ok, block.entries[0].planned) == (1, 1)
 
 
+def test_of_rows_of_two_engines_those_of_the_newest_count(make_cell, make_row):
+    """Seeds 0 and 1 of the older engine, seed 0 of this one: 0.5 and 0.8, in either order of the rows."""
+    rows = [make_row(make_cell("a", seed), {"faa/none": value}) for seed, value in ((0, 0.6), (1, 0.8), (0, 0.5))]
+    for number, row in enumerate(rows[:2]):
+        code = row.code.model_copy(update={"engine_version": ENGINE_VERSION - 1})
+        rows[number] = row.model_copy(update={"code": code, "cell_id": f"{number:064}"})
+    for each in (rows, rows[::-1]):
+        (entry,) = AccuracyBoard().build(each).blocks[0].entries
+        assert (entry.estimates["none"]["faa"].values, entry.planned) == ({0: 0.5, 1: 0.8}, 2)
+
+
 def test_data_that_differs_is_never_mixed(make_cell, make_row):
     """Equal declarations (none), different data loaded; the cell that loaded nothing stands apart."""
     cells = [make_cell(name, data="") for name in ("a", "b", "c")]

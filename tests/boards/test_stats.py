@@ -25,6 +25,7 @@ from fcilbench.boards.stats import (
         # s = 0.1 * sqrt(2), half width = t(0.975, 1) * 0.1 = 12.706205 * 0.1
         ({0: 0.5, 4: 0.7}, 0.6, 1.2706205, 2),
         ({0: 0.5, 1: 0.5}, 0.5, None, 2),  # public report 4: equal seeds are no evidence
+        ({0: 0.7991, 1: 0.7990999999999999, 2: 0.7991}, 0.7991, None, 3),  # sums of equal accuracies in other orders
         ({3: 0.5}, 0.5, None, 1),
         ({0: None, 3: 0.5}, 0.5, None, 1),  # undefined is left out, and no zero
         ({0: None}, None, None, 0),
@@ -35,6 +36,7 @@ def test_mean_and_interval(values, mean, half_width, n):
     found = estimate(values)
     assert found.mean == (None if mean is None else pytest.approx(mean, abs=1e-12))
     assert found.half_width == (None if half_width is None else pytest.approx(half_width, abs=5e-7))
+    assert found.constant == (n > 1 and half_width is None)
     assert (found.n, found.values) == (n, {seed: value for seed, value in values.items() if value is not None})
 
 
@@ -126,6 +128,9 @@ def test_mean_ranks_over_blocks():
     assert [(each.low, each.high) for each in found] == [(1, 2), (1, 3), (2, 3)]  # a block may be drawn three times
     tied = mean_ranks([{"a": [1.0, 2.0], "b": [2.0, 1.0]}], higher=False)
     assert [each.mean for each in tied] == [1.5, 1.5]
+    # Of two seeds a has place 1 in 1/4, 1.5 in 1/2, 2 in 1/4 of the resamples. In three independent ones it is first
+    # in all with 1/64 < 2.5 %, so the bound is the next mean, 3.5/3; if a block drawn twice kept its seeds it were 1.
+    assert mean_ranks([{"a": [1.0, 0.0], "b": [0.0, 1.0]}] * 3, higher=True)[0].low == pytest.approx(3.5 / 3)
 
 
 def test_critical_difference_and_tie_groups():
