@@ -129,6 +129,10 @@ def parse(data: bytes | str, name: str, *, positions: bool = True) -> Node:
         return _Builder(yaml.constructor.construct_object, where).build(root)
     except MarkedYAMLError as error:
         message, place_ = str(error.problem or error.context), where(error.problem_mark or error.context_mark)
+        if message == "could not find expected ':'" and error.context_mark:  # noticed one or more lines later
+            message, place_ = "expected `key: value`", where(error.context_mark)
+        elif "'\\t'" in message:
+            message = "a tab stands here; YAML indents with spaces only"
         if not isinstance(error, _RefusedError):
             message = f"not valid YAML: {message}"
     except RecursionError:

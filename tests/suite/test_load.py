@@ -129,17 +129,19 @@ def test_all_problems_come_at_once_in_the_order_of_the_file(problems, base):
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("text", "where", "message"),
     [
-        ("a: [1", "s.yaml:1:6"),
-        ("a: b: c", "s.yaml:1:5"),
-        ("a: 1\n---\nb: 1\n", "s.yaml:2:1"),
-        ("a:\n\t- 1\n", "s.yaml:2:1"),
+        ("a: [1", "s.yaml:1:6", ""),
+        ("a: b: c", "s.yaml:1:5", ""),
+        ("a: 1\n---\nb: 1\n", "s.yaml:2:1", ""),
+        ("a:\n\t- 1\n", "s.yaml:2:1", "a tab stands here; YAML indents with spaces only"),
+        ("a:\n  b: \t1\n", "s.yaml:2:6", "a tab stands here"),
+        ("a: 1\nseeds 3\n\nb: 2\n", "s.yaml:2:1", "expected `key: value`"),
     ],
 )
-def test_not_yaml(problems, text, where):
+def test_not_yaml(problems, text, where, message):
     (found,) = problems(text)
-    assert found.startswith(f"{where}: not valid YAML: ")
+    assert found.startswith(f"{where}: not valid YAML: {message}")
 
 
 @pytest.mark.parametrize("text", ["", "3", "[a]", "# nothing\n"])
