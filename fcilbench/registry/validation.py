@@ -76,6 +76,9 @@ def _sentence(detail: ErrorDetails, legal: list[str]) -> str:
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{path}: {message}" if path else message
+    if kind in ("tuple_type", "list_type") and detail["input"] is not None:
+        given = detail["input"]
+        return f"{path}: write a list: [{given if isinstance(given, str) else _shown(given)}]"
     if not message.startswith("Input should be "):
         return f"{path}: {message[:1].lower()}{message[1:]}"
     hint = ""

@@ -5,15 +5,17 @@ Three layers and no second grammar: `extends` -> file -> `-s path=value`. The la
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from fcilbench.errors import KeyPath, Problem, UsageError, nearest
+from fcilbench.errors import KeyPath, Problem, UsageError
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.spec.protocol import Partition
 from fcilbench.suite.schema import Suite
 from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, InvalidSuiteError, Node, merge, one_line, parse, place
 
@@ -72,8 +74,21 @@ def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | N
     try:
         suite = validate(Suite, tree.plain())
     except ValidationError as error:
-        raise InvalidSuiteError(place(tree, explain(error, Suite)), ran=("parse", "schema")) from error
+        problems = [_as_written(tree, each) for each in explain(error, Suite)]
+        raise InvalidSuiteError(place(tree, problems), ran=("parse", "schema")) from error
     return LoadedSuite(suite, path, tree)
+
+
+def _as_written(tree: Node, problem: Problem) -> Problem:
+    """Returns a problem with the keys of the file: `{dirichlet: 0.5}` has no `value`, and `seeds: 3` no `count`."""
+    holder, above, last = tree.plain(), problem.path[:-1], problem.path[-1:]
+    for step in above:
+        holder = holder[step]
+    if last == ("value",) and isinstance(holder, dict):
+        last = tuple(key for key in Partition.short_forms if key in holder) or last
+    path = (*above, *last) if isinstance(holder, dict | list) else above
+    old, new = (".".join(map(str, each)) for each in (problem.path, path))
+    return replace(problem, path=path, message=problem.message.replace(f"{old}: ", f"{new}: ", 1))
 
 
 def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
@@ -94,7 +109,7 @@ def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
 
 def _add_rules(tree: Node, path: Path) -> Node:
     """Returns a suite with the `tuned` rules of a lock file after its own."""
-    lock = parse(_bytes(path), str(path))
+    lock = parse(_bytes(path, what="lock file"), str(path))
     rules = lock.value.get("tuned") if isinstance(lock.value, dict) else None
     entries = rules.value if rules is not None and isinstance(rules.value, list) else [lock]
     if not all(isinstance(rule.value, dict) and "study" in rule.value for rule in entries):
@@ -106,7 +121,7 @@ def _add_rules(tree: Node, path: Path) -> Node:
     return replace(tree, value={**tree.value, "tuned": own})
 
 
-def _bytes(path: Path, where: str = "") -> bytes:
+def _bytes(path: Path, where: str = "", what: str = "suite") -> bytes:
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -117,10 +132,12 @@ def _bytes(path: Path, where: str = "") -> bytes:
         elif path.exists():
             reason = "is no file"
         else:
-            reason = f"does not exist{nearest(path.name, (each.name for each in path.parent.glob('*.y*ml')))}"
+            names = [each.name for each in path.parent.glob("*.y*ml")]
+            close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)  # the endings alone make 0.6
+            reason = "does not exist" + (f" (did you mean {close[0]!r}?)" if close else "")
     except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    raise _invalid(f"suite {path} {reason}", where)
+    raise _invalid(f"{what} {path} {reason}", where)
 
 
 def override(tree: Node, text: str) -> Node:

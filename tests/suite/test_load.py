@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,13 +56,16 @@ fcilbench: 1 => fcilbench: 2 => s.yaml:1:12: fcilbench: 2 is not 1
 fcilbench: 1\n =>  => s.yaml:1:1: missing key 'fcilbench'
   dataset: [ten]\n =>  => s.yaml:4:1: missing key 'dataset' in grid
 [ten] => [] => s.yaml:5:12: grid.dataset: needs 1 or more entries
-[ten] => ten => s.yaml:5:12: grid.dataset: "ten" is not a valid array
+[ten] => ten => s.yaml:5:12: grid.dataset: write a list: [ten]
 [ten] => [{name: ten}] => s.yaml:5:13: missing key 'use' in grid.dataset.0
 [ten] => [{use: ten, tasks: 0}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks, or a
 [ten] => [{use: ten, tasks: [5, x]}] => s.yaml:5:31: grid.dataset.0.tasks: must be a number of equal tasks
-{dirichlet: 0.5} => {dirichlet: -1} => s.yaml:7:15: grid.partition.0.value: -1 is not greater than 0
+[ten] => {use: ten} => s.yaml:5:12: grid.dataset: write a list: [{"use": "ten"}]
+[{dirichlet: 0.5}] => iid => s.yaml:7:14: grid.partition: write a list: [iid]
+{dirichlet: 0.5} => {dirichlet: -1} => s.yaml:7:27: grid.partition.0.dirichlet: -1 is not greater than 0
+{dirichlet: 0.5} => {quantity: abc} => s.yaml:7:26: grid.partition.0.quantity: "abc" is not a valid number
 {dirichlet: 0.5} => {dirichlt: 1} => s.yaml:7:16: unknown key 'dirichlt' (did you mean 'dirichlet'?) in grid.part
-{dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0.kind: "idd" is not 'dirichlet', 'iid' or 'quantity' (did
+{dirichlet: 0.5} => idd => s.yaml:7:15: grid.partition.0: "idd" is not 'dirichlet', 'iid' or 'quantity' (did
 {dirichlet: 0.5} => dirichlet => s.yaml:7:15: grid.partition.0: dirichlet takes a concentration, e.g. 0.5
 name: test => name: a/b => s.yaml:2:7: name: string should match pattern
 name: test => name: test\nname: again => s.yaml:3:1: duplicate key 'name'
@@ -81,7 +85,7 @@ def test_one_mistake_is_one_problem_at_its_place(problems, base, line):
 
 
 SECTIONS = r"""
-seeds: 0 => s.yaml:10:8: seeds.count: 0 is not greater than or equal to 1
+seeds: 0 => s.yaml:10:8: seeds: 0 is not greater than or equal to 1
 seeds: {count: 2, vry: []} => s.yaml:10:19: unknown key 'vry' (did you mean 'vary'?) in seeds
 seeds: {vary: [trian]} => s.yaml:10:16: seeds.vary.0: "trian" is not 'order', 'partition' or 'train' (did you mean
 exclude: [{dataset: ten}] => s.yaml:10:11: missing key 'because' in exclude.0
@@ -92,7 +96,7 @@ evaluate: {task_identity: [oracel]} => s.yaml:10:28: evaluate.task_identity.0: "
 runtime: {threads: 0} => s.yaml:10:20: runtime.threads: 0 is not greater than or equal to 1
 runtime: => s.yaml:11:1: runtime: null is not an object
 date: 2024-01-01 => s.yaml:10:1: unknown key 'date'
-seeds: 99999999999 => s.yaml:10:8: seeds.count: 99999999999 is not less than or equal to 100000
+seeds: 99999999999 => s.yaml:10:8: seeds: 99999999999 is not less than or equal to 100000
 limits: {wall: 9999999999999h} => s.yaml:10:16: limits.wall: "9999999999999h" is not less than or equal to
 limits: {retries: 1000} => s.yaml:10:19: limits.retries: 1000 is not less than or equal to 100
 "a\nb\u202e": 1 => s.yaml:10:1: unknown key 'a\nb\u202e'
@@ -154,6 +158,8 @@ def test_missing_file_names_its_neighbour(write):
     write("a: 1", "vision.yaml")
     with pytest.raises(SuiteError, match=r"suite visoin.yaml does not exist \(did you mean 'vision.yaml'\?\)"):
         load_suite("visoin.yaml")
+    with pytest.raises(SuiteError, match=r"lock file nolock.yaml does not exist$"):  # nothing here is called alike
+        load_suite("vision.yaml", params=Path("nolock.yaml"))
     with pytest.raises(SuiteError, match="is no file"):
         load_suite(".")
 
