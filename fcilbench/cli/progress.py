@@ -184,7 +184,8 @@ def ending(row: Row) -> str:
     """Returns one line that says how a cell ended."""
     text = f"{row.status} {row.cell_id[:12]} {cell_name(row.coords)}"
     if row.status != "ok":
-        return f"{text}  {row.reason}"
+        raised = f"{row.failure.type}: " if row.failure and row.failure.traceback_path else ""
+        return f"{text}  {raised}{row.reason}"
     metrics = [(name, metric.value) for name, metric in row.metrics.items() if name.startswith("faa/")]
     figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics if value is not None)
     return f"{text}  {console.duration(row.cost.wall_s)}  {figures}"

@@ -127,10 +127,14 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
     from fcilbench.cli.progress import ending
 
     counts = ", ".join(f"{number} {status}" for status, number in sorted(summary.counts.items()))
-    console.say(f"{prepared.plan.expansion.name}: {counts or 'no rows'}; {len(summary.ran)} trained in this run")
+    good = sum(summary.rows[cell_id].status == "ok" for cell_id in summary.ran)
+    trained = f"{len(summary.ran)} trained in this run" + (f", {good} of them ok" if good < len(summary.ran) else "")
+    console.say(f"{prepared.plan.expansion.name}: {counts or 'no rows'}; {trained}")
     for row in summary.rows.values():
         if row.status != "ok":
             console.say(f"  {ending(row)}")
+        if row.failure and row.failure.traceback_path:
+            console.say(f"    traceback: {prepared.store.root / row.failure.traceback_path}")
     for cell_id, owner in summary.elsewhere.items():
         console.say(f"  elsewhere {cell_id[:12]}  {owner}")
     console.say(f"rows in {prepared.store.rows_path}; `fcilbench show ID` prints one")

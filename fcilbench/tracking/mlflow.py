@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import re
+import shlex
 import tempfile
 import threading
 import time
@@ -123,7 +124,7 @@ class MLflowTracker:
         if self.report.warning is None:
             self.report.warning = (
                 f"MLflow at {without_password(self.uri)}: {scrub(reason, self.uri)}; results on disk are complete, "
-                "`fcilbench results sync mlflow` back-fills"
+                f"`fcilbench results sync mlflow --out {shlex.quote(str(self.store.root))}` back-fills"
             )
             self._warn(self.report.warning)
 

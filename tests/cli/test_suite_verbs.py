@@ -166,6 +166,8 @@ class TestAfterARun:
         assert done.stderr.splitlines()[-1].startswith("Next: open results/report.html; ")
         assert "Accuracy board" in (cli.folder / "results" / "report.html").read_text()
         assert "[3/3]" in done.stderr
+        assert "3 trained in this run, 2 of them ok" in done.stderr
+        assert f"  ValueError: no good\n    traceback: results/{failure['traceback_path']}\n" in done.stderr
         assert "\x1b[" not in done.stdout + done.stderr
         assert not (cli.folder / "results" / "mlflow.db").exists()
 
@@ -284,6 +286,8 @@ def test_ctrl_c_is_exit_130_and_the_cell_can_be_resumed(cli):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
+    assert "\nstopping: finished rounds are kept\n" in err
+    assert "1 trained in this run, 0 of them ok" in err
     rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
     assert [row["status"] for row in rows] == ["interrupted"]
     body = cli.json("plan", "tiny.yaml", "--only", "aggregator:acme")

@@ -145,7 +145,7 @@ def test_a_closed_port_or_an_unusable_file_costs_one_warning(store, tmp_path):
         tracker = _track(store, warnings, uri)
         assert len(warnings) == 1
         assert "MLflow at " in warnings[0]
-        assert "fcilbench results sync mlflow" in warnings[0]
+        assert f"`fcilbench results sync mlflow --out {store.root}` back-fills" in warnings[0]
         assert "secret" not in warnings[0]
         assert (tracker.report.logged, tracker.report.lost) == (0, 2)
 
