@@ -34,8 +34,8 @@ def verify(store: Store) -> tuple[dict[int, Row], list[Problem]]:
     """Checks every row of a folder without training anything.
 
     A row must fit the schema; its cell id and seeds must follow from its parameters; its environment and resolved
-    suite must be there and have the digests that the row names. A result must also have a curve that ends in its
-    accuracy matrix, the declared data, and metrics that follow from its matrix.
+    suite must be there and have the digests that the row names. A result must also have the declared data, an accuracy
+    matrix for each task identity that was evaluated, metrics that follow from them, and a curve that has their rows.
 
     Returns:
         The rows by line, and the problems.
@@ -97,8 +97,18 @@ def _result(row: Row) -> Iterator[str]:
         yield f"its data {row.data.fingerprint} are not the declared {row.data.declared}"
     if not row.accuracy or not row.model_digest:
         yield "a result without accuracy matrix or model digest"
-    derived = metric_values(row, [name for name, metric in METRICS.items() if metric.function is not None])
-    for name, value in derived.items():
+    if {*row.accuracy} != {*row.params.evaluate}:
+        yield f"it evaluates {', '.join(row.params.evaluate)}, but has matrices of {', '.join(row.accuracy) or 'none'}"
+    tasks = len(row.params.tasks) if isinstance(row.params.tasks, list) else row.params.tasks or len(row.classes)
+    misshapen = [key for key, matrix in row.accuracy.items() if [*map(len, matrix)] != [*range(1, tasks + 1)]]
+    if misshapen or not len(row.test_sizes) == len(row.classes) == tasks:
+        wrong = ", ".join(misshapen) or "test_sizes or classes"
+        yield f"{wrong} does not fit {tasks} tasks: row t of a matrix has t accuracies"
+        return
+    function = {name for name, metric in METRICS.items() if metric.function is not None}
+    for name, value in metric_values(row, function).items():
+        if name.partition("/")[2] not in row.accuracy:
+            yield f"{name} is recorded without an accuracy matrix"
         recorded = row.metrics[name].value if name in row.metrics else value.value
         if not _same(recorded, value.value):
             yield f"{name} is {recorded}, but {value.value} by its accuracy matrix"
@@ -110,17 +120,19 @@ def _curve(store: Store, row: Row, at: Problem) -> Iterator[Problem]:
     if not path.is_file():
         yield at._replace(text=f"{at.text}its curve {_path(store, path)} is missing")
         return
-    ends: dict[str, dict[int, Any]] = {}
+    measured: dict[int, Any] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             event = json.loads(line)
-            for identity, values in event.get("accuracy", {}).items():
-                ends.setdefault(identity, {})[event["task"]] = values
-        except (ValueError, RecursionError, AttributeError, KeyError):
+            if event["event"] == "task":
+                measured[event["task"]] = dict(event["accuracy"])
+        except (ValueError, RecursionError, TypeError, KeyError):
             yield Problem(path, number, "not an event of a curve")
     for identity, matrix in row.accuracy.items():
-        if ends.get(identity, {}).get(len(matrix) - 1) != matrix[-1]:
-            yield at._replace(text=f"{at.text}its curve does not end in the accuracies under {identity}")
+        wrong = [t for t, own in enumerate(matrix) if measured.get(t, {}).get(identity, [None] * len(own)) != own]
+        if wrong:
+            text = f"{at.text}its curve has other accuracies under {identity} after task {wrong[0] + 1}"
+            yield at._replace(text=text)
 
 
 def _path(store: Store, path: Path) -> str:
