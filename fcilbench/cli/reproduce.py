@@ -105,7 +105,7 @@ def train_again(row: Row, out: Path, gpus: str, offline: bool, tolerance: Mappin
         console.say(f"cell {row.cell_id[:12]} {problem}")
         return Again(None, found, [], False, problem, exit_code or CELLS_FAILED)
     strict = found.same_origin and here.device == "cpu"
-    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE)})
+    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE), **tolerance})
     parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in pairs if not each.within]
     wrong = [name for name in found.digests if name == "data" or strict]
     parts += [f"another digest of the {name}" for name in wrong]

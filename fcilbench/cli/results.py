@@ -198,7 +198,7 @@ def parse_tracking(option: str | None) -> tuple[str, str | None]:
 
 
 def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
-    """Returns the values of `--tolerance` by pattern."""
+    """Returns the values of `--tolerance` by pattern, the more specific patterns first."""
     found: dict[str, float] = {}
     for text in given or ():
         metric, _, value = text.partition("=")
@@ -208,7 +208,7 @@ def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
             metric = ""
         if not metric or not found[metric] >= 0:
             raise UsageError(f"--tolerance {text}: not METRIC=VALUE", hint="e.g. --tolerance 'faa/*=1e-6'")
-    return found
+    return dict(sorted(found.items(), key=lambda each: -len(each[0].replace("*", ""))))
 
 
 def _lines(conflict: Conflict) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcilbench.results.light import metric_values
+from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten
 
@@ -76,8 +77,13 @@ def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison
 
 
 def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Difference]:
-    """Returns the numbers of two results in pairs: metrics first, then entries of the accuracy matrices."""
-    recorded = {*kept.metrics, *other.metrics}
+    """Returns the numbers of two results in pairs: metrics first, then entries of the accuracy matrices.
+
+    A metric that no matrix gives, e.g. the sharpness, is compared where both results have it.
+    """
+    derived = {name for name, metric in METRICS.items() if metric.function is not None}
+    found_in_both = kept.metrics.keys() & other.metrics.keys()
+    recorded = {n for n in {*kept.metrics, *other.metrics} if n in found_in_both or n.partition("/")[0] in derived}
     pairs = ((_metrics(kept, recorded), _metrics(other, recorded)), (_entries(kept), _entries(other)))
     found = []
     for a, b in pairs:

@@ -239,12 +239,14 @@ class TestAfterARun:
         row["metrics"]["faa/none"]["value"] += 0.02
         (cli.folder / "published" / "rows.jsonl").write_text(json.dumps(row) + "\n")
         again = ("reproduce", row["cell_id"][:8], "--from", "published")
-        done = cli(*again, "--tolerance", "faa/*=0.03", "--format", "json")
+        done = cli(*again, "--tolerance", "*=0.001", "--tolerance", "faa/*=0.03", "--format", "json")
         assert done.returncode == 0, done.stderr
         body = json.loads(done.stdout)
         assert body["model_digest"]["published"] == body["model_digest"]["here"] == row["model_digest"]
         assert {each["metric"] for each in body["metrics"]} >= set(row["metrics"])
         assert all(each["within"] for each in body["metrics"])
+        given = {each["metric"].startswith("faa/"): each["tolerance"] for each in body["metrics"]}
+        assert given == {True: 0.03, False: 0.001}  # both in place of the default, the more specific one first
         assert [each["metric"] for each in body["metrics"] if each["kept"] != each["other"]] == ["faa/none"]
         assert "the model's digest is equal" in done.stderr
         assert f"cell {row['cell_id'][:12]} is reproduced" in done.stderr
