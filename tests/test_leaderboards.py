@@ -36,13 +36,18 @@ def test_the_pages_are_up_to_date(tmp_path, monkeypatch):
 
 def test_every_folder_with_rows_has_a_page_that_the_index_names():
     folders = {path.parent.name for path in COMMITTED.glob("*/rows.jsonl")}
-    assert {"quickstart", "small-language"} <= folders
+    assert {"quickstart", "small-tuned"} <= folders
     for index, link in (("README.md", "]({}/README.md)"), ("index.html", 'href="{}/index.html"')):
         text = (COMMITTED / index).read_text(encoding="utf-8")
         assert [name for name in folders if link.format(name) not in text] == []
 
 
-def test_rows_of_older_code_say_so():
-    text = (COMMITTED / "small-language" / "README.md").read_text(encoding="utf-8")
-    assert "rows are of older code than this checkout: engine version not recorded" in text
-    assert re.search(r"\| \[small-language\].* older \(\d+ rows\) \|", (COMMITTED / "README.md").read_text())
+def test_rows_of_older_code_say_so(tmp_path):
+    shutil.copytree(COMMITTED / "quickstart", tmp_path / "quickstart")
+    shutil.copy(COMMITTED / "README.md", tmp_path)
+    rows = tmp_path / "quickstart" / "rows.jsonl"
+    rows.write_text(re.sub(r'"engine_version": ?\d+', '"engine_version": 1', rows.read_text()))
+    site(tmp_path)
+    text = (tmp_path / "quickstart" / "README.md").read_text(encoding="utf-8")
+    assert "rows are of older code than this checkout: engine version 1, here" in text
+    assert re.search(r"\| \[quickstart\].* older \(12 rows\) \|", (tmp_path / "README.md").read_text())
