@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,11 +92,14 @@ def start(
         options=settings,
         say=console.say,
     )
-    _end(found_by(subjects, database), store.root / f"{loaded.suite.name}.lock.yaml", trouble, interrupted)
+    lock = store.root / f"{loaded.suite.name}.lock.yaml"
+    same = [word for each in set_ or () for word in ("-s", each)]
+    command = shlex.join(["fcilbench", "run", str(suite), "--params", str(lock), "--out", str(out), *same])
+    _end(found_by(subjects, database), lock, command, trouble, interrupted)
 
 
-def _end(found: Sequence[Found], lock: Path, trouble: str | None, interrupted: bool) -> None:
-    """Writes the lock file, shows what was found, and ends the command with its exit code unless all went well."""
+def _end(found: Sequence[Found], lock: Path, command: str, trouble: str | None, interrupted: bool) -> None:
+    """Writes the lock file, shows what was found and the command that uses it; ends with the exit code of failures."""
     from fcilbench.tuning.lock import write_lock
 
     write_lock(lock, found)
@@ -105,6 +109,7 @@ def _end(found: Sequence[Found], lock: Path, trouble: str | None, interrupted: b
         raise typer.Exit(INTERRUPTED)
     if trouble:
         raise PrerequisiteError(f"tuning stopped: {trouble}", hint="the same command continues up to the budget")
+    console.say(f"Next: {command}")
     if any(each.subject.space and each.best is None and not each.skipped for each in found):
         raise typer.Exit(CELLS_FAILED)
 
@@ -130,8 +135,15 @@ def show(
     folder = out / "tuning"
     if storage is None and not (folder / "studies.db").is_file():
         raise NothingSelectedError(f"no studies in {folder}", hint="`fcilbench tune SUITE --out DIR` makes them")
-    found = found_by(subjects, open_storage(storage_url(folder, storage)))
+    database = open_storage(storage_url(folder, storage))
+    found = found_by(subjects, database)
     _show(found, form)
+    name = f"{subjects[0].cells[0].suite} "
+    others = (each.study_name.startswith(name) for each in database.get_all_studies())
+    if not any(each.finished for each in found) and any(others):
+        console.warn(
+            "no trial has these settings and this code; studies with other settings are here: pass the same -s"
+        )
     if plots is not None:
         for each in found:
             for file in plot(each, plots):

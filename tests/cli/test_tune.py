@@ -78,9 +78,14 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     assert len(rows(cli, "results/tuning")) == 4  # the total is spent
     more = cli("tune", "tiny.yaml", "-s", "tuning.trials=3", "--only", "aggregator:fedavg")
     assert more.returncode == 0, more.stderr
+    following = "fcilbench run tiny.yaml --params results/tuning/tiny.lock.yaml --out results -s tuning.trials=3"
+    assert more.stderr.splitlines()[-1] == f"Next: {following}"
     assert len(rows(cli, "results/tuning")) == 5
     shown = cli("tune", "show", "tiny.yaml", "-s", "tuning.trials=3", "--plots", "plots", "--format", "json")
     assert '"trials": 3' in shown.stdout
+    assert "pass the same -s" not in shown.stderr
+    strange = cli("tune", "show", "tiny.yaml", "-s", "tuning.seeds=2")
+    assert "studies with other settings are here: pass the same -s" in strange.stderr
     assert {path.name for path in (cli.folder / "plots").iterdir()} == {
         f"digits-timm-iid-fedavg-{kind}.png" for kind in ("parallel", "slice")
     }
