@@ -54,38 +54,49 @@ class Closed(BaseModel):
 class Protocol(Closed):
     """Federated training protocol, the same for all methods of a suite."""
 
-    clients: int = identity_field(10, ge=1, le=100_000, description="registered clients N")
-    rounds: int = identity_field(5, ge=1, le=100_000, description="communication rounds R per task")
-    local_epochs: int = identity_field(5, ge=1, le=10_000, description="epochs E over a client's data per round")
-    batch_size: int = identity_field(16, ge=1, le=1_000_000, description="samples per local step")
-    participation: float = identity_field(1.0, gt=0.0, le=1.0, description="share of the clients sampled each round")
-    lr: float = identity_field(1e-5, gt=0.0, description="learning rate", space=Space(low=1e-5, high=1e-2, log=True))
+    clients: int = identity_field(10, ge=1, le=100_000, description="number N of registered clients")
+    rounds: int = identity_field(5, ge=1, le=100_000, description="communication rounds R of each task")
+    local_epochs: int = identity_field(5, ge=1, le=10_000, description="epochs E that a client trains in a round")
+    batch_size: int = identity_field(16, ge=1, le=1_000_000, description="samples of one local step")
+    participation: float = identity_field(
+        1.0, gt=0.0, le=1.0, description="share of the clients that is drawn anew for each round, at least one client"
+    )
+    lr: float = identity_field(
+        1e-5, gt=0.0, description="learning rate of the local optimiser", space=Space(low=1e-5, high=1e-2, log=True)
+    )
     optimizer: Literal["adamw", "adam", "sgd"] = identity_field(
         "adamw", description="local optimiser, made new for each client and round"
     )
-    momentum: float = identity_field(0.0, ge=0.0, lt=1.0, description="momentum of sgd")
+    momentum: float = identity_field(
+        0.0, ge=0.0, lt=1.0, description="momentum of `sgd`; the other optimisers take none"
+    )
     schedule: Literal["constant", "cosine", "step"] = identity_field(
         "constant",
-        description="learning rate in step s of a client's S local steps of a round: lr; lr (1 + cos(pi s / S)) / 2; "
-        "or lr, a tenth of it from S / 2 on and a hundredth from 3 S / 4 on",
+        description="learning rate in step s of a client's S local steps of a round: `constant`, lr; `cosine`, "
+        "lr (1 + cos(pi s / S)) / 2; `step`, lr, a tenth of it from S / 2 on and a hundredth from 3 S / 4 on",
     )
-    clip_norm: float | None = identity_field(None, gt=0.0, description="largest norm of a step's gradient")
+    clip_norm: float | None = identity_field(
+        None,
+        gt=0.0,
+        description="largest norm of a step's gradient, to which a longer one is shortened; `null`: none is",
+    )
     weight_decay: float = identity_field(
         0.0,
         ge=0.0,
-        description="weight decay, decoupled for adamw and added to the gradient for adam and sgd; never applied to "
-        "the head of other tasks",
+        description="weight decay, decoupled for `adamw` and added to the gradient for `adam` and `sgd`; the head of "
+        "other tasks does not decay",
     )
     precision: Literal["fp32", "bf16"] = identity_field(
-        "fp32", description="arithmetic of local training and evaluation"
+        "fp32",
+        description="number format of the forward and backward pass; weights, updates and merging are always fp32",
     )
-    augment: bool = identity_field(True, description="apply the dataset's training augmentation")
+    augment: bool = identity_field(True, description="whether training images are augmented as the data set says")
     validation: float = identity_field(
         0.0,
         ge=0.0,
         le=0.5,
-        description="share of each class's training samples that clients hold out, and that accuracy is then measured "
-        "on; 0: everything is trained on and accuracy is measured on the test samples",
+        description="share of each class's training samples that is held out, and that accuracy is then measured on; "
+        "0: clients train on everything and accuracy is measured on the test samples",
     )
 
     @model_validator(mode="after")
@@ -99,17 +110,27 @@ class Partition(Closed):
     """How the samples of a task are distributed over the clients.
 
     Attributes:
-        kind: `dirichlet` (per class, proportions from Dir(value)), `iid`, or `quantity` (sizes from Dir(value)).
-        value: Concentration beta; smaller means more skew. `None` for `iid`.
-        min_samples: Least number of samples that a client gets of each task; 0 allows empty clients.
         short_forms: Keys that stand for `kind` and `value` together.
     """
 
     short_forms: ClassVar = ("dirichlet", "quantity")
 
-    kind: Literal["dirichlet", "iid", "quantity"] = identity_field("dirichlet")
-    value: float | None = identity_field(None, gt=0.0)
-    min_samples: int = identity_field(1, ge=0, le=1_000_000)
+    kind: Literal["dirichlet", "iid", "quantity"] = identity_field(
+        "dirichlet",
+        description="what is skewed: `dirichlet`, the shares of each class; `quantity`, the number of samples; `iid`, "
+        "nothing",
+    )
+    value: float | None = identity_field(
+        None,
+        gt=0.0,
+        description="concentration beta of the Dirichlet distribution: smaller is more skewed; `iid` takes none",
+    )
+    min_samples: int = identity_field(
+        1,
+        ge=0,
+        le=1_000_000,
+        description="least number of samples of each task for each client; 0 allows empty clients",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -161,25 +182,32 @@ class Seeds(Closed):
 class Evaluation(Closed):
     """The task identities to evaluate with; they are never ranked together."""
 
-    task_identity: tuple[TaskIdentity, ...] = identity_field(("none", "inferred", "oracle"), min_length=1)
+    task_identity: tuple[TaskIdentity, ...] = identity_field(
+        ("none", "inferred", "oracle"),
+        min_length=1,
+        description="how the task of a test sample is known: `none`, all classes seen so far compete in one model; "
+        "`inferred`, the method picks the task of each sample; `oracle`, the true task is given",
+    )
 
 
 class Runtime(Closed):
     """How a cell is run: recorded in its row, but no part of its identity."""
 
     threads: int = runtime_field(
-        1, ge=1, le=1_024, description="torch CPU threads of a cell; another number changes sums in their last digits"
+        1, ge=1, le=1_024, description="CPU threads of a cell; another number changes sums in their last digits"
     )
-    eval_batch_size: int = runtime_field(256, ge=1, le=1_000_000, description="samples per forward pass in evaluation")
+    eval_batch_size: int = runtime_field(
+        256, ge=1, le=1_000_000, description="samples of one forward pass in evaluation"
+    )
     checkpoint: Literal["round", "task", "never"] = runtime_field(
-        "round", description="when the state is saved for a resume"
+        "round", description="when the state is saved, from which an interrupted cell goes on"
     )
     capture: Literal["auto", "off"] = runtime_field(
         "auto",
-        description="capture local steps in a CUDA graph where there is a GPU; `off` runs them one kernel at a time",
+        description="`auto` captures local steps in a CUDA graph where there is a GPU; `off` runs kernel by kernel",
     )
     keep_model: bool = runtime_field(
-        False, description="keep the deployed module in the cell's folder, for `module export`"
+        False, description="whether the deployed module stays in the cell's folder, for `fcilbench module export`"
     )
     analysis: tuple[Literal["curve", "geometry"], ...] = runtime_field(
         (),

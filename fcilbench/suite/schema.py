@@ -196,8 +196,10 @@ Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION
 class SuiteLimits(Closed):
     """What a cell may cost."""
 
-    wall: Duration | None = Field(None, gt=0.0, le=366 * 86_400.0, description="wall-clock limit of one attempt")
-    retries: int = Field(1, ge=0, le=100, description="further attempts after `killed` or `oom`")
+    wall: Duration | None = Field(
+        None, gt=0.0, le=366 * 86_400.0, description="wall-clock time after which an attempt is stopped; `null`: never"
+    )
+    retries: int = Field(1, ge=0, le=100, description="further attempts at a cell that was `killed` or `oom`")
 
 
 class Suite(Closed):
