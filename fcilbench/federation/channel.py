@@ -131,19 +131,20 @@ class Channel:
         """
         sent = dict(message)
         if client in self.affected:
-            # What does not travel can neither be tampered with nor count in the size of an update.
-            parts = {"delta": torch.cat([sent["delta"][piece.span] for piece in pieces])} if "delta" in sent else {}
-            expected, changed = _shapes(sent | parts), self.stressor.upload(sent | parts, random())
+            whole = sent.get("delta")
+            if whole is not None:  # what does not travel can neither be tampered with nor count in an update's size
+                sent["delta"] = torch.cat([whole[:0], *(whole[piece.span] for piece in pieces)])
+            expected, changed = _shapes(sent), self.stressor.upload(sent, random())
             if changed is None:
                 return None
             if _shapes(changed) != expected:
                 raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
-            if parts:
-                delta, sizes = torch.zeros_like(sent["delta"]), [piece.span.stop - piece.span.start for piece in pieces]
-                for piece, part in zip(pieces, torch.split(changed["delta"], sizes), strict=True):
-                    delta[piece.span] = part
-                changed = changed | {"delta": delta}
-            sent = changed
+            sent = dict(changed)
+            if whole is not None:
+                parts = torch.split(changed["delta"], [piece.span.stop - piece.span.start for piece in pieces])
+                sent["delta"] = torch.zeros_like(whole)
+                for piece, part in zip(pieces, parts, strict=True):
+                    sent["delta"][piece.span] = part
         if self.counts:
             parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
             self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})
