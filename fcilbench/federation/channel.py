@@ -141,10 +141,10 @@ class Channel:
                 raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
             sent = dict(changed)
             if whole is not None:
-                parts = torch.split(changed["delta"], [piece.span.stop - piece.span.start for piece in pieces])
+                values = torch.split(changed["delta"], [piece.span.stop - piece.span.start for piece in pieces])
                 sent["delta"] = torch.zeros_like(whole)
-                for piece, part in zip(pieces, parts, strict=True):
-                    sent["delta"][piece.span] = part
+                for piece, value in zip(pieces, values, strict=True):
+                    sent["delta"][piece.span] = value
         if self.counts:
             parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
             self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})
