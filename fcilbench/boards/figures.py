@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Board
-from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
+from fcilbench.boards.stats import LEAST_TESTED, align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
@@ -81,11 +81,12 @@ def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
 
     def line(row: Row) -> dict[float, float]:
         found = {  # of two records of a round, in a resumed cell, the later counts
-            (each["task"], each["round"]): each["loss"]
+            (each["task"], each["round"]): each.get("loss")
             for each in store.rounds(row.cell_id)
-            if each.get("event") == "round" and each.get("loss") is not None
+            if each.get("event") == "round"
         }
-        return {float(step): found[key] for step, key in enumerate(sorted(found), start=1)}
+        steps = enumerate(sorted(found), start=1)
+        return {float(step): loss for step, key in steps if (loss := found[key]) is not None}
 
     rows = _measured(board, store, identity)
     found = {method: lines for method, own in rows.items() if (lines := [each for row in own if (each := line(row))])}
@@ -96,15 +97,16 @@ def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
 
 
 def _lines(axes: Axes, found: Mapping[str, Sequence[Mapping[float, float]]]) -> None:
-    """Draws a line for each method through the places that all seeds share; the band is one standard deviation."""
+    """Draws a line for each method through the places that all seeds share; the band is their standard deviation."""
     for number, (method, lines) in enumerate(found.items()):
         places = sorted(set.intersection(*map(set, lines)))
         means = [statistics.fmean(line[x] for line in lines) for x in places]
-        spread = [statistics.pstdev(line[x] for line in lines) for x in places]
         colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
         axes.plot(places, means, color=colour, marker=marker, markersize=3, label=method)
-        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        if len(lines) > 1:
+            spread = [statistics.stdev(line[x] for line in lines) for x in places]
+            low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7, frameon=False)
 
 
@@ -145,7 +147,7 @@ def _critical_difference(axes: Axes, board: Board, _: Store, identity: str) -> N
     )
     axes.spines["left"].set_visible(False)
     axes.set_yticks([])
-    for line, (name, rank) in enumerate(ranked, start=1):
+    for line, (name, rank) in enumerate(reversed(ranked), start=1):  # lines to the right end above a method's name
         axes.plot([rank, rank], [0, line], color="#888888", linewidth=0.7)
         axes.annotate(
             f"{name} {rank:.2f}", (rank, line), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
@@ -167,8 +169,8 @@ def _over_seeds(board: Board, identity: str) -> tuple[list[tuple[str, float]], s
             if group.key == identity in entry.ranks
         }
     )
-    if len(values) < 2 or len(board.blocks) > 1:
-        reason = f"no ranks under {identity}: two methods need three seeds in common, or two scenarios"
+    if len(values) < 2 or len(seeds) < LEAST_TESTED or len(board.blocks) > 1:
+        reason = f"no test under {identity}: two methods need {LEAST_TESTED} seeds in common, or two scenarios"
         raise NothingSelectedError(reason)
     units = [{name: [own[place]] for name, own in values.items()} for place in range(len(seeds))]
     ranks = [(each.aggregator, each.mean) for each in mean_ranks(units, higher=True)]

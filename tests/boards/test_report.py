@@ -141,19 +141,26 @@ def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_
     assert page.locator("dialog dd", has_text=re.compile(r"^0\.4$")).count() == 2  # lambda_s among the parameters
 
 
-def test_figures_are_drawn_and_say_what_they_need(stored, tmp_path):
+def test_figures_are_drawn_and_say_what_they_need(stored, tmp_path, make_cell, make_row):
     rows = list(stored.latest().values())
     board = AccuracyBoard().build(rows)
-    for name in ("curves", "critical-difference"):
-        draw(name, board, stored, "none", tmp_path / f"{name}.svg")
+    draw("curves", board, stored, "none", tmp_path / "curves.svg")
+    with pytest.raises(NothingSelectedError, match="two methods need 5 seeds in common"):  # here are three
+        draw("critical-difference", board, stored, "none", tmp_path / "f.svg")
+    five = [
+        make_row(make_cell(method, seed), {"faa/none": value + 0.01 * seed})
+        for method, value in (("fedavg", 0.7), ("sum", 0.6))
+        for seed in range(5)
+    ]
+    draw("critical-difference", AccuracyBoard().build(five), stored, "none", tmp_path / "critical-difference.svg")
     text = (tmp_path / "critical-difference.svg").read_text()
-    # fedavg leads in each of three seeds: ranks 1 and 2, CD = 1.960 sqrt(2 * 3 / (6 * 3)) = 1.13, one tie group
-    assert all(part in text for part in ("fedavg 1.00", "2.00", "critical difference 1.13"))
+    # fedavg leads in each of five seeds: ranks 1 and 2, CD = 1.960 sqrt(2 * 3 / (6 * 5)) = 0.88
+    assert all(part in text for part in ("fedavg 1.00", "sum 2.00", "critical difference 0.88"))
     with pytest.raises(UsageError, match="shows one method"):
         draw("forgetting", board, stored, "none", tmp_path / "f.svg")
     one = [row for row in rows if row.coords["aggregator"] == "fedavg"]
     draw("forgetting", AccuracyBoard().build(one), stored, "none", tmp_path / "f.png")
-    with pytest.raises(NothingSelectedError, match="no ranks under none"):
+    with pytest.raises(NothingSelectedError, match="no test under none"):
         draw("critical-difference", AccuracyBoard().build(one), stored, "none", tmp_path / "f.svg")
     with pytest.raises(UsageError, match=r"no figure is written to '.gif'"):
         draw("curves", board, stored, "none", tmp_path / "f.gif")
@@ -167,7 +174,13 @@ def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(store
     rows = [row for row in stored.latest().values() if row.coords["aggregator"] == "fedavg"]
     for row in rows[:2]:
         events = [
-            {"event": "round", "task": t, "round": r, "rounds": 2, "loss": 4.0 - 2 * t - r + row.seed}
+            {
+                "event": "round",
+                "task": t,
+                "round": r,
+                "rounds": 2,
+                "loss": None if t == 0 < r else 4.0 - 2 * t - r + row.seed,
+            }
             | ({"accuracy": {"none": [0.2 + 0.1 * row.seed] * (t + 1)}} if r == 0 else {})
             for t in range(2)
             for r in range(2)
@@ -176,12 +189,16 @@ def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(store
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
     drawn = {}
-    for name, chosen in (("curves", rows[:2]), ("curves", rows), ("loss", rows[:2])):
+    for name, chosen in (("curves", rows[:2]), ("curves", rows), ("loss", rows[:2]), ("loss", rows[1:2])):
         axes = pyplot.figure().add_subplot()
         FIGURES[name](axes, AccuracyBoard().build(chosen), stored, "none")
         drawn[name, len(chosen)] = axes.lines[0].get_xydata().round(6).tolist()
+        bands = [each.get_paths()[0].get_extents() for each in axes.collections]
+        drawn[name, len(chosen), "bands"] = [[round(each.y0, 4), round(each.y1, 4)] for each in bands]
         pyplot.close("all")
     # After a third of each task (0.2 + 0.3) / 2; after task 1 0.9 and 0.89; after task 2 0.7 and 0.69.
     assert drawn["curves", 2] == [[0.333333, 25.0], [1.0, 89.5], [1.333333, 25.0], [2.0, 69.5]]
     assert drawn["curves", 3] == [[1.0, 89.0], [2.0, 69.0]]  # what every seed has
-    assert drawn["loss", 2] == [[1.0, 4.5], [2.0, 3.5], [3.0, 2.5], [4.0, 1.5]]
+    assert drawn["loss", 2] == [[1.0, 4.5], [3.0, 2.5], [4.0, 1.5]]  # nobody trained in the second round
+    # 4 and 5, 2 and 3, 1 and 2: s = 1 / sqrt 2, from 1.5 - 0.7071 to 4.5 + 0.7071; of one seed there is none.
+    assert (drawn["loss", 2, "bands"], drawn["loss", 1, "bands"]) == ([[0.7929, 5.2071]], [])
