@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
 from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
-from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, samples, split
+from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, recipe_of, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
 from fcilbench.results.light import metric_values
 from fcilbench.results.provenance import digest
@@ -88,6 +88,8 @@ class BaseBoard:
         methods, groups = by_method(members), self.groups(members)
         entries = [self._entry(label, methods[label], groups, here, reference) for label in sorted(methods)]
         ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
+        recipes = [as_facts({"protocol": recipe_of(own[0])}) for own in methods.values()]
+        shared = {key: value for key, value in recipes[0].items() if all(each[key] == value for each in recipes)}
         ranked = tuple(
             entry.model_copy(
                 update={"ranks": {key: r[entry.aggregator] for key, (r, _) in ranking.items() if entry.aggregator in r}}
@@ -99,7 +101,8 @@ class BaseBoard:
             digest=digest(scenario),
             facts=as_facts(
                 {key: scenario[key] for key in ("protocol", "tasks", "seeds", "data", "hardware") if key in scenario}
-            ),
+            )
+            | shared,
             groups=groups,
             entries=ranked,
             tests={key: tests for key, (_, tests) in ranking.items() if tests},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
-from fcilbench.boards.scenario import METHOD_FIELDS, Sample
+from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS, LEAST_TESTED
 from fcilbench.spec.row import Row
 
@@ -166,12 +166,11 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
 
 def _method_notes(methods: Mapping[str, Sequence[Sample]]) -> list[str]:
     notes = []
+    recipes = {label: recipe_of(group[0]) for label, group in sorted(methods.items())}
     for field in METHOD_FIELDS:
-        values = {label: group[0].params.protocol.get(field) for label, group in sorted(methods.items())}
+        values = {k: f"{v:g}" if isinstance(v := own[field], float) else v or "none" for k, own in recipes.items()}
         if len(set(values.values())) > 1:
-            notes.append(
-                f"{field} is set per method: {', '.join(f'{k} {v:g}' for k, v in values.items() if v is not None)}"
-            )
+            notes.append(f"{field} is set per method: {', '.join(f'{k} {v}' for k, v in values.items())}")
     return notes
 
 

@@ -16,8 +16,8 @@ from fcilbench.spec.protocol import Protocol
 from fcilbench.spec.row import PluginRecord, Row, RowParams
 from fcilbench.tables import flatten
 
-METHOD_FIELDS = ("lr", "weight_decay")
-"""Protocol fields that are tuned per method, as in the tables of Kim and Do 2026; all others belong to the scenario."""
+METHOD_FIELDS = ("lr", "weight_decay", "clip_norm", "optimizer", "momentum", "schedule")
+"""The local optimiser's recipe, which a method may have of its own; all other protocol fields are of the scenario."""
 
 MISSING = "missing"
 
@@ -95,7 +95,9 @@ def _newest(found: Sequence[Sample]) -> list[Sample]:
     engines = [sample.row.code.engine_version or 0 if sample.row else 0 for sample in found]
     if len(set(engines)) < 2:
         return list(found)
-    keys = [(digest({"scenario": scenario_of(each), "method": method_of(each)}), each.seed) for each in found]
+    keys = [
+        (digest({"scenario": scenario_of(each, stress=True), "method": method_of(each)}), each.seed) for each in found
+    ]
     newest: dict[tuple[str, int], int] = defaultdict(int)
     for key, engine in zip(keys, engines, strict=True):
         newest[key] = max(newest[key], engine)
@@ -130,9 +132,14 @@ def scenario_of(sample: Sample, *, stress: bool = True) -> dict[str, Any]:
 
 
 def method_of(sample: Sample) -> dict[str, Any]:
-    """Returns all that a sample's method is made of: the aggregator and the protocol fields tuned for it."""
-    tuned = {key: sample.params.protocol[key] for key in METHOD_FIELDS if key in sample.params.protocol}
-    return {**_identity(sample, "aggregator"), **tuned}
+    """Returns all that a sample's method is made of: the aggregator and the local optimiser's recipe."""
+    return {**_identity(sample, "aggregator"), **recipe_of(sample)}
+
+
+def recipe_of(sample: Sample) -> dict[str, Any]:
+    """Returns the values of `METHOD_FIELDS`."""
+    protocol = {**_defaults(), **sample.params.protocol}
+    return {key: protocol[key] for key in METHOD_FIELDS}
 
 
 def split(

@@ -113,6 +113,25 @@ def test_other_seeds_evaluation_or_arithmetic_are_other_scenarios(make_cell, mak
     assert len(AccuracyBoard().build(rows).blocks) == 2
 
 
+def test_the_local_optimisers_recipe_belongs_to_the_method(make_cell, make_row):
+    """b has its own recipe; one of a's rows is of before `clip_norm` was added, which means its default."""
+    recipe = {"clip_norm": 1.0, "optimizer": "sgd", "momentum": 0.9, "schedule": "cosine"}
+    rows = [make_row(make_cell("a", seed), {"faa/none": 0.5}) for seed in range(2)]
+    before = {key: value for key, value in rows[1].params.protocol.items() if key != "clip_norm"}
+    rows[1] = rows[1].model_copy(update={"params": rows[1].params.model_copy(update={"protocol": before})})
+    rows.append(make_row(make_cell("b", protocol=recipe), {"faa/none": 0.6}))
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert {name: entry.ok for name, entry in _entries(block).items()} == {"a": 2, "b": 1}
+    assert block.notes[-4:] == (
+        "clip_norm is set per method: a none, b 1",
+        "optimizer is set per method: a adamw, b sgd",
+        "momentum is set per method: a 0, b 0.9",
+        "schedule is set per method: a constant, b cosine",
+    )
+    assert "protocol.optimizer" not in block.facts
+    assert AccuracyBoard().build(rows[2:]).blocks[0].facts["protocol.optimizer"] == "sgd"  # what all methods share
+
+
 def test_methods_that_share_a_label_are_told_apart(make_cell, make_row):
     rows = [
         make_row(make_cell("sum", lambda_s=0.2), {"faa/none": 0.5}),
