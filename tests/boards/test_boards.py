@@ -107,6 +107,7 @@ def test_printed_figures_stand_beside_measured_ones(row_of):
             Printed(table="T", row="B", metric="faa", value=0.7, aggregator="fedavg", dataset="digits", beta=0.1),
             Printed(table="T", row="C", metric="faa", value=0.9, aggregator="sum", options={"lambda_s": 0.2}),
             Printed(table="T", row="D", metric="bytes_up", formula="O(D)", aggregator="fedavg"),
+            Printed(table="T", row="E", metric="bytes_up", value=330e6, aggregator="fedavg"),
         ],
     )
     rows = [row_of("fedavg", seed, value) for seed, value in enumerate((0.5, 0.7))]
@@ -118,7 +119,14 @@ def test_printed_figures_stand_beside_measured_ones(row_of):
     text = render(board)
     assert "+5.00" in text
     assert any("not the paper's protocol: rounds 2 instead of 5" in note for note in board.notes)
-    assert "80 B (n=2) O(D)" in render(OverheadBoard().build(rows, reference=reference), width=250)
+    overhead = OverheadBoard().build(rows, reference=reference)
+    assert "80 B (n=2) O(D)" in render(overhead, width=250)
+    own = [row.model_copy(update={"coords": {**row.coords, "backbone": "vit-b16"}}) for row in rows[:1]]
+    paper = [
+        board.blocks[0].entries[0].estimates["cost"]["bytes_up"].paper
+        for board in (overhead, OverheadBoard().build(own, reference=reference))
+    ]
+    assert paper == [None, 330e6]  # bytes of ViT-B/16 say nothing of another backbone, as its accuracy does
 
 
 def test_every_figure_of_the_paper_is_there(tmp_path):
@@ -139,6 +147,7 @@ def test_every_figure_of_the_paper_is_there(tmp_path):
     }
     (one,) = [e for e in found["Table 2"] if (e.row, e.dataset, e.beta) == ("SUM", "cifar100", 0.05)]
     assert one.value == 0.9632
+    assert {each.metric for each in found["Table 11"]} == {"sharpness", "separation"}  # inter-class cosine distances
     (tmp_path / "bad.json").write_text(json.dumps({"records": 1}))
     with pytest.raises(UsageError, match=r"bad.json is no file of printed figures"):
         Reference.load(tmp_path)
