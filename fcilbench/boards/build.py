@@ -28,6 +28,9 @@ CONTROLS: Mapping[str, tuple[TaskIdentity, ...]] = {
 }
 """What a claim must beat: training-free methods everywhere, and where the task is told FedAvg's one model."""
 
+REFERENCE = "fcilbench/joint"
+"""Centralised training: no competitor, so it has no rank and is no best."""
+
 CLEAN = "fcilbench/none"
 
 
@@ -127,6 +130,7 @@ class BaseBoard:
             aggregator=label,
             plugin=plugin,
             control=CONTROLS.get(plugin, ()),
+            reference=plugin == REFERENCE,
             ok=sum(sample.status == "ok" for sample in members),
             planned=len(members),
             seeds=len({sample.seed for sample in members if sample.status == "ok"}),
@@ -297,7 +301,7 @@ def _identities(members: Sequence[Sample]) -> list[TaskIdentity]:
 
 def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
     column = group.columns[0]
-    found = {entry.aggregator: entry.estimates[group.key][column.metric] for entry in entries}
+    found = {each.aggregator: each.estimates[group.key][column.metric] for each in entries if not each.reference}
     enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS and not each.constant}
     return ranks(enough, higher=column.better == "higher")
 

@@ -108,6 +108,7 @@ class Entry(Closed):
         aggregator: Label, with what tells it apart where two methods share a label.
         plugin: Full name of the method's plugin.
         control: Groups in which it is a control: a claim must beat it.
+        reference: Whether it is the centralised reference, which has no rank.
         ok: Cells with a result.
         planned: Cells planned.
         seeds: Seeds with a result.
@@ -124,6 +125,7 @@ class Entry(Closed):
     aggregator: str
     plugin: str
     control: tuple[str, ...] = ()
+    reference: bool = False
     ok: int
     planned: int
     seeds: int

@@ -14,6 +14,8 @@ from fcilbench.spec.row import Row
 
 CONTROL = "‡"
 """Mark of a control."""
+REFERENCE = "§"
+"""Mark of the centralised reference."""
 INTERVAL = "± is the half width of the 95 % confidence interval of the mean over seeds (Student t)"
 
 
@@ -22,9 +24,10 @@ def block_notes(
 ) -> tuple[str, ...]:
     """Returns the notes of one block: of its column groups, its entries and the samples of each method."""
     ranked = [group for group in groups if group.ranked]
+    competitors = [entry for entry in entries if not entry.reference]
     return (
-        *_rank_notes(ranked, entries),
-        *_control_notes(ranked, entries),
+        *_rank_notes(ranked, competitors),
+        *_control_notes(ranked, competitors),
         *_seed_notes(entries, methods),
         *_undefined_notes(ranked, entries),
         *_method_notes(methods),
@@ -62,6 +65,8 @@ def board_notes(
             f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and where "
             "the task is told (oracle) the head of FedAvg's one model, the fair control of task modules"
         )
+    if any(e.reference for block, _ in blocks for e in block.entries):
+        notes.append(f"{REFERENCE} marks the centralised reference: not ranked")
     if overall:
         notes.append(
             "mean rank over scenarios: of methods with a rank in every one of them; its interval is a bootstrap over "

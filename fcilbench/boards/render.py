@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
-from fcilbench.boards.notes import CONTROL, INTERVAL
+from fcilbench.boards.notes import CONTROL, INTERVAL, REFERENCE
 from fcilbench.boards.scenario import as_facts
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.protocol import Protocol
@@ -99,8 +99,8 @@ def table_of(block: Block, groups: Sequence[Group]) -> list[Head]:
 
     def name(entry: Entry) -> str:
         where = [key for key in entry.control if key in ranked]
-        mark = f" {CONTROL}{'' if {*where} >= ranked else ', '.join(where)}"
-        return entry.aggregator + (mark if where else "")
+        mark = f" {CONTROL}{'' if {*where} >= ranked else ', '.join(where)}" if where else ""
+        return entry.aggregator + (f" {REFERENCE}" if entry.reference else mark)
 
     heads = [
         Head("", "aggregator", name),
@@ -259,6 +259,7 @@ _TEX |= {
     "–": "--",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
+    REFERENCE: r"\S",
     **{each: f"\\{each}" for each in "&%$#_{}"},
 }
 
@@ -279,10 +280,10 @@ def _tex(board: Board) -> str:
 
 
 def _best(block: Block, head: Head) -> float | None:
-    """Returns the best mean of a column, of methods with all of its seeds; `None` if there is nothing to compare."""
+    """Returns the best mean of a column, of competitors with all of its seeds; `None` with fewer than two of them."""
     if head.column is None or head.column.better == "neither":
         return None
-    found = [entry.estimates[head.group][head.column.metric] for entry in block.entries]
+    found = [each.estimates[head.group][head.column.metric] for each in block.entries if not each.reference]
     most = max((each.n for each in found), default=0)
     known = [each.mean for each in found if each.mean is not None and each.n == most]
     return (max if head.column.better == "higher" else min)(known) if len(known) > 1 else None
@@ -290,7 +291,7 @@ def _best(block: Block, head: Head) -> float | None:
 
 def _tex_cell(head: Head, entry: Entry, best: float | None) -> str:
     text = _escape_tex(head.text(entry))
-    if head.column is None or best is None:
+    if head.column is None or best is None or entry.reference:
         return text
     if entry.estimates[head.group][head.column.metric].mean == best:
         return rf"\textbf{{{text}}}"

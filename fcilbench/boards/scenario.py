@@ -12,7 +12,7 @@ from typing import Any
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell, PluginKind
-from fcilbench.spec.protocol import Protocol
+from fcilbench.spec.protocol import Protocol, Runtime
 from fcilbench.spec.row import PluginRecord, Row, RowParams
 from fcilbench.tables import flatten
 
@@ -61,10 +61,17 @@ class Sample:
 
     @property
     def hardware(self) -> str | None:
-        """The computing device and the digest of its hardware; `None` if nothing was computed."""
+        """What decides seconds: device, digest of the hardware, threads and capture; `None` if nothing was computed.
+
+        Threads and capture are named if they are not at their default, which rows that do not record them have.
+        """
         if self.row is None or self.row.device is None:
             return None
-        return f"{self.row.device} {self.row.hardware_digest.removeprefix('sha256:')[:12]}"
+        default, own = Runtime().model_dump(), self.params.runtime
+        settings = [
+            f" {key} {own[key]}" for key in ("threads", "capture") if own.get(key, default[key]) != default[key]
+        ]
+        return f"{self.row.device} {self.row.hardware_digest.removeprefix('sha256:')[:12]}{''.join(settings)}"
 
     @property
     def reason(self) -> str | None:

@@ -140,6 +140,7 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
     console.say(f"rows in {prepared.store.rows_path}; `fcilbench show ID` prints one")
     if summary.counts["ok"]:
         console.say(
-            f"Next: open {prepared.store.root / 'report.html'}; its notes say what a claim must beat (controls, ‡), "
+            f"Next: open {prepared.store.root / 'report.html'}; its notes say what a claim must beat (controls, ‡) and "
+            "what is not ranked (the centralised reference, §), "
             "its learning curves where a method forgets"
         )

@@ -70,6 +70,35 @@ def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     assert [block.entries[0].estimates["cost"][name].mean for name in ("round_s", "task_end_s", "module")] == [None] * 3
 
 
+def test_overhead_compares_equal_threads_and_capture_only(row_of):
+    """Rows that record neither threads nor capture ran with the defaults, 1 and auto."""
+    records = ({}, {"threads": 1, "capture": "auto"}, {"threads": 4}, {"capture": "off"})
+    rows = []
+    for method, runtime in zip("abcd", records, strict=True):
+        row = row_of(method, 0, 0.5)
+        rows.append(row.model_copy(update={"params": row.params.model_copy(update={"runtime": runtime})}))
+    board = OverheadBoard().build(rows)
+    assert {block.facts["hardware"]: [e.aggregator for e in block.entries] for block in board.blocks} == {
+        "cpu aaaaaaaaaaaa": ["a", "b"],
+        "cpu aaaaaaaaaaaa threads 4": ["c"],
+        "cpu aaaaaaaaaaaa capture off": ["d"],
+    }
+    assert len(AccuracyBoard().build(rows).blocks) == 1
+
+
+def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
+    """joint leads in every seed; of the others b is first, and the board is of two."""
+    means = {"a": 0.5, "b": 0.6, "joint": 0.9}
+    rows = [row_of(name, seed, mean + 0.01 * seed) for name, mean in means.items() for seed in range(3)]
+    board = AccuracyBoard(("faa",)).build(rows)
+    ranks = {e.aggregator: [(r.low, r.of) for r in e.ranks.values()] for e in board.blocks[0].entries}
+    assert ranks == {"a": [(2, 2)], "b": [(1, 2)], "joint": []}
+    assert "§ marks the centralised reference: not ranked" in board.notes
+    tex = render(board, "tex").splitlines()
+    assert r"b & \textbf{61.00 $\pm$ 2.48} & [1] of 2 \\" in tex
+    assert r"joint \S & 91.00 $\pm$ 2.48 & -- \\" in tex
+
+
 def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
     """a is first at 2 rounds and second at 3; c lacks the second scenario."""
     rows = [
