@@ -141,16 +141,16 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     tasks = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
     labels, test_labels = tasks.internal(corpus.train.labels), tasks.internal(corpus.test.labels)
     phases = _phases(experiment, tasks.tasks, labels)
-    affected, labels = _stress(experiment, phases, labels)
+    affected, stressed = _stress(experiment, phases, labels)
     model = _model(experiment, classes, sizes, device)
-    train = place(experiment, model, Samples(corpus.train.inputs, labels), experiment.dataset.augmentation)
+    train = place(experiment, model, Samples(corpus.train.inputs, stressed), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
     index, ood = _test_positions(test_labels, tasks, device), None
     if corpus.outside is not None:
         ood = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
     batch_size, text = experiment.runtime.eval_batch_size, isinstance(experiment.backbone, TextBackbone)
     schedule = method.build_schedule(Schedule(phases))
-    return Federation(
+    federation = Federation(
         experiment=experiment,
         stream=tasks,
         schedule=schedule,
@@ -176,6 +176,11 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
+    if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
+        federation.server.warn(
+            "stress: every label stays right, as after a shift by all classes of a task"
+        )
+    return federation
 
 
 def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None) -> tuple[Corpus, str]:

@@ -198,3 +198,10 @@ def test_the_dry_run_has_as_many_clients_as_the_stressor_needs(make_experiment):
     probe(make_experiment(stressor=made(LabelShift, clients=4), clients=10))
     with pytest.raises(UsageError, match="4 affected clients"):
         probe(make_experiment(stressor=made(LabelShift, clients=4), clients=3))
+
+
+@pytest.mark.parametrize(("shift", "tasks", "warned"), [(2, 5, True), (1, 5, False), (2, (3, 7), False)])
+def test_a_shift_by_all_classes_of_the_tasks_is_warned_about(make_experiment, shift, tasks, warned):
+    """In tasks of two classes a shift by 2 is none: the cell is a clean one that counts as stressed."""
+    federation = build(make_experiment(stressor=made(LabelShift, shift=shift), tasks=tasks))
+    assert any("every label stays right" in text for text in federation.server.warnings) == warned
