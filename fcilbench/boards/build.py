@@ -14,7 +14,7 @@ from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, esti
 from fcilbench.results.light import metric_values
 from fcilbench.results.provenance import digest
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.metrics import METRICS, Better, Metric
+from fcilbench.spec.metrics import METRICS, Metric
 from fcilbench.spec.protocol import TaskIdentity
 from fcilbench.spec.row import Row
 
@@ -219,12 +219,7 @@ class RobustnessBoard(BaseBoard):
     name = "robustness"
     title = "Robustness board"
     split: ClassVar = {"stress": False}
-    _COLUMNS: ClassVar[tuple[tuple[str, str, Better], ...]] = (
-        ("stressed", "Mean under stress", "higher"),
-        ("worst", "Worst", "higher"),
-        ("loss", "Loss", "lower"),
-        ("clean", "Clean", "higher"),
-    )
+    _COLUMNS: ClassVar = {"stressed": "mean under stress", "worst": "worst", "loss": "loss", "clean": "clean"}
 
     def __init__(self, metrics: Sequence[str] = ()) -> None:
         super().__init__(tuple(metrics) or ("faa",))
@@ -235,13 +230,13 @@ class RobustnessBoard(BaseBoard):
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns for each task identity the summary, and a group of details with a column for each stressor."""
-        title = METRICS[self.metrics[0]].title
-        summary = tuple(
-            Column(metric=key, title=f"{title} {text.lower()}", unit="ratio", better=better)
-            for key, text, better in self._COLUMNS
-        )
-        stresses = sorted({_stress(sample) for sample in members} - {""})
-        details = tuple(Column(metric=name, title=name, unit="ratio", better="higher") for name in stresses)
+        metric = METRICS[self.metrics[0]]
+
+        def column(key: str, title: str) -> Column:
+            return Column(metric=key, title=title, unit=metric.unit, better="lower" if key == "loss" else metric.better)
+
+        summary = tuple(column(key, f"{metric.title} {text}") for key, text in self._COLUMNS.items())
+        details = tuple(column(name, name) for name in sorted({_stress(sample) for sample in members} - {""}))
         return tuple(
             group
             for identity in _identities(members)
@@ -254,6 +249,7 @@ class RobustnessBoard(BaseBoard):
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
         found: Figures = {}
+        higher = METRICS[self.metrics[0]].better == "higher"
         stresses = [column.metric for group in groups if not group.ranked for column in group.columns]
         for identity in _identities(members):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
@@ -267,7 +263,8 @@ class RobustnessBoard(BaseBoard):
                 if clean is None or len(known) < len(under) or not known:
                     continue
                 mean = sum(known) / len(known)
-                figures = {"stressed": mean, "worst": min(known), "loss": clean - mean, "clean": clean}
+                worst, loss = (min(known), clean - mean) if higher else (max(known), mean - clean)
+                figures = {"stressed": mean, "worst": worst, "loss": loss, "clean": clean}
                 for key, figure in figures.items():
                     summary[key][seed] = figure
             found[identity] = summary

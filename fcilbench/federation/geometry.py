@@ -37,7 +37,8 @@ class Geometry:
     """What was measured.
 
     Attributes:
-        metrics: `sharpness`, `margin` and `separation` by `<metric>/<task identity>`; `oracle` is the mean over tasks.
+        metrics: `sharpness`, `margin` and `separation` by `<metric>/<task identity>`; `oracle` is the mean over tasks
+            of two classes or more.
         margins: By task identity the mean and quantiles (`q05`, ...) of the margins of each task's samples.
     """
 
@@ -69,11 +70,13 @@ def geometry(federation: Federation, predictors: Predictors) -> Geometry:
                 lines.setdefault("mean", []).append(_finite(float(each.mean())))
                 for q in QUANTILES:
                     lines.setdefault(f"q{100 * q:02.0f}", []).append(_finite(float(each.quantile(q))))
+            if classes.size < 2:
+                continue  # one class is always right: there is nothing to measure
             figures["sharpness"].append(sharpness(partial(part.losses, rows), part.weights, RHO))
             figures["margin"].append(sum(float(each.mean()) for each in distances) / len(distances))
             figures["separation"].append(separation(features, labels))
         for metric, values in figures.items():
-            found.metrics[f"{metric}/{identity}"] = _finite(sum(values) / len(values))
+            found.metrics[f"{metric}/{identity}"] = _finite(sum(values) / len(values)) if values else None
     return found
 
 

@@ -51,6 +51,16 @@ def test_robustness_pairs_each_stressed_cell_with_its_clean_one(row_of):
     assert RobustnessBoard().build(rows[:3]).blocks == ()  # clean cells alone are no block
 
 
+def test_robustness_of_a_metric_where_lower_is_better(make_cell, make_row):
+    """Forgetting 0.1 clean, 0.2 and 0.4 under stress: mean 0.3, worst 0.4, loss 0.2."""
+    values = {"none": 0.1, "flip": 0.2, "shift": 0.4}
+    rows = [make_row(make_cell("a", stress=name), {"forgetting/none": value}) for name, value in values.items()]
+    (block,) = RobustnessBoard(("forgetting",)).build(rows).blocks
+    means = {name: found.mean for name, found in block.entries[0].estimates["none"].items()}
+    assert means == pytest.approx({"stressed": 0.3, "worst": 0.4, "loss": 0.2, "clean": 0.1})
+    assert {column.better for group in block.groups for column in group.columns} == {"lower"}
+
+
 def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     rows = [row_of("a", 0, 0.5), row_of("b", 0, 0.5), row_of("c", 0, "failed")]
     moved = row_of("a", 1, 0.5)

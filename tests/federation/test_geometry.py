@@ -99,10 +99,16 @@ def test_an_analysis_is_recorded_and_changes_no_result(make_experiment, tmp_path
     assert set(curve[-1]["margins"]["oracle"]) == {"mean", "q05", "q25", "q50", "q75", "q95"}
 
 
-def test_a_task_of_one_class_has_no_margin(make_experiment):
+def test_a_task_of_one_class_has_no_margin_and_does_not_count(make_experiment):
+    """It would add a sharpness of 0, an infinite margin and no separation: `oracle` is the mean of the other one."""
     federation = build(make_experiment(tasks=(9, 1)))
     federation.server.enter(federation.stream.tasks[1], 1)
     found = geometry(federation, FedAvg().predictors(federation.server))
     assert found.margins["oracle"]["mean"][1] is None
-    assert found.metrics["margin/oracle"] is None
+    assert found.metrics["margin/oracle"] == pytest.approx(found.margins["oracle"]["mean"][0])
+    predictors = FedAvg().predictors(federation.server)
+    federation.server.tasks = federation.stream.tasks[:1]
+    alone = geometry(federation, predictors).metrics
+    for metric in ("sharpness/oracle", "separation/oracle"):
+        assert found.metrics[metric] == alone[metric] > 0
     assert found.metrics["separation/none"] is not None
