@@ -80,6 +80,14 @@ def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     assert [block.entries[0].estimates["cost"][name].mean for name in ("round_s", "task_end_s", "module")] == [None] * 3
 
 
+def test_a_visit_of_a_training_free_method_is_one_of_all_clients(row_of):
+    """80 bytes in 4 rounds of 10 clients, of which the protocol samples 3."""
+    rows = [row_of(name, 0, 0.5, protocol={"participation": 0.3}) for name in ("fedavg", "ncm", "ridge")]
+    (block,) = OverheadBoard().build(rows).blocks
+    means = {e.aggregator: e.estimates["cost"]["client_up"].mean for e in block.entries}
+    assert means == pytest.approx({"fedavg": 80 / 12, "ncm": 2.0, "ridge": 2.0})
+
+
 def test_overhead_compares_equal_threads_and_capture_only(row_of):
     """Rows that record neither threads nor capture ran with the defaults, 1 and auto."""
     records = ({}, {"threads": 1, "capture": "auto"}, {"threads": 4}, {"capture": "off"})
