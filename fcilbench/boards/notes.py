@@ -187,8 +187,8 @@ class Here:
         commit: Commit of the fcilbench checkout; `None` if it is an installed package.
         engine: Its `ENGINE_VERSION`.
         digests: Code digest of each installed plugin, by full name.
-        environments: What differs between a row's environment and this machine's, by `Row.env`; "" where nothing
-            does, absent where the record did not travel with the rows.
+        environments: What of the software that matters differs between a row's environment and this machine's, by
+            `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
     """
 
     commit: str | None

@@ -165,7 +165,7 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import find
     from fcilbench.results.compare import environment_difference
-    from fcilbench.results.provenance import environment, source_state
+    from fcilbench.results.provenance import environment, software, source_state
     from fcilbench.spec.cell import PLUGIN_KINDS
     from fcilbench.spec.identity import ENGINE_VERSION
 
@@ -176,7 +176,9 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     for env in {row.env for row in rows}:
         record = store.environment(env)
         if record is not None:
-            found = {} if portable else environment_difference({**record, "worker": {}}, {**own, "worker": {}})
+            plugins = (each.name for row in rows if row.env == env for each in row.plugins.values())
+            dists = {"fcilbench", *(name.partition("/")[0] for name in plugins)}
+            found = {} if portable else environment_difference(software(record, dists), software(own, dists))
             environments[env] = _some(
                 [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             )

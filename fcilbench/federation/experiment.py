@@ -177,9 +177,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         fingerprint=fingerprint,
     )
     if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
-        federation.server.warn(
-            "stress: every label stays right, as after a shift by all classes of a task"
-        )
+        federation.server.warn("stress: every label stays right, as after a shift by all classes of a task")
     return federation
 
 

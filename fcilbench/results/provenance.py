@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -10,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -120,8 +121,23 @@ def _packages() -> dict[str, str]:
         name = dist.metadata["Name"] if dist.metadata is not None else None
         if name:  # a half-removed package leaves metadata without a name
             # The first of two copies is the one that an import finds.
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), dist.version)
+            found.setdefault(_normalised(name), dist.version)
     return dict(sorted(found.items()))
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def software(record: Mapping[str, Any], dists: Iterable[str]) -> dict[str, Any]:
+    """Returns what of an environment record matters to results: Python, distributions, and what they require here."""
+    names = {*dists}
+    for dist in tuple(names):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            required = [each for each in importlib.metadata.requires(dist) or () if "extra ==" not in each]
+            names |= {_normalised(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in required}
+    packages = record.get("packages", {})
+    return {"python": record.get("python"), "packages": {name: packages[name] for name in packages if name in names}}
 
 
 def _cpu() -> str:

@@ -7,7 +7,15 @@ import subprocess
 
 import pytest
 
-from fcilbench.results.provenance import capture, digest, environment, hardware_digest, host_digest, source_state
+from fcilbench.results.provenance import (
+    capture,
+    digest,
+    environment,
+    hardware_digest,
+    host_digest,
+    software,
+    source_state,
+)
 
 
 def _git(folder, *arguments):
@@ -91,3 +99,12 @@ def test_capture_fits_together():
     assert found.env == digest(found.environment)
     assert found.hardware_digest == hardware_digest(found.environment)
     assert found.host_digest == host_digest()
+
+
+def test_software_that_matters_is_what_fcilbench_and_the_plugins_require():
+    """pytest is required by an extra only, and another plugin's distribution by nothing."""
+    packages = {"acme": "1", "other": "3", "pytest": "9", "ruamel-yaml": "0.18", "torch": "2.9"}
+    record = {"python": "3.12", "cpu": "fast", "packages": packages}
+    own = {"ruamel-yaml": "0.18", "torch": "2.9"}
+    assert software(record, ["fcilbench"]) == {"python": "3.12", "packages": own}
+    assert software(record, ["fcilbench", "acme"])["packages"] == {"acme": "1", **own}
