@@ -142,19 +142,19 @@ def _critical_difference(axes: Axes, board: Board, _: Store, identity: str) -> N
         difference = overall.critical_difference
     else:
         ranked, units, difference = _over_seeds(board, identity)
+    groups, places = tie_groups(ranked, difference), dict(ranked)
+    bars = 0.5 * len(groups)
     axes.set(
-        xlim=(0.8, len(ranked) + 0.2), ylim=(len(ranked) + 1.5, -0.5), xlabel=f"mean rank over {units}, {identity}"
+        xlim=(0.8, len(ranked) + 0.2), ylim=(bars + len(ranked) + 1, -0.5), xlabel=f"mean rank over {units}, {identity}"
     )
     axes.spines["left"].set_visible(False)
     axes.set_yticks([])
     for line, (name, rank) in enumerate(reversed(ranked), start=1):  # lines to the right end above a method's name
-        axes.plot([rank, rank], [0, line], color="#888888", linewidth=0.7)
-        axes.annotate(
-            f"{name} {rank:.2f}", (rank, line), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
-        )
-    places = dict(ranked)
-    for number, group in enumerate(tie_groups(ranked, difference)):
-        axes.plot([places[group[0]], places[group[-1]]], [0.15 + 0.2 * number] * 2, color=COLOURS[0], linewidth=2.5)
+        axes.plot([rank, rank], [0, bars + line], color="#888888", linewidth=0.7)
+        place = (rank, bars + line)
+        axes.annotate(f"{name} {rank:.2f}", place, (3, 0), textcoords="offset points", va="center", fontsize=7)
+    for number, group in enumerate(groups):
+        axes.plot([places[group[0]], places[group[-1]]], [0.3 + 0.5 * number] * 2, color=COLOURS[0], linewidth=2.5)
     axes.set_title(f"critical difference {difference:.2f} (Nemenyi, 5 %)", fontsize=8)
 
 

@@ -93,7 +93,7 @@ def figure(
 
     curves: mean accuracy on the tasks seen, during tasks too where `runtime.analysis` holds `curve`.
     loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
-    critical-difference: mean ranks over scenarios, or over the seeds of one scenario, with Nemenyi's test.
+    critical-difference: mean ranks over scenarios, or over five seeds or more of one scenario, with Nemenyi's test.
     """
     from fcilbench.boards.figures import FIGURES, draw
     from fcilbench.results.store import Store

@@ -156,6 +156,11 @@ def test_figures_are_drawn_and_say_what_they_need(stored, tmp_path, make_cell, m
     text = (tmp_path / "critical-difference.svg").read_text()
     # fedavg leads in each of five seeds: ranks 1 and 2, CD = 1.960 sqrt(2 * 3 / (6 * 5)) = 0.88
     assert all(part in text for part in ("fedavg 1.00", "sum 2.00", "critical difference 0.88"))
+    axes = pyplot.figure().add_subplot()
+    FIGURES["critical-difference"](axes, AccuracyBoard().build(five), stored, "none")
+    # sum's line at rank 2 ends above fedavg's name, which stands at rank 1 in the second line and runs to the right.
+    assert [line.get_xydata()[1].tolist() for line in axes.lines] == [[2, 1], [1, 2]]
+    pyplot.close("all")
     with pytest.raises(UsageError, match="shows one method"):
         draw("forgetting", board, stored, "none", tmp_path / "f.svg")
     one = [row for row in rows if row.coords["aggregator"] == "fedavg"]
