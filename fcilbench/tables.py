@@ -26,6 +26,11 @@ def line(text: object) -> str:
     return clean(" ".join(str(text).split()))
 
 
+def cut(text: str, length: int) -> str:
+    """Returns a text of at most `length` characters; a longer one ends in `…`."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def flatten(value: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
     """Returns the leaves of nested maps (and lists, if asked) by dotted path; an empty map or list is a leaf.
 

@@ -30,8 +30,6 @@ CONTROLS: Mapping[str, tuple[TaskIdentity, ...]] = {
 REFERENCE = "fcilbench/joint"
 """Centralised training: no competitor, so it has no rank and is no best."""
 
-CLEAN = "fcilbench/none"
-
 
 class BaseBoard:
     """What the boards share; each one says how it splits cells into blocks, and which figures it takes from them."""
@@ -92,12 +90,9 @@ class BaseBoard:
         ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
         recipes = [as_facts({"protocol": recipe_of(own[0])}) for own in methods.values()]
         shared = {key: value for key, value in recipes[0].items() if all(each[key] == value for each in recipes)}
-        ranked = tuple(
-            entry.model_copy(
-                update={"ranks": {key: r[entry.aggregator] for key, (r, _) in ranking.items() if entry.aggregator in r}}
-            )
-            for entry in entries
-        )
+        for place, entry in enumerate(entries):
+            own = {key: found[entry.aggregator] for key, (found, _) in ranking.items() if entry.aggregator in found}
+            entries[place] = entry.model_copy(update={"ranks": own})
         return Block(
             scenario=labels(members),
             digest=digest(scenario),
@@ -106,9 +101,9 @@ class BaseBoard:
             )
             | shared,
             groups=groups,
-            entries=ranked,
+            entries=tuple(entries),
             tests={key: tests for key, (_, tests) in ranking.items() if tests},
-            notes=block_notes(groups, ranked, methods),
+            notes=block_notes(groups, entries, methods),
         )
 
     def _entry(
@@ -162,17 +157,12 @@ class AccuracyBoard(BaseBoard):
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns a group for each task identity that was evaluated."""
         measured = {name for sample in members if sample.row for name in sample.row.metrics}
-        return tuple(
-            Group(
-                key=identity,
-                columns=tuple(
-                    _column(metric)
-                    for name, metric in ((name, METRICS[name]) for name in self.metrics)
-                    if metric.function is not None or f"{name}/{identity}" in measured
-                ),
-            )
-            for identity in _identities(members)
-        )
+        metrics = [METRICS[name] for name in self.metrics]
+        groups = []
+        for identity in _identities(members):
+            known = [each for each in metrics if each.function is not None or f"{each.name}/{identity}" in measured]
+            groups.append(Group(key=identity, columns=tuple(map(_column, known))))
+        return tuple(groups)
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the metrics of each seed, by task identity."""
@@ -236,14 +226,11 @@ class RobustnessBoard(BaseBoard):
 
         summary = tuple(column(key, f"{metric.title} {text}") for key, text in self._COLUMNS.items())
         details = tuple(column(name, name) for name in sorted({_stress(sample) for sample in members} - {""}))
-        return tuple(
-            group
-            for identity in _identities(members)
-            for group in (
-                Group(key=identity, columns=summary),
-                Group(key=f"{identity}, by stressor", columns=details, ranked=False),
-            )
-        )
+        groups = []
+        for identity in _identities(members):
+            groups.append(Group(key=identity, columns=summary))
+            groups.append(Group(key=f"{identity}, by stressor", columns=details, ranked=False))
+        return tuple(groups)
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
@@ -283,7 +270,7 @@ def _stress(sample: Sample) -> str:
     record = sample.plugins["stress"]
     options = ", ".join(f"{name}={value}" for name, value in record.identity.items())
     short = record.name.rpartition("/")[2]
-    return "" if record.name == CLEAN else f"{short}[{options}]" if options else short
+    return "" if record.name == "fcilbench/none" else f"{short}[{options}]" if options else short
 
 
 def _column(metric: Metric) -> Column:

@@ -1,4 +1,4 @@
-"""Figures for a paper's column, drawn by matplotlib (which mlflow brings along): safe for the colour-blind."""
+"""Figures for a paper's column, drawn by matplotlib: safe for the colour-blind."""
 
 from __future__ import annotations
 
@@ -25,14 +25,9 @@ SUFFIXES = (".svg", ".pdf", ".png")
 
 
 def draw(name: str, board: Board, store: Store, identity: str, path: Path) -> None:
-    """Draws a figure of a board into a file.
+    """Draws one of `FIGURES`, of an accuracy board under a task identity, into an `.svg`, `.pdf` or `.png` file.
 
-    Args:
-        name: One of `FIGURES`.
-        board: The accuracy board of the rows.
-        store: Their results folder, for matrices and curves.
-        identity: The task identity that is shown.
-        path: An `.svg`, `.pdf` or `.png` file.
+    `store` is the results folder of the rows, for matrices and curves.
 
     Raises:
         UsageError: If the file has another ending, or the rows are of several scenarios and the figure shows one.

@@ -17,7 +17,6 @@ class Estimate(Closed):
     Attributes:
         mean: Mean of the defined values; `None` if there is none.
         half_width: Half width of the interval; `None` with fewer than two values, or if they are equal up to rounding.
-        n: Number of defined values.
         values: The defined value of each seed index.
         paper: The figure that the paper prints, on boards that are compared with one.
     """
@@ -68,7 +67,6 @@ class Rank(Closed):
     Attributes:
         rank: 1 plus the number of methods that are significantly better, so that tied methods share a rank; `None`
             with too few seeds for the tests.
-        of: Number of methods ranked.
         low: Best place of the 95 % bootstrap interval over seeds.
         high: Worst place of that interval.
         best: Whether it has the best mean.
@@ -106,20 +104,14 @@ class Entry(Closed):
 
     Attributes:
         aggregator: Label, with what tells it apart where two methods share a label.
-        plugin: Full name of the method's plugin.
         control: Groups in which it is a control: a claim must beat it.
         reference: Whether it is the centralised reference, which has no rank.
-        ok: Cells with a result.
-        planned: Cells planned.
-        seeds: Seeds with a result.
         stale: Results of older code than this checkout.
         failures: Number of cells per status other than `ok`; `missing` is a planned cell without a row.
         reasons: One line for each distinct failure or reason for skipping.
         estimates: By group and metric.
         formulas: Complexity that the paper prints, by metric.
         ranks: By group; no entry where the block says why there is no rank.
-        warnings: Distinct warnings of its rows.
-        cells: Ids of its rows.
     """
 
     aggregator: str
@@ -148,8 +140,6 @@ class Block(Closed):
         facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
         groups: Column groups, never ranked together.
         entries: Methods, in alphabetical order: the order is no rank.
-        tests: Paired tests by group.
-        notes: What a reader must know of this block.
     """
 
     scenario: dict[str, str]
@@ -180,9 +170,7 @@ class Overall(Closed):
     """A board of the blocks of a board, for one column group.
 
     Attributes:
-        key: The group.
         metric: The metric that ranks it.
-        blocks: Number of blocks.
         methods: Methods that have results in every block, best first.
         left_out: Methods that lack a block.
         critical_difference: Nemenyi's: mean ranks that differ by less cannot be told apart (5 %).

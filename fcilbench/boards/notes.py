@@ -11,6 +11,7 @@ from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS, LEAST_TESTED
 from fcilbench.spec.row import Row
+from fcilbench.tables import cut
 
 CONTROL = "‡"
 """Mark of a control."""
@@ -37,12 +38,9 @@ def block_notes(
 def board_notes(
     blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequence[Overall], apart: str
 ) -> tuple[str, ...]:
-    """Returns the notes of a whole board.
+    """Returns the notes of a whole board, from its blocks with their flattened scenarios and the board of the blocks.
 
-    Args:
-        blocks: Each block with its flattened scenario.
-        overall: The board of its blocks.
-        apart: What its column groups are, said where a block has several.
+    `apart` is what its column groups are, said where a block has several.
     """
     if not blocks:
         return ("no rows to show",)
@@ -79,45 +77,39 @@ def _differences(facts: Sequence[Mapping[str, str]]) -> str:
     keys = sorted({key for fact in facts for key in fact})
     parts = []
     for key in keys:
-        values = [_short(fact.get(key, "absent")) for fact in facts]
+        values = [cut(fact.get(key, "absent"), 24) for fact in facts]
         if len(set(values)) > 1:
             parts.append(f"{key} ({' | '.join(dict.fromkeys(values))})")
     return ", ".join(parts)
 
 
-def _short(value: str, length: int = 24) -> str:
-    return value if len(value) <= length else f"{value[: length - 1]}…"
-
-
 def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
     notes = []
-    entry_of = {entry.aggregator: entry for entry in entries}
     for group in groups:
-        metric = group.columns[0].metric
-        counts = {entry.aggregator: entry.estimates[group.key][metric].n for entry in entries}
-        few = [f"{name} n={n}" for name, n in counts.items() if n < LEAST_SEEDS]
+        column = group.columns[0]
+        estimates = {entry.aggregator: entry.estimates[group.key][column.metric] for entry in entries}
+        few = [f"{name} n={each.n}" for name, each in estimates.items() if each.n < LEAST_SEEDS]
+        alike = [name for name, each in estimates.items() if each.constant]
         found = [entry.ranks[group.key] for entry in entries if group.key in entry.ranks]
+        texts = []
         if few:
-            notes.append((group.key, f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})"))
-        alike = [name for name in counts if entry_of[name].estimates[group.key][metric].constant]
+            texts.append(f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})")
         if alike:
-            text = f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})"
-            notes.append((group.key, text))
+            texts.append(f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})")
         elif not few and not found and len(entries) > 1:
-            notes.append((group.key, f"no rank: the methods share fewer than {LEAST_SEEDS} seeds"))
+            texts.append(f"no rank: the methods share fewer than {LEAST_SEEDS} seeds")
         if found and found[0].rank is None:
-            text = (
-                f"rank is the interval of the place by mean {group.columns[0].title}, in 95 % of the resamples of the "
-                f"seeds; with fewer than {LEAST_TESTED} common seeds nothing is tested"
+            texts.append(
+                f"rank is the interval of the place by mean {column.title}, in 95 % of the resamples of the seeds; "
+                f"with fewer than {LEAST_TESTED} common seeds nothing is tested"
             )
-            notes.append((group.key, text))
         elif found:
-            text = (
-                f"rank = 1 + methods significantly better in {group.columns[0].title} (paired t over common seeds, "
+            texts.append(
+                f"rank = 1 + methods significantly better in {column.title} (paired t over common seeds, "
                 "Holm-corrected, p < 0.05), so that ties share a rank; in brackets the place by mean in 95 % of the "
                 "resamples of the seeds"
             )
-            notes.append((group.key, text))
+        notes += [(group.key, text) for text in texts]
     return _merged(notes, groups)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fcilbench.boards.model import Block
 from fcilbench.boards.scenario import Sample
@@ -21,7 +21,6 @@ class Printed(Closed):
     """One figure of a paper, with its place there.
 
     Attributes:
-        table: Table or figure.
         row: Row of it, as it is printed.
         metric: Column of a board, e.g. `faa`, `round_s` or `stressed`; other names stand on no board.
         value: The figure; ratios between 0 and 1, bytes, seconds. `None` for a formula.
@@ -47,27 +46,13 @@ class Printed(Closed):
     backbone: str = "vit-b16"
 
 
-class _File(Closed):
+class Reference(Closed):
+    """The printed figures of one paper, with the protocol that it names."""
+
     source: str
     protocol: dict[str, Any]
     note: str = ""
     records: tuple[Printed, ...]
-
-
-class Reference:
-    """The printed figures of one paper.
-
-    Attributes:
-        source: The paper.
-        protocol: The protocol that it names.
-        records: Its figures.
-    """
-
-    def __init__(self, source: str, protocol: Mapping[str, Any], records: Iterable[Printed]) -> None:
-        self.source, self.protocol, self.records = source, protocol, tuple(records)
-        self._by_method: dict[str, list[Printed]] = defaultdict(list)
-        for record in self.records:
-            self._by_method[record.aggregator].append(record)
 
     @classmethod
     def load(cls, folder: Path) -> Reference:
@@ -79,20 +64,20 @@ class Reference:
         found = []
         for path in sorted(folder.glob("*.json")):
             try:
-                found.append(_File.model_validate(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, ValidationError) as error:
+                found.append(cls.model_validate(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError) as error:
                 raise UsageError(
                     f"{path} is no file of printed figures: {' '.join(str(error).split())[:200]}"
                 ) from error
         if not found:
             raise UsageError(f"{folder} holds no *.json of printed figures", hint="e.g. --reference leaderboards/paper")
-        return cls(found[0].source, found[0].protocol, (record for file in found for record in file.records))
+        return found[0].model_copy(update={"records": tuple(record for file in found for record in file.records)})
 
     def printed(self, sample: Sample) -> dict[str, float]:
         """Returns the figures that the paper prints for a sample's data set, beta and method, by metric."""
         plugins = sample.plugins
         method = plugins["aggregator"]
-        records = self._by_method.get(_short(method.name), ())
+        records = self._of(method.name)
         switches = {name for record in records for name in record.options}  # others, e.g. a rank, are tuned
         options = {name: value for name, value in method.identity.items() if name in switches}
         beta = sample.params.partition.get("value") if sample.params.partition.get("kind") == "dirichlet" else None
@@ -108,18 +93,17 @@ class Reference:
 
     def formulas(self, plugin: str) -> dict[str, str]:
         """Returns the complexities of a method, by metric."""
-        return {each.metric: each.formula for each in self._by_method.get(_short(plugin), ()) if each.formula}
+        return {each.metric: each.formula for each in self._of(plugin) if each.formula}
+
+    def _of(self, plugin: str) -> list[Printed]:
+        return [record for record in self.records if record.aggregator == _short(plugin)]
 
     def notes(self, blocks: Sequence[Block]) -> tuple[str, ...]:
         """Returns what differs between the paper's protocol and that of blocks that show its figures."""
         differing: dict[str, set[str]] = defaultdict(set)
         for block in blocks:
-            if any(
-                each.paper is not None
-                for e in block.entries
-                for group in e.estimates.values()
-                for each in group.values()
-            ):
+            estimates = (each for e in block.entries for group in e.estimates.values() for each in group.values())
+            if any(each.paper is not None for each in estimates):
                 for name, value in self.protocol.items():
                     own = block.facts.get(f"protocol.{name}")
                     if own is not None and own != json.dumps(value):

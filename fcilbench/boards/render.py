@@ -221,10 +221,6 @@ def _items(notes: Iterable[str]) -> list[str]:
     return [f"- {escape_markdown(note)}" for note in notes]
 
 
-def _json(board: Board) -> str:
-    return clean(board.model_dump_json(by_alias=True, indent=2)) + "\n"
-
-
 _CSV = (
     *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "control", "ok", "planned", "stale"),
     *("group", "metric", "unit", "better", "mean", "half_width", "n", "rank", "low", "high", "paper", "formula"),
@@ -311,6 +307,6 @@ FORMATS: Mapping[str, Callable[[Board, int], str]] = {
     "table": _text,
     "md": lambda board, _: _markdown(board),
     "csv": lambda board, _: _csv(board),
-    "json": lambda board, _: _json(board),
+    "json": lambda board, _: clean(board.model_dump_json(by_alias=True, indent=2)) + "\n",
     "tex": lambda board, _: _tex(board),
 }

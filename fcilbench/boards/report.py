@@ -21,7 +21,7 @@ from fcilbench.boards.notes import CONTROL, REFERENCE
 from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
 from fcilbench.results.store import Store
-from fcilbench.spec.metrics import average_incremental_accuracy
+from fcilbench.spec.metrics import Matrix, faa
 from fcilbench.spec.row import Row
 from fcilbench.tables import clean, flatten
 
@@ -115,14 +115,14 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
             own = [rows[each] for each in entry.cells if each in rows and rows[each].status == "ok"]
             if found.mean is None or not own:
                 continue
-            curves = [_learning(row.accuracy.get(group.key, [])) for row in own]  # type: ignore[call-overload]
+            matrices = [row.accuracy.get(group.key, []) for row in own]  # type: ignore[call-overload]
             methods.append(
                 {
                     "name": entry.aggregator,
                     "x": statistics.fmean(row.cost.bytes_up + row.cost.bytes_down for row in own),
                     "y": found.mean,
                     "half": found.half_width and float(f"{found.half_width:.6g}"),  # equal on every machine
-                    "curve": _mean_curve(curves),
+                    "curve": _mean_curve(matrices),
                     "own": [place[each] for each in entry.cells if each in place],
                 }
             )
@@ -135,11 +135,8 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
 def _sweeps(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Returns the hyperparameters that have three values or more in methods that differ in nothing else.
 
-    Args:
-        methods: Plugin and options of each method.
-
-    Returns:
-        Of each such hyperparameter its name and its points: the value and the method's place, in the order of values.
+    A method is its plugin and its options. Of each such hyperparameter there is its name and its points: the value and
+    the method's place, in the order of values.
     """
     found: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for place, (plugin, options) in enumerate(methods):
@@ -151,12 +148,10 @@ def _sweeps(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, 
     return [{"name": json.loads(key)[0], "points": sorted(own)} for key, own in found.items() if len(own) > 2]
 
 
-def _learning(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
-    return [average_incremental_accuracy([line]) for line in matrix]
-
-
-def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
-    points = list(zip(*curves, strict=False))
+def _mean_curve(matrices: Iterable[Matrix]) -> list[float | None]:
+    """Returns the mean over seeds of the accuracy on the tasks seen, after each task."""
+    curves = [[faa([line]) for line in matrix] for matrix in matrices]
+    points = zip(*curves, strict=False)
     return [None if None in own else round(statistics.fmean(v for v in own if v is not None), 4) for own in points]
 
 

@@ -19,8 +19,6 @@ from fcilbench.tables import flatten
 METHOD_FIELDS = ("lr", "weight_decay", "clip_norm", "optimizer", "momentum", "schedule")
 """The local optimiser's recipe, which a method may have of its own; all other protocol fields are of the scenario."""
 
-MISSING = "missing"
-
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
@@ -47,17 +45,12 @@ class Sample:
     @property
     def status(self) -> str:
         """Status of the row, or `missing`."""
-        return self.row.status if self.row else MISSING
+        return self.row.status if self.row else "missing"
 
     @property
     def parts(self) -> tuple[object, ...]:
         """What tells samples apart that share their parameters and plugins, as light rows do; quick to compare."""
         return (id(self.params), self.declared, *map(id, self.plugins.values()))
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Digest of the data that was loaded."""
-        return self.row.data.fingerprint if self.row else None
 
     @property
     def hardware(self) -> str | None:
@@ -81,7 +74,7 @@ class Sample:
         return f"{self.row.failure.type}: {self.row.failure.message}"
 
 
-def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None = None) -> list[Sample]:
+def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None) -> list[Sample]:
     """Returns one sample per cell; the last row of a cell wins.
 
     The engine's version is part of a cell's id. Of rows that differ in nothing else, those of the newest engine count.
@@ -157,13 +150,8 @@ def split(
     A cell that ended before it loaded its data belongs to its scenario's data if there is only one; if equal
     declarations loaded different data, it stands apart, with `data.loaded` unknown. So it is with the hardware.
 
-    Args:
-        found: The samples.
-        stress: Whether clean and stressed cells are scenarios of their own.
-        hardware: Whether other hardware is another scenario.
-
-    Returns:
-        `(scenario, samples)` per block, ordered by labels, then by content.
+    With `stress`, clean and stressed cells are scenarios of their own; with `hardware`, other hardware is another
+    scenario. Returns `(scenario, samples)` per block, ordered by labels, then by content.
     """
     by_key: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
     known: dict[tuple[object, ...], str] = {}
@@ -177,7 +165,7 @@ def split(
     blocks = []
     for scenario, members in by_key.values():
         parts: dict[tuple[str | None, str | None], list[Sample]] = defaultdict(list)
-        data = _known([sample.fingerprint for sample in members])
+        data = _known([sample.row.data.fingerprint if sample.row else None for sample in members])
         device = _known([sample.hardware for sample in members])
         for sample, loaded, machine in zip(members, data, device, strict=True):
             parts[loaded, machine if hardware else None].append(sample)

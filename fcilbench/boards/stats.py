@@ -32,25 +32,20 @@ def estimate(values: Mapping[int, float | None], paper: float | None = None) -> 
         >>> round(estimate({0: 0.5, 1: 0.6, 2: 0.7}).half_width, 6)
         0.248414
     """
+    from scipy.special import stdtrit
+
     defined = {seed: value for seed, value in sorted(values.items()) if value is not None}
     numbers = list(defined.values())
     n = len(numbers)
-    if n == 0:
-        return Estimate(mean=None, half_width=None, n=0, values={}, paper=paper)
-    mean = statistics.fmean(numbers)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / max(1, n - 1))
+    mean = statistics.fmean(numbers) if numbers else None
     # An accuracy is a sum in the order of the tasks, which the seed decides: .7991 may be .7990999999999999.
-    alike = max(numbers) - min(numbers) <= _ROUNDING * max(1.0, *map(abs, numbers))
-    half_width = None if alike else t_quantile(n - 1) * deviation / math.sqrt(n)
+    alike = not numbers or max(numbers) - min(numbers) <= _ROUNDING * max(1.0, *map(abs, numbers))
+    half_width = None
+    if mean is not None and not alike:
+        quantile = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2))  # of Student's t
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / (n - 1))
+        half_width = quantile * deviation / math.sqrt(n)
     return Estimate(mean=mean, half_width=half_width, n=n, values=defined, paper=paper)
-
-
-@lru_cache
-def t_quantile(degrees: int) -> float:
-    """Returns the two-sided 95 % quantile of Student's t, e.g. 4.302653 for 2 degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
 def paired_p(differences: Any) -> Any:
@@ -112,11 +107,8 @@ def ranks(
 
     A method's rank is 1 plus the number of methods that beat it with a Holm-corrected p below 0.05. Its interval holds
     the places of its mean in 95 % of the resamples of the seeds. With fewer than `LEAST_TESTED` common seeds there are
-    intervals only; with fewer than `LEAST_SEEDS`, or of one method, there is nothing.
-
-    Args:
-        samples: Per method the value of each seed.
-        higher: Whether a higher value is better.
+    intervals only; with fewer than `LEAST_SEEDS`, or of one method, there is nothing. `samples` has the value of each
+    seed, by method.
     """
     seeds, aligned = align(samples)
     if len(samples) < 2 or len(seeds) < LEAST_SEEDS:
@@ -162,12 +154,7 @@ def _places(values: Any, *, higher: bool) -> Any:
 
 
 def place_intervals(values: Sequence[Sequence[float]], *, higher: bool) -> list[tuple[int, int]]:
-    """Returns the best and the worst place of each method's mean in 95 % of the resamples of the seeds.
-
-    Args:
-        values: Of each method, one value a seed.
-        higher: Whether a higher value is better.
-    """
+    """Returns the best and the worst place of each method's mean in 95 % of the resamples of the seeds."""
     import numpy as np
 
     places = np.sort(_places(np.array(values) @ _resamples(len(values[0])), higher=higher), axis=1)
@@ -178,11 +165,8 @@ def place_intervals(values: Sequence[Sequence[float]], *, higher: bool) -> list[
 def mean_ranks(blocks: Sequence[Mapping[str, Sequence[float]]], *, higher: bool) -> tuple[MeanRank, ...]:
     """Returns the mean place of each method over blocks, best first.
 
-    The interval is a bootstrap over blocks and, within each block, over its seeds.
-
-    Args:
-        blocks: In each block the values of the same methods, over the block's common seeds.
-        higher: Whether a higher value is better.
+    The interval is a bootstrap over blocks and, within each block, over its seeds. A block has the values of the same
+    methods as the others, over the block's common seeds.
     """
     import numpy as np
 
@@ -221,9 +205,7 @@ def critical_difference(methods: int, blocks: int) -> float:
 def tie_groups(ranked: Sequence[tuple[str, float]], difference: float) -> list[list[str]]:
     """Returns the largest groups of neighbours whose mean ranks differ by at most `difference`; none of one method.
 
-    Args:
-        ranked: Methods with their mean ranks, best first.
-        difference: Critical difference.
+    `ranked` are methods with their mean ranks, best first.
     """
     groups: list[list[str]] = []
     for start, (_, rank) in enumerate(ranked):

@@ -147,9 +147,9 @@ def test_controls_and_stale_rows_are_marked(row_of):
 
 def test_printed_figures_stand_beside_measured_ones(row_of):
     reference = Reference(
-        "a paper",
-        {"clients": 10, "rounds": 5},
-        [
+        source="a paper",
+        protocol={"clients": 10, "rounds": 5},
+        records=[
             Printed(table="T", row="A", metric="faa", value=0.55, aggregator="fedavg", dataset="digits", beta=0.5),
             Printed(table="T", row="B", metric="faa", value=0.7, aggregator="fedavg", dataset="digits", beta=0.1),
             Printed(table="T", row="C", metric="faa", value=0.9, aggregator="sum", options={"lambda_s": 0.2}),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 
@@ -12,7 +13,6 @@ from fcilbench.boards.stats import (
     mean_ranks,
     paired_p,
     ranks,
-    t_quantile,
     tie_groups,
 )
 
@@ -42,7 +42,9 @@ def test_mean_and_interval(values, mean, half_width, n):
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706205), (2, 4.302653), (4, 2.776445), (9, 2.262157)])
 def test_quantiles_are_those_of_the_table(degrees, quantile):
-    assert t_quantile(degrees) == pytest.approx(quantile, abs=5e-7)
+    values = dict(enumerate(map(float, range(degrees + 1))))
+    deviation = statistics.stdev(values.values()) / math.sqrt(len(values))
+    assert estimate(values).half_width / deviation == pytest.approx(quantile, abs=5e-7)
 
 
 def test_paired_tests_with_two_degrees_of_freedom():
