@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.cli.show import nothing, select_rows
+from fcilbench.cli.show import select_rows
 from fcilbench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 REPORT = ("accuracy", "overhead", "robustness")
 """Boards of the HTML report."""
+_SHOWN = 4
+"""Differences between environments that a note names."""
 
 
 def board(
@@ -51,7 +53,7 @@ def board(
     from fcilbench.cli.plan import prepare
     from fcilbench.files import write_atomic
     from fcilbench.registry.entrypoints import lookup
-    from fcilbench.results.store import Store
+    from fcilbench.results.store import NoRowsError, Store
 
     lookup("boards", name)  # before anything else: a typo is not "no rows"
     chosen = _form(form, output)
@@ -64,8 +66,8 @@ def board(
         prepared = prepare(suite, set_, out, only=only, metrics=metrics, params=params)
         store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
         rows = list({item.cell_id: item.row for item in prepared.plan.items if item.row}.values())
-    if not rows:
-        raise nothing(store)
+        if not rows:
+            raise NoRowsError(store.root)
     gc.freeze()  # thousands of rows stay until the end: searching them for cycles takes a quarter of the time
     printed = Reference.load(reference) if reference else None
     built = [build_board(each, rows, store, planned, printed) for each in names]
@@ -179,12 +181,7 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
             plugins = (each.name for row in rows if row.env == env for each in row.plugins.values())
             dists = {"fcilbench", *(name.partition("/")[0] for name in plugins)}
             found = {} if portable else environment_difference(software(record, dists), software(own, dists))
-            environments[env] = _some(
-                [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
-            )
+            parts = [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
+            more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+            environments[env] = ", ".join(parts[:_SHOWN]) + more
     return Here(None if portable else source_state()[0], ENGINE_VERSION, digests, environments)
-
-
-def _some(parts: Sequence[str], shown: int = 4) -> str:
-    rest = f" and {len(parts) - shown} more" if len(parts) > shown else ""
-    return ", ".join(parts[:shown]) + rest

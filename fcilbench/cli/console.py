@@ -61,11 +61,6 @@ def show(text: str) -> None:
     sys.stdout.write(clean(text if text.endswith("\n") else f"{text}\n"))
 
 
-def show_json(body: Mapping[str, Any]) -> None:
-    """Prints a JSON document on standard output, with the version of its form, `schema`."""
-    show(json.dumps({"schema": 1, **body}, indent=2, ensure_ascii=False, default=str))
-
-
 def show_list(
     form: str,
     headers: Sequence[str],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,25 +31,20 @@ def export(
     from fcilbench.cli.show import find_row
     from fcilbench.federation.outcome import MODULE, ModuleFile, read_module, write_module
     from fcilbench.results.store import Store
-    from fcilbench.spec.cell import Cell
 
     store = Store(out)
     row = find_row(store, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: it deploys nothing")
-    folder = store.cell_dir(row.cell_id)
+    kept = store.cell_dir(row.cell_id) / MODULE
     again = "run it again with -s runtime.keep_model=true --rerun all"
-    if not (folder / MODULE).is_file():
-        raise PrerequisiteError(f"{folder / MODULE} does not exist: the cell ran without keep_model", hint=again)
-    found = read_module(folder / MODULE)
+    if not kept.is_file():
+        raise PrerequisiteError(f"{kept} does not exist: the cell ran without keep_model", hint=again)
+    found = read_module(kept)
     if found.facts["model"] != row.model_digest:
-        raise PrerequisiteError(f"{folder / MODULE} is not the model of this row", hint=again)
-    try:
-        use = Cell.model_validate(json.loads((folder / "cell.json").read_text(encoding="utf-8"))["cell"]).aggregator
-    except (OSError, ValueError, KeyError) as error:
-        raise PrerequisiteError(f"{folder / 'cell.json'} cannot be read: {error}") from error
-    path = output or Path(f"{row.cell_id[:12]}.safetensors")
-    about = {"cell": row.cell_id, "method": use.name, "version": use.version}
+        raise PrerequisiteError(f"{kept} is not the model of this row", hint=again)
+    path, method = output or Path(f"{row.cell_id[:12]}.safetensors"), row.plugins["aggregator"]
+    about = {"cell": row.cell_id, "method": method.name, "version": method.version}
     write_module(path, ModuleFile(found.tensors, {**about, **found.facts}))
     console.show(f"{path}: {_summary(read_module(path))}")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.cli import console
@@ -29,15 +29,11 @@ class Display:
     Args:
         verb: Word before each name, e.g. `fetching`.
         unit: What is counted, e.g. `bytes`.
-        bars: Whether to draw bars; by default, if standard error is a terminal.
-        clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self, verb: str = "", unit: str = "", bars: bool | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._verb, self._unit, self._clock = verb, unit, clock
-        self.live = console.err().is_terminal if bars is None else bars
+    def __init__(self, verb: str, unit: str = "") -> None:
+        self._verb, self._unit = verb, unit
+        self.live = console.err().is_terminal
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
         self._said: dict[str, float] = {}
@@ -49,11 +45,11 @@ class Display:
         if not self.live:
             if name not in self._said:
                 console.say(f"{self._verb} {name}" + (f" ({total:,} {self._unit})" if total and self._unit else ""))
-            elif note and self._clock() - self._said[name] >= _EVERY:
+            elif note and monotonic() - self._said[name] >= _EVERY:
                 console.say(f"{name}: {note}")
             else:
                 return
-            self._said[name] = self._clock()
+            self._said[name] = monotonic()
             return
         self._bars = self._bars or self._start()
         if name not in self._tasks:
@@ -95,8 +91,8 @@ class Display:
 class RunProgress(Progress):
     """Progress of a run: a bar for the suite and one for each cell, or lines."""
 
-    def __init__(self, display: Display | None = None) -> None:
-        self._display = display or Display("start")
+    def __init__(self) -> None:
+        self._display = Display("start")
         self._done = self._total = 0
         self._names: dict[Handle, str] = {}
         self._shares: dict[Handle, float] = {}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
 
-OUT = Path("reproduced")
 _SAME_ORIGIN = {"*": 1e-9}
 _ELSEWHERE = {"accuracy/*": 0.05, "*": 0.01}
 """Tolerances: entries of the matrix are of fewer test images than the metrics."""
@@ -31,7 +30,7 @@ def reproduce(
     cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
     *,
     source: options.From,
-    out: options.Out = OUT,
+    out: options.Out = Path("reproduced"),
     tolerance: options.Tolerance = None,
     gpus: options.Gpus = "auto",
     data: options.Data = None,
@@ -76,10 +75,8 @@ class Again:
 
     Attributes:
         here: Its new row; `None` if it did not end here.
-        pairs: Every number of both results.
         strict: Whether results must be equal: the environment and code of the row, on a CPU.
         problem: Why it is not reproduced, in one line; empty if it is.
-        exit_code: Exit code of the run.
     """
 
     here: Row | None
@@ -96,28 +93,11 @@ def train_again(row: Row, out: Path, gpus: str, offline: bool, tolerance: Mappin
     Raises:
         PrerequisiteError: If the cell cannot run here.
     """
-    from fcilbench.results.compare import compare, pair_up
-
-    here, exit_code = _train(row, out, gpus, offline)
-    found = compare(row, here or row, {})
-    if here is None or here.status != "ok":
-        problem = f"does not end here: {here.reason if here else 'no row'}"
-        console.say(f"cell {row.cell_id[:12]} {problem}")
-        return Again(None, found, [], False, problem, exit_code or CELLS_FAILED)
-    strict = found.same_origin and here.device == "cpu"
-    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE), **tolerance})
-    parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in pairs if not each.within]
-    wrong = [name for name in found.digests if name == "data" or strict]
-    parts += [f"another digest of the {name}" for name in wrong]
-    return Again(here, found, pairs, strict, "; ".join(parts[:_SHOWN]))
-
-
-def _train(row: Row, out: Path, gpus: str, offline: bool) -> tuple[Row | None, int]:
-    """Trains the cell of a row and returns its new row, if there is one, and the exit code of the run."""
     from fcilbench.cli.plan import prepare
     from fcilbench.cli.run import train
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
+    from fcilbench.results.compare import compare, pair_up
 
     devices = tuple(choose_devices(gpus))[:1]
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +110,18 @@ def _train(row: Row, out: Path, gpus: str, offline: bool) -> tuple[Row | None, i
     if item.cell_id != row.cell_id:
         console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
     summary = train(prepared, RunOptions(devices=devices, offline=offline), "none")
-    return summary.rows.get(item.cell_id), summary.exit_code
+    here = summary.rows.get(item.cell_id)
+    found = compare(row, here or row, {})
+    if here is None or here.status != "ok":
+        problem = f"does not end here: {here.reason if here else 'no row'}"
+        console.say(f"cell {row.cell_id[:12]} {problem}")
+        return Again(None, found, [], False, problem, summary.exit_code or CELLS_FAILED)
+    strict = found.same_origin and here.device == "cpu"
+    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE), **tolerance})
+    parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in pairs if not each.within]
+    wrong = [name for name in found.digests if name == "data" or strict]
+    parts += [f"another digest of the {name}" for name in wrong]
+    return Again(here, found, pairs, strict, "; ".join(parts[:_SHOWN]))
 
 
 def suite_of(row: Row) -> dict[str, Any]:

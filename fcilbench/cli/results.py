@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.cli.show import nothing
 from fcilbench.errors import CELLS_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -43,14 +42,14 @@ def merge(
 
     report = merge_stores([Store(folder) for folder in folders], Store(out), parse_tolerances(tolerance))
     if form in (options.Form.JSON, options.Form.JSONL):
-        console.show_json(
-            {
-                "cells": report.cells,
-                "added": report.added,
-                "conflicts": [_as_json(each) for each in report.conflicts],
-                "remarks": [_as_json(each) for each in report.remarks],
-            }
-        )
+        body = {
+            "schema": 1,
+            "cells": report.cells,
+            "added": report.added,
+            "conflicts": [_as_json(each) for each in report.conflicts],
+            "remarks": [_as_json(each) for each in report.remarks],
+        }
+        console.show(json.dumps(body, indent=2, ensure_ascii=False, default=str))
     else:
         remarks = f", {len(report.remarks)} with another model but equal metrics" if report.remarks else ""
         console.show(
@@ -76,15 +75,13 @@ def export(
     Such a folder is what leaderboards/ holds: `fcilbench reproduce` can train any of its cells again. A file that ends
     in .csv or .parquet gets a table with a line for each cell instead.
     """
+    from fcilbench.cli.show import select_rows
     from fcilbench.results.frames import SUFFIXES, write_rows
     from fcilbench.results.merge import export as export_rows
     from fcilbench.results.store import Store
-    from fcilbench.suite.select import parse_selectors
 
-    store, chosen = Store(out), parse_selectors(only or ())
-    rows = [row for row in store.latest().values() if chosen.matches(row.cell_id, row.coords, row.status)]
-    if not rows:
-        raise nothing(store, chosen)
+    store = Store(out)
+    rows = select_rows(store, only)
     if target.suffix in SUFFIXES:
         write_rows(rows, target)
         console.show(f"{target}: {len(rows)} rows")

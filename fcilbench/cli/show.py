@@ -53,14 +53,19 @@ def show(
     console.show_list(form, headers, table, key="rows", right=range(first, len(headers)))
 
 
-def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str]) -> list[Row]:
-    """Returns the last row (light) of each cell that `--only` selects; raises an error if there is none."""
+def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str] | None = None) -> list[Row]:
+    """Returns the last row of each cell that `--only` selects: light ones with these `metrics`, or whole rows.
+
+    Raises:
+        NothingSelectedError: If there is none.
+    """
     from fcilbench.suite.select import parse_selectors
 
     chosen = parse_selectors(only or ())
-    rows = [row for row in store.latest_light(metrics).values() if chosen.matches(row.cell_id, row.coords, row.status)]
+    latest = store.latest() if metrics is None else store.latest_light(metrics)
+    rows = [row for row in latest.values() if chosen.matches(row.cell_id, row.coords, row.status)]
     if not rows:
-        raise nothing(store, chosen)
+        raise _nothing(store, chosen)
     return rows
 
 
@@ -83,12 +88,12 @@ def _figure(row: Row, name: str) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def nothing(store: Store, chosen: Selector | None = None) -> NothingSelectedError:
+def _nothing(store: Store, chosen: Selector) -> NothingSelectedError:
     """Returns the error of a results folder without rows, or without one that `--only` selects."""
-    coords = [row.coords for row in store.scan()] if chosen else []
-    if chosen and coords:
-        return NothingSelectedError(chosen.why_nothing(str(store.root), coords))
-    return NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
+    from fcilbench.results.store import NoRowsError
+
+    coords = [row.coords for row in store.scan()]
+    return NothingSelectedError(chosen.why_nothing(str(store.root), coords)) if coords else NoRowsError(store.root)
 
 
 def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) -> None:
@@ -103,18 +108,15 @@ def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) ->
         if chosen.matches(row.cell_id, row.coords, row.status):
             texts[row.cell_id] = _filled(row).to_json()
     if not texts:
-        raise nothing(store, chosen)
+        raise _nothing(store, chosen)
     console.show_list(form, (), (), key="rows", records=texts.values())
 
 
 def _filled(row: Row) -> Row:
     """Returns a row with all metrics that can be computed from its matrices, also those that it does not record."""
-    from fcilbench.results.light import metric_values
-    from fcilbench.spec.metrics import METRICS
+    from fcilbench.results.light import all_metrics
 
-    recorded = {name.partition("/")[0] for name in row.metrics}
-    later = [name for name in METRICS if name not in recorded]
-    return row.model_copy(update={"metrics": {**row.metrics, **metric_values(row, later)}}) if later else row
+    return row.model_copy(update={"metrics": all_metrics(row)})
 
 
 def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcilbench.results.light import metric_values
+from fcilbench.results.light import all_metrics
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten
@@ -84,9 +84,11 @@ def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Diffe
     derived = {name for name, metric in METRICS.items() if metric.function is not None}
     found_in_both = kept.metrics.keys() & other.metrics.keys()
     recorded = {n for n in {*kept.metrics, *other.metrics} if n in found_in_both or n.partition("/")[0] in derived}
-    pairs = ((_metrics(kept, recorded), _metrics(other, recorded)), (_entries(kept), _entries(other)))
+    metrics = [
+        {name: value.value for name, value in all_metrics(row).items() if name in recorded} for row in (kept, other)
+    ]
     found = []
-    for a, b in pairs:
+    for a, b in (metrics, [_entries(kept), _entries(other)]):
         for name in sorted({*a, *b}):
             fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
             found.append(Difference(name, a.get(name), b.get(name), next(fitting, DEFAULT_TOLERANCE)))
@@ -97,13 +99,6 @@ def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) ->
     """Returns the dotted keys at which two environment records differ, with both values (`None` if absent)."""
     a, b = flatten(kept), flatten(other)
     return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
-
-
-def _metrics(row: Row, names: set[str]) -> dict[str, float | None]:
-    """Returns the recorded metrics; one that an older fcilbench did not record is computed from the matrix."""
-    missing = {name.partition("/")[0] for name in names - {*row.metrics}}
-    values = {**metric_values(row, missing), **row.metrics}
-    return {name: value.value for name, value in values.items() if name in names}
 
 
 def _entries(row: Row) -> dict[str, float | None]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fcilbench.errors import NothingSelectedError, UsageError
-from fcilbench.results.light import metric_values
-from fcilbench.results.store import Store
-from fcilbench.spec.metrics import METRICS
+from fcilbench.errors import UsageError
+from fcilbench.results.light import all_metrics
+from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten
 
@@ -39,7 +38,7 @@ def load(folder: Path | str = "results") -> Frames:
     """Returns the last row of each cell of a results folder, with curves and matrices, as pandas tables.
 
     Raises:
-        NothingSelectedError: If the folder holds no rows.
+        NoRowsError: If the folder holds no rows.
 
     Example:
         >>> fcilbench.load("results").rows.groupby("aggregator")["faa/none"].mean()  # doctest: +SKIP
@@ -49,7 +48,7 @@ def load(folder: Path | str = "results") -> Frames:
     store = Store(folder)
     rows = list(store.latest().values())
     if not rows:
-        raise NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
+        raise NoRowsError(store.root)
     curves = [
         {"cell_id": row.cell_id, **flatten({k: v for k, v in event.items() if k != "accuracy" or "round" in event})}
         for row in rows
@@ -92,14 +91,13 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 def _record(row: Row) -> dict[str, Any]:
     """Returns a row as a flat record; lists become texts."""
-    values = {**metric_values(row, METRICS), **row.metrics}
     params = flatten(row.params.model_dump(mode="json"), "params")
     return {
         "cell_id": row.cell_id,
         "suite": row.suite,
         **row.coords,
         "status": row.status,
-        **{name: value.value for name, value in sorted(values.items())},
+        **{name: value.value for name, value in sorted(all_metrics(row).items())},
         **{f"cost.{name}": value for name, value in row.cost.model_dump().items()},
         **{name: str(value) if isinstance(value, list | dict) else value for name, value in params.items()},
         "device": row.device,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator
 
 from pydantic import BaseModel
 
@@ -12,7 +11,6 @@ from fcilbench.spec.outcome import Value
 from fcilbench.spec.row import Row
 
 _SET = {"value", "unit", "better"}
-_M = TypeVar("_M", bound=BaseModel)
 
 
 def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
@@ -38,27 +36,29 @@ def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
     return found
 
 
-class Lightener:
-    """Makes the rows of `Store.latest_light`; equal parts of them become one object."""
+def all_metrics(row: Row) -> dict[str, Value]:
+    """Returns the metrics that a row records, then those of a later fcilbench that its matrices give."""
+    found = metric_values(row, METRICS)
+    return {**row.metrics, **{name: value for name, value in found.items() if name not in row.metrics}}
 
-    def __init__(self, metrics: Collection[str]) -> None:
-        self._metrics = metrics
-        self._shared: dict[str, BaseModel] = {}
 
-    def __call__(self, row: Row) -> Row:
-        """Returns a light copy of a row."""
-        return row.model_copy(
+def lightened(rows: Iterable[Row], metrics: Collection[str]) -> Iterator[Row]:
+    """Yields light copies of rows, for `Store.latest_light`; equal parts of them become one object."""
+    shared: dict[str, BaseModel] = {}
+
+    def share(part: BaseModel) -> BaseModel:
+        return shared.setdefault(f"{type(part).__name__}{part.__dict__}", part)
+
+    for row in rows:
+        yield row.model_copy(
             update={
-                "plugins": {kind: self._share(record) for kind, record in row.plugins.items()},
-                "params": self._share(row.params),
-                "code": self._share(row.code),
-                "data": self._share(row.data),
-                "metrics": metric_values(row, self._metrics),
+                "plugins": {kind: share(record) for kind, record in row.plugins.items()},
+                "params": share(row.params),
+                "code": share(row.code),
+                "data": share(row.data),
+                "metrics": metric_values(row, metrics),
                 "accuracy": {},
                 "test_sizes": [],
                 "classes": [],
             }
         )
-
-    def _share(self, part: _M) -> _M:
-        return self._shared.setdefault(f"{type(part).__name__}{part.__dict__}", part)  # type: ignore[return-value]

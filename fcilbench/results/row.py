@@ -13,16 +13,7 @@ from fcilbench.spec.cell import Cell, PluginKind, PluginUse
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
 from fcilbench.spec.outcome import Cost, Outcome
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds
-from fcilbench.spec.row import (
-    SCHEMA_VERSION,
-    Code,
-    Data,
-    Failure,
-    PluginRecord,
-    Row,
-    RowParams,
-    Status,
-)
+from fcilbench.spec.row import SCHEMA_VERSION, Code, Data, Failure, PluginRecord, Row, RowParams, Status
 
 
 def build_row(

@@ -22,14 +22,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import PrerequisiteError
+from fcilbench.errors import NothingSelectedError, PrerequisiteError
 from fcilbench.files import sync_folder, write_atomic
-from fcilbench.results.light import Lightener
+from fcilbench.results.light import lightened
 from fcilbench.results.provenance import digest
 from fcilbench.spec.row import Row, check_version
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
+
+
+class NoRowsError(NothingSelectedError):
+    """A results folder holds no rows, or none that is selected."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(f"no rows in {root}", hint="`fcilbench run SUITE --out DIR` writes them")
 
 
 class Store:
@@ -118,11 +125,10 @@ class Store:
         A light row has no accuracy matrices and no class names, and only the named metrics, computed from the matrices.
         It must never be written.
         """
-        light = Lightener(metrics)
         collecting = gc.isenabled()
         gc.disable()  # rows hold no cycles, and searching thousands of them would take a third of the time
         try:
-            return {row.cell_id: light(row) for row in self.scan()}
+            return {row.cell_id: row for row in lightened(self.scan(), metrics)}
         finally:
             if collecting:
                 gc.enable()

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from fcilbench.errors import NothingSelectedError
 from fcilbench.registry import entrypoints
-from fcilbench.results.store import Store
+from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
 
 Warn = Callable[[str], None]
@@ -22,7 +21,6 @@ class Report:
     """What a tracker has done so far.
 
     Attributes:
-        logged: Number of rows that it wrote.
         present: Number of rows that it had already.
         lost: Number of rows that it could not write; `results sync` writes them later.
         warning: Why rows were lost, in one line, or `None`.
@@ -55,13 +53,10 @@ class Tracker(Protocol):
 
 
 def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:
-    """Opens a tracker for a results folder.
+    """Opens a tracker for a results folder, by its plugin name: `mlflow`, or `dist/name` of a third party.
 
-    Args:
-        name: Its plugin name: `mlflow`, or `dist/name` of a third party.
-        store: The results folder.
-        uri: Where it writes; `None` means what the environment says, or the tracker's default.
-        warn: Shows one line to the user.
+    `uri` is where it writes; `None` means what the environment says, or the tracker's default. `warn` shows one line to
+    the user.
     """
     cls = entrypoints.load(entrypoints.lookup("trackers", name))
     return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
@@ -71,13 +66,13 @@ def sync(store: Store, tracker: Tracker) -> Report:
     """Passes the last row of every cell to a tracker and returns its report.
 
     Raises:
-        NothingSelectedError: If the folder has no rows.
+        NoRowsError: If the folder has no rows.
     """
     suites: dict[str, list[Row]] = defaultdict(list)
     for row in store.latest().values():
         suites[row.suite].append(row)
     if not suites:
-        raise NothingSelectedError(f"no rows in {store.root}", hint="`fcilbench run SUITE --out DIR` writes them")
+        raise NoRowsError(store.root)
     for suite, rows in suites.items():
         tracker.suite_started(suite, {})
         for row in rows:

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
-from fcilbench.tables import flatten, line
+from fcilbench.tables import cut, flatten, line
 from fcilbench.tracking.base import Report, Warn
 from fcilbench.tracking.uri import scrub, tracking_uri, unreachable, without_password
 
@@ -41,6 +41,7 @@ _ENVIRONMENT = {
 _RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
 _BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH, _NAME_LENGTH = 100, 1000, 6000, 240
 _FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
+_COORDINATES = ("event", "task", "tasks", "round", "rounds")
 _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 
 
@@ -51,9 +52,7 @@ class MLflowTracker:
     written; any other failure ends the logging of the suite. The user sees one warning.
 
     Args:
-        store: Results folder.
         uri: Tracking URI; see `tracking_uri`.
-        warn: Shows one line to the user.
         patience: Seconds without progress after which the end of a suite stops waiting for MLflow.
     """
 
@@ -92,11 +91,13 @@ class MLflowTracker:
             return
         self._queue.put(None)
         asked = self._progress = time.monotonic()
-        seconds = _HURRY_SECONDS if interrupted else self._patience
         while thread.is_alive():
-            if time.monotonic() - (asked if interrupted else self._progress) > seconds:
-                broken = "the run was interrupted before all rows were written"
-                self._fail(broken if interrupted else f"no progress for {seconds:g} s")
+            now = time.monotonic()
+            if interrupted and now - asked > _HURRY_SECONDS:
+                self._fail("the run was interrupted before all rows were written")
+                break
+            if not interrupted and now - self._progress > self._patience:
+                self._fail(f"no progress for {self._patience:g} s")
                 break
             thread.join(0.05)
         self.report.lost = self._handed - self.report.logged - self.report.present
@@ -227,7 +228,7 @@ class MLflowSession:
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        entities = [Param(_name(key), _cut(value)) for key, value in params.items()]
+        entities = [Param(_name(key), cut(value, _VALUE_LENGTH)) for key, value in params.items()]
         for start in range(0, len(entities), _BATCH_PARAMS):
             self._client.log_batch(run_id, params=entities[start : start + _BATCH_PARAMS])
 
@@ -239,7 +240,7 @@ class MLflowSession:
         final |= {f"cost/{name}": float(value) for name, value in row.cost.model_dump().items()}
         entities = [Metric(_name(name), value, moment, 0) for name, value in final.items()]
         points = curve_points(self._store.rounds(row.cell_id))
-        entities += [Metric(_name(point.name), point.value, moment, point.step) for point in points]
+        entities += [Metric(_name(name), value, moment, step) for name, value, step in points]
         for start in range(0, len(entities), _BATCH_METRICS):
             self._client.log_batch(run_id, metrics=entities[start : start + _BATCH_METRICS])
 
@@ -284,7 +285,7 @@ def _tags(row: Row, parent: str) -> dict[str, str]:
         "fcilbench.reason": row.skipped or (f"{row.failure.type}: {row.reason}" if row.failure else ""),
         "fcilbench.warnings": "\n".join(row.warnings),
     }
-    return {key: _cut(value, 5000) for key, value in tags.items() if value}
+    return {key: cut(value, 5000) for key, value in tags.items() if value}
 
 
 def _milliseconds(moment: datetime) -> int:
@@ -296,21 +297,6 @@ def _name(text: str) -> str:
     parts = re.sub(r"[^\w\-. /:]", "_", text, flags=re.ASCII).split("/")
     clean = "/".join(part for part in parts if part not in ("", ".", ".."))[:_NAME_LENGTH]
     return text if text and clean == text else f"{clean}-{sha256(text.encode(errors='replace')).hexdigest()[:8]}"
-
-
-def _cut(text: str, length: int = _VALUE_LENGTH) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-_COORDINATES = ("event", "task", "tasks", "round", "rounds")
-
-
-class Point(NamedTuple):
-    """One value of a curve at a step (counted from 1)."""
-
-    name: str
-    value: float
-    step: int
 
 
 def flat_params(row: Row) -> dict[str, str]:
@@ -329,8 +315,8 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Returns the curves of a cell.
+def curve_points(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
+    """Returns the curves of a cell as points: name, value and step (counted from 1).
 
     A line of `rounds.jsonl` with a `round` becomes points of `round/...`, one with only a `task` points of `task/...`.
     Of two records of the same round (in a resumed cell) the later counts. Each finite number is a point, and the mean
@@ -350,10 +336,9 @@ def curve_points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
         for step, record in enumerate(found, start=1):
             body = {key: value for key, value in record.items() if key not in _COORDINATES}
             for path, value in flatten(body).items():
-                numbers = [float(each) for each in (value if isinstance(value, list) else [value]) if _is_number(each)]
+                numbers = [each for each in (value if isinstance(value, list) else [value]) if _is_number(each)]
                 if numbers:
-                    name = f"{prefix}/{path.replace('.', '/')}"
-                    points.append(Point(name, math.fsum(numbers) / len(numbers), step))
+                    points.append((f"{prefix}/{path.replace('.', '/')}", math.fsum(numbers) / len(numbers), step))
     return points
 
 

@@ -25,7 +25,7 @@ def tracking_uri(root: Path, option: str | None = None) -> str:
     return f"sqlite:///{root.resolve() / 'mlflow.db'}"
 
 
-def unreachable(uri: str, seconds: float = 3.0) -> str | None:
+def unreachable(uri: str) -> str | None:
     """Returns why an http(s) tracking server cannot be reached, in one line; `None` if it can, or for other URIs."""
     scheme = uri.partition("://")[0]
     if scheme not in _PORTS:
@@ -37,7 +37,7 @@ def unreachable(uri: str, seconds: float = 3.0) -> str | None:
         shown = without_password(uri)
         return f"{shown} is not a URL with a legal port (special characters of a password are percent-encoded)"
     try:
-        socket.create_connection(address, timeout=seconds).close()
+        socket.create_connection(address, timeout=3.0).close()
     except (OSError, OverflowError) as error:
         return f"no answer from {without_password(uri)}: {scrub(str(error), uri)}"
     return None

@@ -4,9 +4,9 @@ import time
 import pytest
 from rich.console import Console
 
-from fcilbench.cli import console
+from fcilbench.cli import console, progress
 from fcilbench.cli.console import duration
-from fcilbench.cli.progress import Display, RunProgress, cell_name, standing
+from fcilbench.cli.progress import cell_name, standing
 from fcilbench.execution.base import Handle
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
@@ -32,22 +32,22 @@ def test_texts():
     assert [duration(value) for value in (0.25, 42.4, 125, 3725)] == ["0.2 s", "42 s", "2 min 05 s", "1h02"]
 
 
-def play(progress, make_cell, make_row, pause=0.0):
+def play(shown, make_cell, make_row, pause=0.0):
     """Two cells: one is killed, retried and ok; the other fails."""
     slot, cell = Handle("t", "cpu"), make_cell("sum")
-    progress.run_started(2, ["cpu"])
-    progress.cell_started(slot, cell, "a" * 64, 1)
-    progress.cell_event(slot, "a" * 64, ROUND)
-    progress.cell_retried(slot, cell, "a" * 64, "the worker died of SIGKILL")
-    progress.cell_started(slot, cell, "a" * 64, 2)
-    progress.cell_event(slot, "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
+    shown.run_started(2, ["cpu"])
+    shown.cell_started(slot, cell, "a" * 64, 1)
+    shown.cell_event(slot, "a" * 64, ROUND)
+    shown.cell_retried(slot, cell, "a" * 64, "the worker died of SIGKILL")
+    shown.cell_started(slot, cell, "a" * 64, 2)
+    shown.cell_event(slot, "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
     time.sleep(pause)  # bars are drawn four times a second
-    progress.cell_event(slot, "a" * 64, ROUND)
+    shown.cell_event(slot, "a" * 64, ROUND)
     time.sleep(pause)
-    progress.note("cell [bold]x is left to process 1")
-    progress.cell_finished(slot, make_row(cell, {"faa/none": 0.6}))
-    progress.cell_finished(None, make_row(make_cell("fedavg"), "failed"))
-    progress.run_finished()
+    shown.note("cell [bold]x is left to process 1")
+    shown.cell_finished(slot, make_row(cell, {"faa/none": 0.6}))
+    shown.cell_finished(None, make_row(make_cell("fedavg"), "failed"))
+    shown.run_finished()
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,10 @@ def _fresh():
     console.err.cache_clear()
 
 
-def test_plain_lines_are_seldom(make_cell, make_row, capsys):
+def test_plain_lines_are_seldom(make_cell, make_row, capsys, monkeypatch):
     clock = iter([0.0, 31.0, 31.0, 40.0, 45.0, 69.0])  # start, round, start, decoding, round
-    play(RunProgress(Display("start", bars=False, clock=lambda: next(clock))), make_cell, make_row)
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    play(progress.RunProgress(), make_cell, make_row)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "running 2 cells in 1 slot on cpu"
     assert lines[1].startswith("start cpu aaaaaaaaaaaa ")
@@ -75,7 +76,7 @@ def test_live_bars(make_cell, make_row, monkeypatch):
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=160, highlight=False)
     monkeypatch.setattr(console, "err", lambda: terminal)
-    play(RunProgress(), make_cell, make_row, pause=0.6)
+    play(progress.RunProgress(), make_cell, make_row, pause=0.6)
     text = out.getvalue()
     for expected in (
         "suite",

@@ -1,4 +1,4 @@
-from fcilbench.tracking.mlflow import Point, curve_points, flat_params, texts
+from fcilbench.tracking.mlflow import curve_points, flat_params, texts
 
 
 def test_rounds_are_numbered_through_all_tasks_and_the_later_record_counts():
@@ -9,10 +9,10 @@ def test_rounds_are_numbered_through_all_tasks_and_the_later_record_counts():
         {"task": 1, "round": 0, "loss": 1.0},
     ]
     assert curve_points(records) == [
-        Point("round/loss", 3.0, 1),
-        Point("round/loss", 2.0, 2),
-        Point("round/logs/alpha", 0.5, 2),
-        Point("round/loss", 1.0, 3),
+        ("round/loss", 3.0, 1),
+        ("round/loss", 2.0, 2),
+        ("round/logs/alpha", 0.5, 2),
+        ("round/loss", 1.0, 3),
     ]
 
 
@@ -21,12 +21,12 @@ def test_task_records_give_means_of_lists():
         {"event": "task", "task": 0, "accuracy": {"none": [1.0]}},
         {"task": 1, "accuracy": {"none": [0.5, None, 1.0]}},
     ]
-    assert curve_points(records) == [Point("task/accuracy/none", 1.0, 1), Point("task/accuracy/none", 0.75, 2)]
+    assert curve_points(records) == [("task/accuracy/none", 1.0, 1), ("task/accuracy/none", 0.75, 2)]
 
 
 def test_what_is_no_finite_number_is_no_point():
     record = {"task": 0, "round": 0, "loss": float("nan"), "done": True, "note": "x", "empty": [], "n": 3}
-    assert curve_points([record, {"loss": 1.0}]) == [Point("round/n", 3.0, 1)]
+    assert curve_points([record, {"loss": 1.0}]) == [("round/n", 3.0, 1)]
 
 
 def test_flatten_uses_dotted_names_and_compact_lists():
