@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,10 +62,12 @@ def start(
     from fcilbench.cli.run import open_trackers
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices, default_jobs
+    from fcilbench.execution.run import supervise
+    from fcilbench.registry import catalog
     from fcilbench.results.store import Store
     from fcilbench.tracking.uri import tracking_uri
     from fcilbench.tuning.lock import found_by
-    from fcilbench.tuning.search import tune
+    from fcilbench.tuning.search import Search
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite
 
     devices = choose_devices(gpus)
@@ -73,29 +76,23 @@ def start(
     store = Store(out / "tuning")
     store.prepare()
     trials = trial_suite(loaded.suite)
-    settings = RunOptions(
-        executor=executor,
-        devices=tuple(devices),
-        jobs=jobs or default_jobs(devices, trials.runtime.threads),
-        offline=offline,
-        suite_digest=store.save_suite(trials.model_dump(mode="json", exclude_none=True)),
-        grace_seconds=2.0,
-    )
+    jobs = jobs or default_jobs(devices, trials.runtime.threads)
+    digest = store.save_suite(trials.model_dump(mode="json", exclude_none=True))
+    settings = RunOptions(executor, tuple(devices), jobs, offline=offline, suite_digest=digest, grace_seconds=2.0)
     database = open_storage(storage_url(store.root, storage))
-    trouble, interrupted = tune(
-        subjects,
-        database,
-        store,
-        suite=trials.name,
-        trackers=open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"),
-        progress=RunProgress(),
-        options=settings,
-        say=console.say,
-    )
+    trackers, progress = open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"), RunProgress()
+    facts = {"trials": sum(each.trials for each in subjects), "rounds": sum(each.budget for each in subjects)}
+    search, name, interrupted = Search(subjects, database, store, console.say), trials.name, False
+    if search.open:
+        with contextlib.closing(search), catalog.session():
+            run = supervise(
+                [], store, suite=name, facts=facts, trackers=trackers, progress=progress, options=settings, feed=search
+            )
+        interrupted = run.interrupts > 0
     lock = store.root / f"{loaded.suite.name}.lock.yaml"
     same = [word for each in set_ or () for word in ("-s", each)]
     command = shlex.join(["fcilbench", "run", str(suite), "--params", str(lock), "--out", str(out), *same])
-    _end(found_by(subjects, database), lock, command, trouble, interrupted)
+    _end(found_by(subjects, database), lock, command, search.trouble, interrupted)
 
 
 def _end(found: Sequence[Found], lock: Path, command: str, trouble: str | None, interrupted: bool) -> None:

@@ -34,7 +34,6 @@ class Found:
 
     Attributes:
         study: The study; `None` if there is nothing to tune, or nothing has been tried.
-        finished: Its finished draws.
     """
 
     subject: Subject

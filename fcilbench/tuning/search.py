@@ -13,17 +13,13 @@ from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import TrialState
 
 from fcilbench.errors import SuiteError
-from fcilbench.execution.base import Progress, RunOptions
-from fcilbench.execution.run import supervise
 from fcilbench.execution.tasks import Feed, Task
-from fcilbench.registry import catalog
 from fcilbench.registry.process import Event
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.row import Row
 from fcilbench.suite.plan import state_of
-from fcilbench.tracking.base import Tracker
 from fcilbench.tuning.study import (
     BEAT_SECONDS,
     GRACE_SECONDS,
@@ -233,44 +229,3 @@ class Search(Feed):
         if study.get_trials(deepcopy=False)[number].state is TrialState.RUNNING:
             study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
             retry_lost(study, study.trials[number])
-
-
-def tune(
-    subjects: Sequence[Subject],
-    storage: RDBStorage,
-    store: Store,
-    *,
-    suite: str,
-    trackers: Iterable[Tracker],
-    progress: Progress,
-    options: RunOptions,
-    say: Say,
-) -> tuple[str | None, bool]:
-    """Runs the trials that are left of each study.
-
-    Returns:
-        Why it stopped early, if it did, and whether the user interrupted it.
-    """
-    search = Search(subjects, storage, store, say)
-    facts = {
-        "trials": sum(subject.trials for subject in subjects),
-        "rounds": sum(subject.budget for subject in subjects),
-    }
-    if not search.open:
-        return None, False
-    try:
-        with catalog.session():
-            supervisor = supervise(
-                [],
-                store,
-                suite=suite,
-                facts=facts,
-                trackers=trackers,
-                progress=progress,
-                options=options,
-                feed=search,
-            )
-    finally:
-        search.close()
-    interrupted = supervisor.interrupts > 0
-    return None if interrupted else search.trouble, interrupted

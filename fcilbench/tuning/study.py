@@ -61,7 +61,6 @@ class Subject:
     Attributes:
         cells: Its cell for each tuning seed, with the suite's values.
         space: What may be drawn, by key of a `set` rule; empty if there is nothing to tune.
-        tuning: The budget.
     """
 
     cells: tuple[Cell, ...]
