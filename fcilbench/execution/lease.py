@@ -33,7 +33,6 @@ class Owner:
 
     Attributes:
         token: Unique to one lease.
-        host: Digest of the host.
         namespace: PID namespace; two containers on one host have different ones.
         heartbeat: Seconds since the epoch of its last sign of life.
     """

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from fcilbench.errors import UsageError
 from fcilbench.execution.attempt import job_environment
 from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
-from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for, worker_environment
+from fcilbench.registry.process import WORKER, Event, WorkerProcess, died, wait_for, worker_environment
 from fcilbench.spec.cell import PLUGIN_KINDS
 
 _LOOK = 0.1  # seconds; a worker may die while a child of it keeps the pipe open
@@ -24,7 +24,6 @@ class _Slot:
 
     Attributes:
         visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
-        alone: Whether its job has the device to itself.
         late: Clock at which a worker that has not started its first job is given up.
         foreign: The third-party plugins that the worker has run.
     """
@@ -99,7 +98,7 @@ class LocalExecutor:
                 environment |= {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
                 slot.worker = WorkerProcess(environment, self._options.worker or WORKER)
             except OSError as error:
-                self._end(slot, _death(f"worker cannot be started: {error}"))
+                self._end(slot, died(f"worker cannot be started: {error}"))
                 return handle
             slot.late = time.monotonic() + self._options.start_seconds
         slot.worker.send({"ask": "run", "token": handle.token, **asdict(job)})
@@ -148,7 +147,7 @@ class LocalExecutor:
         """Takes the events of a slot's job and notices its death. Events with another token are dropped."""
         if slot.worker is None:
             return
-        died = slot.worker.death()  # before reading: its last events came before its death
+        death = slot.worker.death()  # before reading: its last events came before its death
         for event in slot.worker.read():
             handle = slot.handle
             if handle is None or event.pop("token", None) != handle.token:
@@ -161,10 +160,10 @@ class LocalExecutor:
             if event["event"] in ("failed", "oom"):
                 slot.stop()  # the failure may have left the process in a bad state
                 return
-        if died is None and slot.late is not None and time.monotonic() >= slot.late:
-            died = _death(f"the worker was not ready after {self._options.start_seconds:g} s", "start")
-        if died is not None:
-            self._end(slot, died)
+        if death is None and slot.late is not None and time.monotonic() >= slot.late:
+            death = died(f"the worker was not ready after {self._options.start_seconds:g} s", "start")
+        if death is not None:
+            self._end(slot, death)
             slot.stop()
 
     def _end(self, slot: _Slot, event: Event) -> None:
@@ -177,7 +176,3 @@ class LocalExecutor:
         self._waiting = [(handle, event) for handle, event in self._waiting if handle != slot.handle]
         slot.handle, slot.alone = None, False
         slot.stop()
-
-
-def _death(reason: str, type_: str = "exit") -> Event:
-    return {"event": "died", "type": type_, "reason": reason}

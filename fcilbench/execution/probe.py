@@ -18,8 +18,8 @@ _SECONDS = 600.0
 """A worker that is silent for so long is given up."""
 
 
-def probe_cells(cells: Sequence[Cell], device: str = "cpu") -> list[str | None]:
-    """Runs one tiny round of each cell on synthetic data; returns what went wrong in one line each, or `None`.
+def probe_cells(cells: Sequence[Cell]) -> list[str | None]:
+    """Runs one tiny round of each cell on synthetic data and the CPU; returns what went wrong in one line, or `None`.
 
     If a backbone lacks something on this machine, its other cells get the same answer without being run.
     """
@@ -29,8 +29,7 @@ def probe_cells(cells: Sequence[Cell], device: str = "cpu") -> list[str | None]:
         for cell in cells:
             backbone = cell.backbone.model_dump_json()
             if backbone not in lacking:
-                question = {"ask": "probe", "cell": cell.model_dump(mode="json"), "device": device}
-                answer = asker.ask(question, seconds=_SECONDS)
+                answer = asker.ask({"ask": "probe", "cell": cell.model_dump(mode="json")}, seconds=_SECONDS)
                 if not answer.get("missing"):
                     problems.append(answer["problem"])
                     continue
@@ -69,7 +68,7 @@ def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> 
         from fcilbench.execution.jobs import build_experiment
         from fcilbench.federation.probe import probe
 
-        probe(build_experiment(Cell.model_validate(request["cell"]), request["device"]))
+        probe(build_experiment(Cell.model_validate(request["cell"]), "cpu"))
         return {"problem": None}
     except FcilbenchError as error:
         problem = str(error) + (f" ({error.hint})" if error.hint else "")

@@ -25,7 +25,7 @@ except ImportError as error:
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.attempt import attempt, job_environment
 from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions, executor_settings
-from fcilbench.registry.process import Event
+from fcilbench.registry.process import Event, died
 from fcilbench.spec.params import Field, Params
 
 
@@ -112,7 +112,7 @@ class RayExecutor:
             return {"event": "oom", "kind": "oom", "type": "OutOfMemoryError", "message": str(error).splitlines()[0]}
         except (ray.exceptions.RayError, StopIteration) as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            return {"event": "died", "type": type(error).__name__, "reason": reason}
+            return died(reason, type(error).__name__)
         return event
 
     def kill(self, handle: Handle) -> None:

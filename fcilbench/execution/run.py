@@ -28,7 +28,6 @@ class Summary:
         rows: The last row of each selected cell that has one, by `cell_id`; rows of earlier runs included.
         ran: Ids of the cells that this run started and that got a row.
         elsewhere: Ids of the cells that another living process works on, with that process.
-        interrupted: Whether the user ended the run.
     """
 
     rows: Mapping[str, Row]

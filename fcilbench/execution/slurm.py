@@ -20,7 +20,7 @@ from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.attempt import attempt, job_environment
 from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions, executor_settings
-from fcilbench.registry.process import Event, LineBuffer, decode
+from fcilbench.registry.process import Event, LineBuffer, decode, died
 from fcilbench.spec.params import Field, Params
 
 try:
@@ -114,7 +114,7 @@ class SlurmExecutor:
             events = _read(submitted)
             last = bool(events) and events[-1]["event"] in (*TERMINAL, "died")
             if not last and submitted in gone:
-                events.append(_died("the job ended without a result; see the folder slurm in the results"))
+                events.append(died("the job ended without a result; see the folder slurm in the results"))
                 last = True
             found += [(submitted.handle, event) for event in events]
             if last:
@@ -131,7 +131,7 @@ class SlurmExecutor:
         """Cancels all jobs and reports their deaths."""
         for handle in list(self._jobs):
             self.kill(handle)
-            self._ended.append((handle, _died("cancelled")))
+            self._ended.append((handle, died("cancelled")))
 
     def close(self) -> None:
         """Cancels what Slurm still has."""
@@ -150,7 +150,7 @@ class SlurmExecutor:
         except submitit.core.utils.FailedJobError as error:
             for submitted in new:
                 del self._jobs[submitted.handle]
-                self._ended.append((submitted.handle, _died(f"sbatch refuses the job: {error}")))
+                self._ended.append((submitted.handle, died(f"sbatch refuses the job: {error}")))
         self._next_question = time.monotonic() + _ASK_SECONDS
 
     def _executor(self, folder: Path) -> submitit.AutoExecutor:
@@ -246,7 +246,3 @@ def _read(submitted: _Submitted) -> list[Event]:
     submitted.offset += len(chunk)
     events = [event for line in submitted.lines.feed(chunk) if (event := decode(line)) is not None]
     return [event for event in events if event.pop("token", None) == submitted.handle.token]
-
-
-def _died(reason: str) -> Event:
-    return {"event": "died", "type": "exit", "reason": reason}

@@ -38,7 +38,6 @@ class _Running:
     Attributes:
         begun: Clock (`time.monotonic`) when the worker started with it, or when it was submitted.
         deadline: Clock at which it is stopped, once the worker has started, if it has a limit.
-        environment: What the worker reported of its environment.
     """
 
     task: Task

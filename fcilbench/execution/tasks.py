@@ -15,6 +15,7 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.row import Failure, Row, Status, parse_row
+from fcilbench.tables import cut
 
 _NOTE = "cell.json"
 """File in a cell's folder that says how many attempts there were, and with which plugin code."""
@@ -178,5 +179,4 @@ def interrupted(message: str) -> Result:
 
 def _line(text: object) -> str:
     """Returns a text as one line of at most 500 characters."""
-    line = " ".join(str(text or "").split())
-    return line if len(line) <= 500 else line[:499] + "…"
+    return cut(" ".join(str(text or "").split()), 500)

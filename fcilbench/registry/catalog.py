@@ -71,8 +71,6 @@ class Resolved:
     Attributes:
         params: Every parameter, defaults filled in.
         identity: What of the parameters identifies a cell.
-        facts: What the plugin declares.
-        problems: Why it cannot be used with these options.
         prerequisite: Whether it cannot because something is missing on this machine (a weight file, a package), so
             that the suite itself may be right.
     """

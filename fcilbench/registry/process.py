@@ -144,7 +144,7 @@ class WorkerProcess:
             if self._deaf_since is not None and time.monotonic() - self._deaf_since > _DEAF_SECONDS:
                 self._signal(signal.SIGKILL)
             return None
-        return {"event": "died", **_obituary(code, self._last_words())}
+        return _obituary(code, self._last_words())
 
     def terminate(self) -> None:
         """Asks the worker and what it started to end."""
@@ -176,15 +176,20 @@ class WorkerProcess:
         return self._output.read().decode(errors="replace").strip()
 
 
-def _obituary(code: int, last_words: str) -> dict[str, str]:
-    """Returns `type` and `reason` of a death, from the exit code of `Popen` and the end of the output."""
+def died(reason: str, type_: str = "exit") -> Event:
+    """Returns the event of a job that ended without a last event of its own."""
+    return {"event": "died", "type": type_, "reason": reason}
+
+
+def _obituary(code: int, last_words: str) -> Event:
+    """Returns the `died` event of a worker, from the exit code of `Popen` and the end of the output."""
     if code >= 0:
         last = last_words.rpartition("\n")[2]
-        return {"type": "exit", "reason": f"the worker exited with code {code}" + (f": {last}" if last else "")}
+        return died(f"the worker exited with code {code}" + (f": {last}" if last else ""))
     known = -code in {each.value for each in signal.Signals}
     name = signal.Signals(-code).name if known else f"signal {-code}"
     hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-    return {"type": name, "reason": f"the worker died of {name}{hint}"}
+    return died(f"the worker died of {name}{hint}", name)
 
 
 def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> None:
@@ -216,10 +221,7 @@ class Asker:
     ) -> dict[str, Any]:
         """Returns the answer to a question, or `{"problem": reason}` if the worker died or was silent for too long.
 
-        Args:
-            question: The question.
-            on_progress: Called with each event before the answer.
-            seconds: How long the worker may be silent.
+        `on_progress` is called with each event before the answer; the worker may be silent for `seconds`.
         """
         patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()
