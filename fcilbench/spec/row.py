@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
@@ -23,12 +23,7 @@ SCHEMA_VERSION = 3
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
-
-def _to_utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)
-
-
-Utc = Annotated[AwareDatetime, AfterValidator(_to_utc)]
+Utc = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 
 
 class Failure(Closed):

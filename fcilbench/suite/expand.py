@@ -42,7 +42,6 @@ class Expansion:
     """The cells of a suite.
 
     Attributes:
-        name: Name of the suite.
         cells: In the order of the grid (data set, backbone, partition, aggregator, stress), seeds innermost.
         excluded: Coordinates of the cells that an `exclude` rule leaves out, each with its reason.
         prerequisites: What is missing on this machine, one line each.

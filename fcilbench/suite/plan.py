@@ -32,7 +32,6 @@ class PlanItem:
 
     Attributes:
         why: Reason of the state; may be empty.
-        run: Whether a run would train it.
         row: Its latest row, `None` without one.
         seconds: Estimated wall-clock seconds of training it.
         basis: Whether they were measured on this hardware.

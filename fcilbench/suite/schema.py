@@ -7,14 +7,7 @@ import json
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole, TaskIdentity
 

@@ -46,13 +46,9 @@ class Selector:
     def matches(
         self, cell_id: str, coords: Mapping[str, str | int], status: str | None = None, state: str | None = None
     ) -> bool:
-        """Says whether a cell is selected.
+        """Says whether a cell is selected, by its id, its labels and seed, and the status of its row.
 
-        Args:
-            cell_id: Its id.
-            coords: Its labels on the axes, and its seed.
-            status: Status of its row.
-            state: Its state in a plan; `None` means the one that follows from the status.
+        `state` is its state in a plan; `None` means the one that follows from the status.
         """
         known = {status, state or state_of_status(status)} - {None}
 
@@ -115,13 +111,9 @@ def parse_rerun(policy: str) -> frozenset[State]:
 
 
 def missing_cells(planned: Collection[str], present: Collection[str]) -> str | None:
-    """Says how many planned cells have no row; `None` if all have one.
+    """Says how many planned cells have no row, from the ids of all cells and of those with one; `None` if all have one.
 
     If these are just the cells of some shards, it names them, for the smallest number of shards of which that is true.
-
-    Args:
-        planned: Ids of all cells.
-        present: Ids of the cells that have a row.
     """
     lacking, having = ([*map(_number, each)] for each in ({*planned} - {*present}, {*planned} & {*present}))
     if not lacking:

@@ -41,7 +41,6 @@ class Case:
     """A plugin with hyperparameters, ready to be checked.
 
     Attributes:
-        ref: Where the plugin is registered.
         subjects: The plugin on each of its benches; a subject keeps the runs that several checks need.
         breaks: Checks that the plugin fails by nature, with its reasons.
         demand: Whether a declared check must fail: `breaks` holds for the default hyperparameters only.

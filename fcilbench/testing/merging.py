@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fcilbench.api import DecisionRule, Message, Predictors, Server, Task, Updates
+from fcilbench.api import DecisionRule, Message, Predictors, Server, Task
 from fcilbench.errors import DivergedError
 from fcilbench.testing.bench import Faulty, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
@@ -70,10 +70,8 @@ def _expect_own_step(subject: AggregatorSubject, count: int) -> None:
     subject.require_training()
     stage = subject.stage(spread([1.0, 0.0, 0.0]))
     one, before = stage.updates, stage.server.vector
-    clients = tuple(range(count))
-    same = Updates(
-        one.delta.expand(count, -1).clone(), one.samples * count, clients, one.statistics * count, one.layout
-    )
+    delta, clients = one.delta.expand(count, -1).clone(), tuple(range(count))
+    same = replace(one, delta=delta, samples=one.samples * count, clients=clients, statistics=one.statistics * count)
     after, step = stage.merge(same), one.delta[0]
     if not (wrong := gap(after, before + step, step)) <= _TOLERANCE:
         ratio = float((after - before) @ step / (step @ step))
@@ -92,13 +90,9 @@ def permutation(subject: AggregatorSubject) -> None:
     # No two neighbours stay neighbours.
     order = [*range(1, len(given.clients), 2), *range(0, len(given.clients), 2)]
 
-    def shuffle(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(values[i] for i in order)
-
-    shuffled = Updates(
-        given.delta[order], shuffle(given.samples), shuffle(given.clients), shuffle(given.statistics), given.layout
-    )
-    one, two = stage.merge(given), stage.merge(shuffled)
+    names = ("samples", "clients", "statistics")
+    shuffled: dict[str, Any] = {name: tuple(getattr(given, name)[i] for i in order) for name in names}
+    one, two = stage.merge(given), stage.merge(replace(given, delta=given.delta[order], **shuffled))
     step = one - stage.server.vector
     if not (wrong := gap(two, one, step if bool(step.any()) else one)) <= _TOLERANCE:
         raise CheckFailed(f"in another order the step differs by up to {wrong:.2g} of its largest entry")
