@@ -50,6 +50,12 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all bytes to a file descriptor; one call of the system may take only a part."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def sync_folder(folder: Path) -> None:
     """Makes a folder's new entries durable, where the file system can."""
     handle = os.open(folder, os.O_RDONLY)

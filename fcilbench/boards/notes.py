@@ -263,7 +263,7 @@ def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
         notes.append(f"rows are of older code than this checkout: {'; '.join(old)}")
     commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
     if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
-        named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()) if commit)
+        named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()))
         checkout = f"; this checkout is {here.commit[:7]}" if here.commit else ""
         notes.append(f"rows come from commits {named} of fcilbench{checkout}")
     if any(row.code.dirty for row in results):

@@ -126,17 +126,13 @@ def _figure_heads(block: Block, group: Group, column: Column) -> list[Head]:
     def printed(value: float | None, sign: bool = False) -> str:
         return DASH if value is None else f"{'+' if sign and value > 0 else ''}{number(value, column)}"
 
-    heads = [Head(group.key, title_of(column), text, column, column is group.columns[0])]
+    unit = {"ratio": " %", "": "", "bytes": ""}.get(column.unit, f" [{column.unit}]")
+    title = f"{column.title}{unit}{_ARROWS[column.better]}"
+    heads = [Head(group.key, title, text, column, column is group.columns[0])]
     if any(of(entry).paper is not None for entry in block.entries):
         heads.append(Head(group.key, "paper", lambda entry: printed(of(entry).paper)))
         heads.append(Head(group.key, "difference", lambda entry: printed(of(entry).difference, sign=True)))
     return heads
-
-
-def title_of(column: Column) -> str:
-    """Returns a column's title with unit and direction."""
-    unit = {"ratio": " %", "": "", "bytes": ""}.get(column.unit, f" [{column.unit}]")
-    return f"{column.title}{unit}{_ARROWS[column.better]}"
 
 
 def facts_of(block: Block) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import PrerequisiteError
+from fcilbench.files import write_all
 from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, encode
 
 _PR_SET_PDEATHSIG = 1
@@ -59,8 +60,7 @@ class Channel:
             raise EventTooLargeError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
         with self._lock:
             try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
+                write_all(self._descriptor, line)
             except BrokenPipeError:  # the parent is gone
                 os._exit(0)
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fcilbench.files import write_all
+
 Event = dict[str, Any]
 """One message of a worker: a JSON object whose `event` names its kind, e.g. `{"event": "round", "loss": 0.4, ...}`."""
 
@@ -120,10 +122,8 @@ class WorkerProcess:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Sends a request; if the worker is dead, `death` says so."""
-        line = encode(request)
         with contextlib.suppress(BrokenPipeError):
-            while line:
-                line = line[os.write(self._requests, line) :]
+            write_all(self._requests, encode(request))
 
     def read(self) -> list[Event]:
         """Returns the events that have arrived, at most a megabyte of them."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import NothingSelectedError, PrerequisiteError
-from fcilbench.files import sync_folder, write_atomic
+from fcilbench.files import sync_folder, write_all, write_atomic
 from fcilbench.results.light import lightened
 from fcilbench.results.provenance import digest
 from fcilbench.spec.row import Row, check_version
@@ -86,7 +86,7 @@ class Store:
         self.identifier()
         with self._locked() as handle:
             self._set_torn_tail_aside(handle)
-            _write_all(handle, b"".join(line for _, line in lines))
+            write_all(handle, b"".join(line for _, line in lines))
             os.fsync(handle)
         for cell_id, line in dict(lines).items():
             # Copies of many rows need no sync each: they can be made again from `rows.jsonl`.
@@ -228,7 +228,7 @@ class Store:
             tail = deque(file, maxlen=1).pop()
         with suppress(ValueError):
             Row.model_validate_json(tail)
-            _write_all(handle, b"\n")  # only the newline is missing
+            write_all(handle, b"\n")  # only the newline is missing
             return
         with open(self.root / "rows.torn", "ab") as torn:
             torn.write(tail + b"\n")
@@ -250,8 +250,3 @@ def _why_no_row(line: bytes, error: ValueError) -> str:
     except RecursionError:
         return "nested too deeply"
     return " ".join(str(error).split())[:200]
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
