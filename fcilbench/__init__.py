@@ -9,10 +9,26 @@ if TYPE_CHECKING:
     from fcilbench.results.frames import Frames
 
 __version__ = "0.1.0"
+__all__ = ["load", "run"]
 
 
 def load(folder: Path | str = "results") -> Frames:
-    """Returns a results folder as pandas tables: `rows`, `curves` and `matrices`."""
+    """Returns a results folder as pandas tables: `rows`, `curves` and `matrices`, joined by `cell_id`.
+
+    Accuracies are in [0, 1], times in seconds, sizes in bytes. All numbers of tasks and rounds count from 0.
+
+    - `rows` has a line for each cell: its labels on the axes (`dataset`, `backbone`, `partition`, `aggregator`,
+      `stress`) and its `seed`, its `status`, its metrics as `<metric>/<task identity>` (`faa/none`), its cost
+      (`cost.wall_s` and others in seconds, `cost.bytes_up` and others in bytes) and its parameters
+      (`params.protocol.lr`).
+    - `curves` has a line for each round and for each end of a task (`event` is `round` or `task`): `task`, `round`, the
+      mean local `loss`, `seconds.training` and others, `bytes_up`, `bytes_down`, and as `logs.*` what the method logs.
+    - `matrices` has a line for each task seen: the `accuracy` on `task` after training on the task `after`, under the
+      task identity `identity`; `task` <= `after`.
+
+    Raises:
+        NoRowsError: If the folder holds no rows.
+    """
     from fcilbench.results.frames import load as load_frames
 
     return load_frames(folder)

@@ -28,7 +28,10 @@ _SHOWN = 4
 
 
 def board(
-    name: Annotated[str, typer.Argument(help="accuracy, overhead, robustness, or a plugin's board.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="accuracy, overhead, robustness, or a plugin's board.", metavar="NAME", show_default=False),
+    ] = "",
     *,
     out: options.Out = options.RESULTS,
     suite: options.OfSuite = None,
@@ -52,9 +55,11 @@ def board(
     from fcilbench.boards.report import render_report
     from fcilbench.cli.plan import prepare
     from fcilbench.files import write_atomic
-    from fcilbench.registry.entrypoints import lookup
+    from fcilbench.registry.entrypoints import find, lookup
     from fcilbench.results.store import NoRowsError, Store
 
+    if not name:
+        raise UsageError(f"name a board: {', '.join(ref.short for ref in find('boards'))}")
     lookup("boards", name)  # before anything else: a typo is not "no rows"
     chosen = _form(form, output)
     names = (name, *(each for each in REPORT if each != name)) if chosen == "html" else (name,)
@@ -132,7 +137,10 @@ def build_board(
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     built = _board(name).build(rows, planned, here, reference)
-    notes = (*built.notes, *([missing] if missing else []), *tuning, *origin_notes(rows, here))
+    told = built.notes
+    if name == "robustness" and not built.blocks:
+        told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
+    notes = (*told, *([missing] if missing else []), *tuning, *origin_notes(rows, here))
     return built.model_copy(update={"notes": notes})
 
 

@@ -39,6 +39,7 @@ def test_a_typo_is_exit_2_at_its_place_and_nothing_is_created(cli, verb, change,
         ("run tiny.yaml --gpus 7", 5),
         ("plugins show summ", 2),
         ("board acuracy --out x", 2),
+        ("board", 2),
         ("frobnicate", 2),
     ],
 )
@@ -47,6 +48,7 @@ def test_what_cannot_be_done_has_its_exit_code_and_creates_nothing(cli, argument
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert cli.files() == set()
+    assert arguments != "board" or "error: name a board: accuracy, overhead, robustness" in done.stderr
 
 
 def test_nothing_selected_is_exit_4(cli):
@@ -213,6 +215,7 @@ class TestAfterARun:
         planned = cli.json("board", "accuracy", "--suite", "tiny.yaml", "-s", "seeds=2")
         assert {entry["planned"] for entry in planned["blocks"][0]["entries"]} == {2}
         assert any(note.startswith("3 of 6 planned cells have no row") for note in planned["notes"])
+        assert "* no stressed cells: " in cli("board", "robustness").stdout
         for arguments in (["board", "overhead"], ["board", "accuracy", "-o", "report.html"]):
             assert cli(*arguments).returncode == 0
         assert (cli.folder / "report.html").read_text().count("<h2>") == 2  # accuracy and overhead; nothing is stressed
