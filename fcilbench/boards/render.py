@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
@@ -264,7 +265,7 @@ def _tex(board: Board) -> str:
         best = {id(head): _best(block, head) for head in heads}
         lines += ["", r"\begin{table}[t]", r"\centering\footnotesize", rf"\caption{{{_escape_tex(block.heading)}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
-        lines += [_tex_row(head.group for head in heads), _tex_row(head.title for head in heads), r"\midrule"]
+        lines += [*_tex_groups(heads), _tex_row(head.title for head in heads), r"\midrule"]
         for entry in block.entries:
             lines.append(" & ".join(_tex_cell(head, entry, best[id(head)]) for head in heads) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", *(f"% {clean(note)}" for note in notes_of(block)), r"\end{table}"]
@@ -289,6 +290,17 @@ def _tex_cell(head: Head, entry: Entry, best: float | None) -> str:
         return rf"\textbf{{{text}}}"
     rank = entry.ranks.get(head.group)
     return rf"\underline{{{text}}}" if head.ranks and rank is not None and rank.tied else text
+
+
+def _tex_groups(heads: Sequence[Head]) -> list[str]:
+    """Returns a row with the name of each group over all of its columns, and the rules below the names."""
+    names, rules, first = [], [], 1
+    for name, columns in groupby(heads, key=lambda head: head.group):
+        size = len(list(columns))
+        names.append(rf"\multicolumn{{{size}}}{{c}}{{{_escape_tex(name)}}}" if name else " & " * (size - 1))
+        rules += [rf"\cmidrule(lr){{{first}-{first + size - 1}}}"] if name else []
+        first += size
+    return [" & ".join(names) + r" \\", " ".join(rules)]
 
 
 def _tex_row(texts: Iterable[str]) -> str:

@@ -231,7 +231,7 @@ class Supervisor:
     def _interrupt(self) -> None:
         """Ends all jobs; the same command resumes their cells from the checkpoints."""
         self._stop = "not started: the run was interrupted"
-        self._progress.note("stopping: finished rounds are kept")  # jobs may take some seconds to end
+        self._progress.note("stopping: finished cells and saved rounds are kept")  # jobs may take some seconds to end
         self._executor.ask_to_end()
         deadline = time.monotonic() + self._options.grace_seconds
         while self._running and time.monotonic() < deadline and self.interrupts < 2:

@@ -291,7 +291,7 @@ def test_ctrl_c_is_exit_130_and_the_cell_can_be_resumed(cli):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert "\nstopping: finished rounds are kept\n" in err
+    assert "\nstopping: finished cells and saved rounds are kept\n" in err
     assert "1 trained in this run, 0 of them ok" in err
     rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
     assert [row["status"] for row in rows] == ["interrupted"]
