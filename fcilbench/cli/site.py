@@ -58,7 +58,7 @@ def _write_pages(store: Store) -> tuple[str, ...]:
     rows, name = list(store.latest().values()), store.root.name
     boards = [board for each in REPORT if (board := build_board(each, rows, store, portable=True)).blocks]
     suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
-    about = "; ".join(suite["description"] for suite in suites if suite.get("description"))
+    about = "; ".join(dict.fromkeys(suite["description"] for suite in suites if suite.get("description")))
     head = (
         f"# {name}\n\n{about}\n\nMade from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
     )
