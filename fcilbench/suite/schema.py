@@ -128,7 +128,7 @@ class ExcludeRule(Closed):
 
     @property
     def where(self) -> dict[str, Any]:
-        """The conditions."""
+        """Conditions on a cell's axes and parameters: a cell that meets all of them is left out."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")

@@ -150,7 +150,7 @@ class _Conformance:
             metafunc.parametrize("check", checks)
 
     def test_check(self, check: Check[Any]) -> None:
-        """Runs one check."""
+        """Runs one check of the kit on the plugin: it fails, or is skipped with a reason, as the check says."""
         import pytest
 
         result = self.case().run(check)

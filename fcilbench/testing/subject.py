@@ -78,7 +78,7 @@ class AggregatorSubject(Subject[Aggregator]):
 
     @property
     def where(self) -> str:
-        """Name of the bench."""
+        """Name of the bench on which the plugin is tried, for messages."""
         return self.bench.name
 
     @cached_property

@@ -96,7 +96,7 @@ class Target(Aggregator):
     params: TargetParams
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
-        """Declines texts."""
+        """Declines text backbones, for which the generator can make no inputs."""
         if request.modality != "vision":
             return No("TARGET's generator makes images with gradients; the tokens of a text are discrete")
         return None

@@ -29,7 +29,7 @@ class EfficientNetLite0(Backbone):
     version = "1"
 
     class Params(Backbone.Params):
-        """The input size."""
+        """The size to which images are resized before the network."""
 
         input_size: int = Field(
             128, ge=32, description="height and width of inputs in pixels; the weights were trained at 224"

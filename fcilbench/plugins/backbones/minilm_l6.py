@@ -25,7 +25,7 @@ class MiniLmL6(TextBackbone):
     version = "1"
 
     class Params(text.TextParams):
-        """Pooling and length."""
+        """How token features are pooled, and the length to which texts are cut."""
 
         max_length: int = Field(128, ge=4, le=512, description="tokens a text is cut to, special tokens included")
         pooling: text.Pooling = Field("mean", description="mean over the tokens, or the first token")

@@ -89,7 +89,7 @@ class ImageFolder(_OwnData, ImageDataset):
             raise DataError(f"image-folder: {error.message}", hint=error.hint or hint) from error
 
     def official(self, paths: tuple[Path, ...]) -> Corpus:
-        """Lists the images."""
+        """Lists the images of the training and test folders, or of the one folder that is split."""
         return super().official(paths) if len(paths) == 1 else class_tree(*paths)
 
     def _hint(self, root: Path) -> str:
@@ -161,7 +161,7 @@ class Csv(_OwnData):
         return self._corpus
 
     def files(self) -> list[Path]:
-        """Returns the files."""
+        """Returns the CSV files, on whose content a cell's identity depends."""
         return self._files
 
 
