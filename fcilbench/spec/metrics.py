@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 Matrix = Sequence[Sequence[float | None]]
 Better = Literal["higher", "lower", "neither"]
 
-TRAINING_FREE = ("fcilbench/ncm", "fcilbench/ridge")
-"""Methods that train nothing: every client reports to them, whatever the protocol's participation."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -94,13 +91,13 @@ def per_round(row: Row, total: float) -> float | None:
 
 
 def per_visit(row: Row, total: int) -> float | None:
-    """Returns bytes divided by rounds and by the clients that are sampled in each.
+    """Returns a total of bytes divided by the visits: the clients of each round, summed over all rounds.
 
-    A row does not record the share of a method's own schedule: of other plugins it is taken to be the protocol's.
+    Rows of schema 3 and older did not count visits: there the protocol's participation is taken for the method's own.
     """
+    if row.cost.visits:
+        return total / row.cost.visits
     clients, share = row.params.protocol.get("clients", 1), row.params.protocol.get("participation", 1.0)
-    if row.plugins["aggregator"].name in TRAINING_FREE:
-        share = 1.0
     return per_round(row, total / max(1, round(share * clients)))
 
 

@@ -35,6 +35,7 @@ class Cost(BaseModel):
         module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older, as
             are `rounds` and `tasks`.
         rounds: Rounds of all tasks.
+        visits: Clients that take part in a round, summed over all rounds; 0 in rows of schema 3 or older.
         tasks: Number of tasks.
     """
 
@@ -52,6 +53,7 @@ class Cost(BaseModel):
     server_state: int = 0
     module: int = 0
     rounds: int = 0
+    visits: int = 0
     tasks: int = 0
 
 

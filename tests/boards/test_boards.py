@@ -80,12 +80,13 @@ def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     assert [block.entries[0].estimates["cost"][name].mean for name in ("round_s", "task_end_s", "module")] == [None] * 3
 
 
-def test_a_visit_of_a_training_free_method_is_one_of_all_clients(row_of):
-    """80 bytes in 4 rounds of 10 clients, of which the protocol samples 3."""
-    rows = [row_of(name, 0, 0.5, protocol={"participation": 0.3}) for name in ("fedavg", "ncm", "ridge")]
-    (block,) = OverheadBoard().build(rows).blocks
+def test_a_visit_is_one_client_in_one_round(row_of):
+    """80 bytes in 4 rounds, of 10 clients of which the protocol samples 3; one method asks all 10."""
+    sampled, asks_all = (row_of(name, 0, 0.5, protocol={"participation": 0.3}) for name in "ab")
+    counted = asks_all.model_copy(update={"cost": asks_all.cost.model_copy(update={"visits": 40})})
+    (block,) = OverheadBoard().build([sampled, counted]).blocks
     means = {e.aggregator: e.estimates["cost"]["client_up"].mean for e in block.entries}
-    assert means == pytest.approx({"fedavg": 80 / 12, "ncm": 2.0, "ridge": 2.0})
+    assert means == pytest.approx({"a": 80 / 12, "b": 2.0})  # a: a row that did not count its visits
 
 
 def test_overhead_compares_equal_threads_and_capture_only(row_of):

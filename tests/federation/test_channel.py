@@ -203,6 +203,16 @@ def test_bytes_of_methods_by_hand(traffic):
     assert traffic(HeadOnly()) == (8 * HEAD, 2 * (MODEL + 3 * HEAD))
 
 
+def test_visits_follow_the_schedule_of_the_method(make_experiment, tmp_path):
+    """Two tasks; of four clients one is sampled in each of FedAvg's two rounds, all in the one round of ncm."""
+    for method, rounds, visits in ((FedAvg(), 4, 4), (Ncm(), 2, 8)):
+        folder = tmp_path / str(visits)
+        folder.mkdir()
+        settings = {"clients": 4, "tasks": 2, "rounds": 2, "participation": 0.25}
+        cost = run_experiment(make_experiment(method, **settings), folder).cost
+        assert (cost.rounds, cost.visits) == (rounds, visits)
+
+
 def test_a_pattern_that_matches_nothing_is_named(traffic):
     class Typo(Aggregator):
         def wire(self, server):
