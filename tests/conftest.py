@@ -27,6 +27,18 @@ from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.outcome import Cost, Outcome, Value
 from fcilbench.spec.row import Failure, Row
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes pytest-xdist hand out files in their order here, not those with the most tests first."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files with slow tests first, so that no worker starts one when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROVENANCE = Provenance(
     environment={"python": "3.12.0", "worker": {}},
