@@ -11,8 +11,8 @@ from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
 from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, recipe_of, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
-from fcilbench.results.light import metric_values
 from fcilbench.results.provenance import digest
+from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.metrics import METRICS, Metric
 from fcilbench.spec.protocol import TaskIdentity
@@ -36,12 +36,8 @@ class BaseBoard:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    apart: ClassVar[str] = "task identities (what a method is told of a test sample's task)"
     version: ClassVar[str] = "3"
     split: ClassVar[Mapping[str, bool]] = {}
-
-    def __init__(self, metrics: Sequence[str] = ()) -> None:
-        self.metrics = tuple(metrics) or tuple(each.name for each in METRICS.values() if each.board == self.name)
 
     def build(
         self,
@@ -59,33 +55,33 @@ class BaseBoard:
             here: This checkout, against which stale rows are marked.
             reference: Printed figures to stand beside the measured ones.
         """
-        scenarios = [each for each in split(samples(rows, planned), **self.split) if self.shows(each[1])]
-        blocks = tuple(self._block(*each, here, reference) for each in scenarios)
-        facts = [(block, as_facts(scenario)) for block, (scenario, _) in zip(blocks, scenarios, strict=True)]
+        found = [
+            (self._block(scenario, members, groups, here, reference), as_facts(scenario))
+            for scenario, members in split(samples(rows, planned), **self.split)
+            if (groups := self.groups(members))
+        ]
+        blocks = tuple(block for block, _ in found)
         overall = _overall(blocks)
-        notes = (*board_notes(facts, overall, self.apart), *(reference.notes(blocks) if reference else ()))
+        notes = (*board_notes(found, overall), *(reference.notes(blocks) if reference else ()))
         return Board(board=self.name, title=self.title, blocks=blocks, overall=overall, notes=notes)
 
-    def shows(self, members: Sequence[Sample]) -> bool:
-        """Returns whether a scenario has a block on this board."""
-        return True
-
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns the column groups of a block."""
+        """Returns the column groups of a scenario's block; none if the board does not show the scenario."""
         raise NotImplementedError
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the figures of one method's finished cells in the groups of its block."""
         raise NotImplementedError
 
-    def formulas(self, plugin: str, reference: Reference | None) -> dict[str, str]:
-        """Returns the complexity of a method by metric."""
-        return {}
-
     def _block(
-        self, scenario: Mapping[str, Any], members: Sequence[Sample], here: Here | None, reference: Reference | None
+        self,
+        scenario: Mapping[str, Any],
+        members: Sequence[Sample],
+        groups: tuple[Group, ...],
+        here: Here | None,
+        reference: Reference | None,
     ) -> Block:
-        methods, groups = by_method(members), self.groups(members)
+        methods = by_method(members)
         entries = [self._entry(label, methods[label], groups, here, reference) for label in sorted(methods)]
         ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
         recipes = [as_facts({"protocol": recipe_of(own[0])}) for own in methods.values()]
@@ -93,13 +89,11 @@ class BaseBoard:
         for place, entry in enumerate(entries):
             own = {key: found[entry.aggregator] for key, (found, _) in ranking.items() if entry.aggregator in found}
             entries[place] = entry.model_copy(update={"ranks": own})
+        shown = {key: scenario[key] for key in ("protocol", "tasks", "seeds", "data", "hardware") if key in scenario}
         return Block(
             scenario=labels(members),
             digest=digest(scenario),
-            facts=as_facts(
-                {key: scenario[key] for key in ("protocol", "tasks", "seeds", "data", "hardware") if key in scenario}
-            )
-            | shared,
+            facts={**as_facts(shown), **shared},
             groups=groups,
             entries=tuple(entries),
             tests={key: tests for key, (_, tests) in ranking.items() if tests},
@@ -114,23 +108,23 @@ class BaseBoard:
         here: Here | None,
         reference: Reference | None,
     ) -> Entry:
-        found = self.figures([sample for sample in members if sample.status == "ok"], groups)
-        failures = Counter(sample.status for sample in members if sample.status != "ok")
-        reasons = {f"{sample.status}: {sample.reason}" for sample in members if sample.reason and sample.status != "ok"}
+        ended = [sample for sample in members if sample.status == "ok"]
+        lost = [sample for sample in members if sample.status != "ok"]
         rows = [sample.row for sample in members if sample.row]
-        plugin = members[0].plugins["aggregator"].name
-        printed = reference.printed(members[0]) if reference else {}
+        plugin, found = members[0].plugins["aggregator"].name, self.figures(ended, groups)
+        printed, formulas = reference.printed(members[0]) if reference else ({}, {})
+        shown = {column.metric for group in groups for column in group.columns}
         return Entry(
             aggregator=label,
             plugin=plugin,
             control=CONTROLS.get(plugin, ()),
             reference=plugin == REFERENCE,
-            ok=sum(sample.status == "ok" for sample in members),
+            ok=len(ended),
             planned=len(members),
-            seeds=len({sample.seed for sample in members if sample.status == "ok"}),
-            stale=sum(here.is_stale(row) for row in rows if row.status == "ok") if here else 0,
-            failures=dict(sorted(failures.items())),
-            reasons=tuple(sorted(reasons)),
+            seeds=len({sample.seed for sample in ended}),
+            stale=sum(here.is_stale(_row(sample)) for sample in ended) if here else 0,
+            failures=dict(sorted(Counter(sample.status for sample in lost).items())),
+            reasons=tuple(sorted({f"{sample.status}: {sample.reason}" for sample in lost if sample.reason})),
             estimates={
                 group.key: {
                     column.metric: estimate(found.get(group.key, {}).get(column.metric, {}), printed.get(column.metric))
@@ -138,37 +132,33 @@ class BaseBoard:
                 }
                 for group in groups
             },
-            formulas=self.formulas(plugin, reference),
+            formulas={metric: formula for metric, formula in formulas.items() if metric in shown},
             warnings=tuple(sorted({warning for row in rows for warning in row.warnings})),
             cells=tuple(sorted(row.cell_id for row in rows)),
         )
 
 
 class AccuracyBoard(BaseBoard):
-    """Final average accuracy, average incremental accuracy and forgetting per method, one block a scenario.
-
-    Args:
-        metrics: Names of the metrics to show, the first of which ranks; by default those that `METRICS` shows.
-    """
+    """Final average accuracy, average incremental accuracy and forgetting per method, one block a scenario."""
 
     name = "accuracy"
     title = "Accuracy board"
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns a group for each task identity that was evaluated."""
-        measured = {name for sample in members if sample.row for name in sample.row.metrics}
-        metrics = [METRICS[name] for name in self.metrics]
+        """Returns a group for each task identity, of the metric that ranks and of those that a row has."""
+        measured = {name for sample in members if sample.row for name in metric_values(sample.row, _shown(self.name))}
         groups = []
         for identity in _identities(members):
-            known = [each for each in metrics if each.function is not None or f"{each.name}/{identity}" in measured]
-            groups.append(Group(key=identity, columns=tuple(map(_column, known))))
+            first, *others = (METRICS[name] for name in _shown(self.name))
+            columns = [first, *(each for each in others if f"{each.name}/{identity}" in measured)]
+            groups.append(Group(key=identity, columns=tuple(map(_column, columns))))
         return tuple(groups)
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the metrics of each seed, by task identity."""
         found: Figures = defaultdict(lambda: defaultdict(dict))
         for sample in members:
-            for key, value in metric_values(_row(sample), self.metrics).items():
+            for key, value in metric_values(_row(sample), _shown(self.name)).items():
                 name, _, identity = key.partition("/")
                 found[identity][name][sample.seed] = value.value
         return found
@@ -181,26 +171,19 @@ class OverheadBoard(BaseBoard):
     title = "Overhead board"
     split: ClassVar = {"hardware": True}
 
-    def shows(self, members: Sequence[Sample]) -> bool:
-        """Leaves out scenarios of which nothing was computed."""
-        return any(sample.status == "ok" for sample in members)
-
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns the one group of all costs."""
-        return (Group(key="cost", columns=tuple(_column(METRICS[name]) for name in self.metrics)),)
+        """Returns the one group of all costs; none if nothing was computed."""
+        columns = tuple(_column(METRICS[name]) for name in _shown(self.name))
+        return (Group(key="cost", columns=columns),) if any(sample.status == "ok" for sample in members) else ()
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the costs of each seed."""
-        costs = {name: cost for name in self.metrics if (cost := METRICS[name].cost)}
+        costs = {name: cost for name in _shown(self.name) if (cost := METRICS[name].cost)}
         return {"cost": {name: {each.seed: cost(_row(each)) for each in members} for name, cost in costs.items()}}
-
-    def formulas(self, plugin: str, reference: Reference | None) -> dict[str, str]:
-        """Returns the complexities that the paper prints."""
-        return reference.formulas(plugin) if reference else {}
 
 
 class RobustnessBoard(BaseBoard):
-    """Accuracy under stress against the paired clean cell: mean, worst and loss over stressors and severities.
+    """FAA under stress against the paired clean cell: mean, worst and loss over stressors and severities.
 
     A seed counts where the clean cell and every stressed one have a result: methods are compared over the same stress.
     """
@@ -208,26 +191,20 @@ class RobustnessBoard(BaseBoard):
     name = "robustness"
     title = "Robustness board"
     split: ClassVar = {"stress": False}
-    _COLUMNS: ClassVar = {"stressed": "mean under stress", "worst": "worst", "loss": "loss", "clean": "clean"}
-
-    def __init__(self, metrics: Sequence[str] = ()) -> None:
-        super().__init__(tuple(metrics) or ("faa",))
-
-    def shows(self, members: Sequence[Sample]) -> bool:
-        """Leaves out scenarios without a stressed cell."""
-        return any(_stress(sample) for sample in members)
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns for each task identity the summary, and a group of details with a column for each stressor."""
-        metric = METRICS[self.metrics[0]]
-
-        def column(key: str, title: str) -> Column:
-            return Column(metric=key, title=title, unit=metric.unit, better="lower" if key == "loss" else metric.better)
-
-        summary = tuple(column(key, f"{metric.title} {text}") for key, text in self._COLUMNS.items())
-        details = tuple(column(name, name) for name in sorted({_stress(sample) for sample in members} - {""}))
+        """Returns for each task identity the summary and the details by stressor; none without a stressed cell."""
+        stresses = sorted({_stress(sample) for sample in members} - {""})
+        titles = {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
+        summary, details = (
+            tuple(
+                Column(metric=key, title=title, unit="ratio", better="lower" if key == "loss" else "higher")
+                for key, title in columns.items()
+            )
+            for columns in (titles, dict(zip(stresses, stresses, strict=True)))
+        )
         groups = []
-        for identity in _identities(members):
+        for identity in _identities(members) if stresses else ():
             groups.append(Group(key=identity, columns=summary))
             groups.append(Group(key=f"{identity}, by stressor", columns=details, ranked=False))
         return tuple(groups)
@@ -235,22 +212,19 @@ class RobustnessBoard(BaseBoard):
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
         found: Figures = {}
-        higher = METRICS[self.metrics[0]].better == "higher"
-        stresses = [column.metric for group in groups if not group.ranked for column in group.columns]
+        stresses = [column.metric for column in groups[1].columns]
         for identity in _identities(members):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
             for sample in members:
-                value = metric_values(_row(sample), self.metrics[:1]).get(f"{self.metrics[0]}/{identity}")
-                values[sample.seed][_stress(sample)] = value.value if value else None
+                faa = metric_values(_row(sample), ("faa",)).get(f"faa/{identity}")
+                values[sample.seed][_stress(sample)] = faa.value if faa else None
             summary: dict[str, dict[int, float | None]] = defaultdict(dict)
             for seed, own in values.items():
-                clean, under = own.get(""), [own.get(name) for name in stresses]
-                known = [value for value in under if value is not None]
-                if clean is None or len(known) < len(under) or not known:
+                clean, under = own.get(""), [value for name in stresses if (value := own.get(name)) is not None]
+                if clean is None or len(under) < len(stresses):
                     continue
-                mean = sum(known) / len(known)
-                worst, loss = (min(known), clean - mean) if higher else (max(known), mean - clean)
-                figures = {"stressed": mean, "worst": worst, "loss": loss, "clean": clean}
+                mean = sum(under) / len(under)
+                figures = {"stressed": mean, "worst": min(under), "loss": clean - mean, "clean": clean}
                 for key, figure in figures.items():
                     summary[key][seed] = figure
             found[identity] = summary
@@ -258,6 +232,11 @@ class RobustnessBoard(BaseBoard):
                 name: {seed: own.get(name) for seed, own in values.items()} for name in stresses
             }
         return found
+
+
+def _shown(board: str) -> list[str]:
+    """Returns the names of the metrics that have a column on a board."""
+    return [metric.name for metric in METRICS.values() if metric.board == board]
 
 
 def _row(sample: Sample) -> Row:

@@ -35,13 +35,8 @@ def block_notes(
     )
 
 
-def board_notes(
-    blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequence[Overall], apart: str
-) -> tuple[str, ...]:
-    """Returns the notes of a whole board, from its blocks with their flattened scenarios and the board of the blocks.
-
-    `apart` is what its column groups are, said where a block has several.
-    """
+def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequence[Overall]) -> tuple[str, ...]:
+    """Returns the notes of a board, from its blocks with their flattened scenarios and the board of the blocks."""
     if not blocks:
         return ("no rows to show",)
     notes = []
@@ -57,7 +52,9 @@ def board_notes(
         if len(found) > 1:
             notes.append(f"{label} stands in {len(found)} blocks, which differ in {_differences(found)}")
     if any(sum(group.ranked for group in block.groups) > 1 for block, _ in blocks):
-        notes.append(f"column groups are {apart}; never ranked together")
+        notes.append(
+            "column groups are task identities (what a method is told of a test sample's task); never ranked together"
+        )
     if any(e.control for block, _ in blocks for e in block.entries):
         notes.append(
             f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and where "

@@ -73,11 +73,11 @@ class Reference(Closed):
             raise UsageError(f"{folder} holds no *.json of printed figures", hint="e.g. --reference leaderboards/paper")
         return found[0].model_copy(update={"records": tuple(record for file in found for record in file.records)})
 
-    def printed(self, sample: Sample) -> dict[str, float]:
-        """Returns the figures that the paper prints for a sample's data set, beta and method, by metric."""
+    def printed(self, sample: Sample) -> tuple[dict[str, float], dict[str, str]]:
+        """Returns what the paper prints for a sample's data set, beta and method: figures and formulas, by metric."""
         plugins = sample.plugins
         method = plugins["aggregator"]
-        records = self._of(method.name)
+        records = [record for record in self.records if record.aggregator == _short(method.name)]
         switches = {name for record in records for name in record.options}  # others, e.g. a rank, are tuned
         options = {name: value for name, value in method.identity.items() if name in switches}
         beta = sample.params.partition.get("value") if sample.params.partition.get("kind") == "dirichlet" else None
@@ -89,14 +89,7 @@ class Reference(Closed):
             anywhere = record.backbone in _MAIN and (METRICS.get(record.metric) or METRICS["faa"]).unit == "ratio"
             if fits and (record.backbone == label or (record.metric not in found and anywhere)):
                 found[record.metric] = cast(float, record.value)
-        return found
-
-    def formulas(self, plugin: str) -> dict[str, str]:
-        """Returns the complexities of a method, by metric."""
-        return {each.metric: each.formula for each in self._of(plugin) if each.formula}
-
-    def _of(self, plugin: str) -> list[Printed]:
-        return [record for record in self.records if record.aggregator == _short(plugin)]
+        return found, {record.metric: record.formula for record in records if record.formula}
 
     def notes(self, blocks: Sequence[Block]) -> tuple[str, ...]:
         """Returns what differs between the paper's protocol and that of blocks that show its figures."""

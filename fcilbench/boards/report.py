@@ -31,12 +31,11 @@ def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store, ti
 
     Args:
         boards: Boards of the rows, in the order of the page; those without a block are left out.
-        rows: The rows behind them; light ones are read again from the store.
-        store: Their results folder, for matrices, curves and environments.
+        rows: The rows behind them.
+        store: Their results folder, for curves and environments.
         title: Heading of the page.
     """
-    wanted = {row.cell_id for row in rows}
-    whole = {cell_id: row for cell_id, row in store.latest().items() if cell_id in wanted}
+    whole = {row.cell_id: row for row in rows}
     place = {cell_id: number for number, cell_id in enumerate(whole)}
     data = {**_data(whole.values(), store), "charts": []}
     shown = [_board(board, place, whole, data["charts"]) for board in boards if board.blocks]

@@ -48,11 +48,6 @@ class Sample:
         return self.row.status if self.row else "missing"
 
     @property
-    def parts(self) -> tuple[object, ...]:
-        """What tells samples apart that share their parameters and plugins, as light rows do; quick to compare."""
-        return (id(self.params), self.declared, *map(id, self.plugins.values()))
-
-    @property
     def hardware(self) -> str | None:
         """What decides seconds: device, digest of the hardware, threads and capture; `None` if nothing was computed.
 
@@ -87,7 +82,12 @@ def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None) -> list[Sam
     latest = {row.cell_id: row for row in rows}
     if planned is None:
         return _newest([_of_row(row, row.coords) for row in latest.values()])
-    return [_of_row(latest[key], cell.coords) if key in latest else _of_cell(cell) for key, cell in planned.items()]
+    return [
+        _of_row(latest[key], cell.coords)
+        if key in latest
+        else Sample(cell.coords, plugin_records(cell), row_params(cell), cell.seeds.index, cell.data_fingerprint, None)
+        for key, cell in planned.items()
+    ]
 
 
 def _newest(found: Sequence[Sample]) -> list[Sample]:
@@ -106,11 +106,6 @@ def _newest(found: Sequence[Sample]) -> list[Sample]:
 
 def _of_row(row: Row, coords: Mapping[str, str | int]) -> Sample:
     return Sample(coords, row.plugins, row.params, row.seed, row.data.declared, row)
-
-
-def _of_cell(cell: Cell) -> Sample:
-    index = cell.seeds.index
-    return Sample(cell.coords, plugin_records(cell), row_params(cell), index, cell.data_fingerprint, None)
 
 
 def scenario_of(sample: Sample, *, stress: bool = True) -> dict[str, Any]:
@@ -154,14 +149,9 @@ def split(
     scenario. Returns `(scenario, samples)` per block, ordered by labels, then by content.
     """
     by_key: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
-    known: dict[tuple[object, ...], str] = {}
     for sample in found:
-        key = known.get(sample.parts)
-        if key is None:
-            scenario = scenario_of(sample, stress=stress)
-            key = known[sample.parts] = digest(scenario)
-            by_key.setdefault(key, (scenario, []))
-        by_key[key][1].append(sample)
+        scenario = scenario_of(sample, stress=stress)
+        by_key.setdefault(digest(scenario), (scenario, []))[1].append(sample)
     blocks = []
     for scenario, members in by_key.values():
         parts: dict[tuple[str | None, str | None], list[Sample]] = defaultdict(list)
@@ -187,11 +177,8 @@ def _known(values: Sequence[str | None]) -> list[str | None]:
 def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
     """Groups a block's samples by method; methods that share a label get what tells them apart added to it."""
     by_key: dict[str, list[Sample]] = defaultdict(list)
-    known: dict[tuple[object, ...], str] = {}
     for sample in members:
-        if sample.parts not in known:
-            known[sample.parts] = digest(method_of(sample))
-        by_key[known[sample.parts]].append(sample)
+        by_key[digest(method_of(sample))].append(sample)
     by_label: dict[str, list[list[Sample]]] = defaultdict(list)
     for group in by_key.values():
         by_label[str(group[0].coords.get("aggregator", ""))].append(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,17 +62,15 @@ def board(
     lookup("boards", name)  # before anything else: a typo is not "no rows"
     chosen = _form(form, output)
     names = (name, *(each for each in REPORT if each != name)) if chosen == "html" else (name,)
-    metrics = [metric for each in names for metric in board_metrics(each)]
+    store, planned = Store(out), None
     if suite is None:
-        store, planned = Store(out), None
-        rows = select_rows(store, only, metrics=metrics)
+        rows = select_rows(store, only)
     else:
-        prepared = prepare(suite, set_, out, only=only, metrics=metrics, params=params)
-        store, planned = prepared.store, {item.cell_id: item.cell for item in prepared.plan.items}
-        rows = list({item.cell_id: item.row for item in prepared.plan.items if item.row}.values())
+        items = prepare(suite, set_, out, only=only, params=params).plan.items
+        planned = {item.cell_id: item.cell for item in items}
+        rows = list({item.cell_id: item.row for item in items if item.row}.values())
         if not rows:
             raise NoRowsError(store.root)
-    gc.freeze()  # thousands of rows stay until the end: searching them for cycles takes a quarter of the time
     printed = Reference.load(reference) if reference else None
     built = [build_board(each, rows, store, planned, printed) for each in names]
     if chosen == "html":
@@ -102,15 +99,15 @@ def figure(
     loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
     critical-difference: mean ranks over scenarios, or over five seeds or more of one scenario, with Nemenyi's test.
     """
+    from fcilbench.boards.build import AccuracyBoard
     from fcilbench.boards.figures import FIGURES, draw
     from fcilbench.results.store import Store
 
     if name not in FIGURES:
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
     store = Store(out)
-    rows = select_rows(store, only, metrics=board_metrics("accuracy"))
     assert output is not None  # it has no default
-    draw(name, _board("accuracy").build(rows), store, identity, output)
+    draw(name, AccuracyBoard().build(select_rows(store, only)), store, identity, output)
     console.say(f"wrote {output}")
 
 
@@ -130,32 +127,20 @@ def build_board(
     has the code gets the same board.
     """
     from fcilbench.boards.notes import origin_notes, tuning_notes
+    from fcilbench.registry.entrypoints import load, lookup
     from fcilbench.suite.select import missing_cells
 
     missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
     here = _here(rows, store, portable)
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
-    built = _board(name).build(rows, planned, here, reference)
+    cls: Any = load(lookup("boards", name))
+    built = cls().build(rows, planned, here, reference)
     told = built.notes
     if name == "robustness" and not built.blocks:
         told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
     notes = (*told, *([missing] if missing else []), *tuning, *origin_notes(rows, here))
     return built.model_copy(update={"notes": notes})
-
-
-def board_metrics(name: str) -> tuple[str, ...]:
-    """Returns the metrics that a board asks for; one that does not say may look at all of them."""
-    from fcilbench.spec.metrics import METRICS
-
-    return tuple(getattr(_board(name), "metrics", METRICS))
-
-
-def _board(name: str) -> Any:
-    from fcilbench.registry import entrypoints
-
-    cls: Any = entrypoints.load(entrypoints.lookup("boards", name))
-    return cls()
 
 
 def _form(form: options.Form, output: Path | None) -> str:

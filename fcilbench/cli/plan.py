@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,13 +89,11 @@ def prepare(
     only: Sequence[str] | None = None,
     rerun: str = "stale",
     devices: Sequence[str] = ("",),
-    metrics: Collection[str] = (),
     params: Path | None = None,
 ) -> Prepared:
     """Loads a suite and plans it; writes nothing.
 
-    The arguments are the options of the command line. Costs are estimated for `devices`, and the rows of the plan keep
-    the named `metrics`.
+    The arguments are the options of the command line. Costs are estimated for `devices`.
 
     Raises:
         NothingSelectedError: If `only` selects no cell, and nothing is missing here that may be why.
@@ -113,7 +111,7 @@ def prepare(
     loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
-    rows, running, gpu = store.latest_light(metrics), running_cells(store), bool(devices[0])
+    rows, running, gpu = store.latest(), running_cells(store), bool(devices[0])
     plan_ = make_plan(expand(loaded), rows, rerun, only or (), running=running, hardware=hardware, gpu=gpu)
     prepared = Prepared(loaded, plan_, store)
     if only and not plan_.items and not prepared.missing:

@@ -48,10 +48,9 @@ def run(
     """
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
-    from fcilbench.spec.metrics import METRICS
 
     devices = tuple(choose_devices(gpus))
-    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, metrics=METRICS, params=params)
+    prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
     jobs = slots_per_device(prepared, devices, jobs)
     settings = RunOptions(executor, devices, jobs, wait=not no_wait, fail_fast=fail_fast, offline=offline)
     slots = len(devices) * jobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,10 +14,6 @@ from fcilbench.tables import flatten
 if TYPE_CHECKING:
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
-    from fcilbench.suite.select import Selector
-
-_RANKING = ("faa",)
-"""Metrics in the list of rows."""
 
 
 def show(
@@ -28,44 +24,48 @@ def show(
     verbose: options.Verbose = False,
 ) -> None:
     """List the rows of a results folder, or print one cell: parameters, metrics, cost, failure, files."""
+    from fcilbench.results.row import all_metrics, metric_values
     from fcilbench.results.store import Store
 
     store = Store(out)
+    rows = select_rows(store, only) if cell is None else [find_row(store, cell)]
+    if cell is not None or form in ("json", "jsonl"):
+        rows = [row.model_copy(update={"metrics": all_metrics(row)}) for row in rows]
     if cell is not None:
-        _show_cell(store, find_row(store, cell), form, verbose)
+        _show_cell(store, rows[0], form, verbose)
         return
-    if form in ("json", "jsonl"):
-        _show_whole(store, only, form)
-        return
-    rows = select_rows(store, only, metrics=_RANKING)
-    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics if name.partition("/")[0] in _RANKING))
     axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
+    figures = [metric_values(row, ("faa",)) for row in rows]
+    metrics = list(dict.fromkeys(name for own in figures for name in own))
     table = [
         (
             *(row.cell_id[:12], row.suite, *(row.coords.get(axis, "") for axis in axes), row.status),
-            *(_figure(row, name) for name in metrics),
+            *("" if (own := found.get(name)) is None or own.value is None else f"{own.value:.4f}" for name in metrics),
             console.duration(row.cost.wall_s),
         )
-        for row in rows
+        for row, found in zip(rows, figures, strict=True)
     ]
     headers = ("cell", "suite", *axes, "status", *metrics, "wall")
-    first = len(headers) - len(metrics) - 1
-    console.show_list(form, headers, table, key="rows", right=range(first, len(headers)))
+    right = range(len(headers) - len(metrics) - 1, len(headers))
+    records = (row.to_json() for row in rows)
+    console.show_list(form, headers, table, key="rows", records=records, right=right)
 
 
-def select_rows(store: Store, only: Sequence[str] | None, metrics: Collection[str] | None = None) -> list[Row]:
-    """Returns the last row of each cell that `--only` selects: light ones with these `metrics`, or whole rows.
+def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
+    """Returns the last row of each cell that `--only` selects.
 
     Raises:
         NothingSelectedError: If there is none.
     """
+    from fcilbench.results.store import NoRowsError
     from fcilbench.suite.select import parse_selectors
 
-    chosen = parse_selectors(only or ())
-    latest = store.latest() if metrics is None else store.latest_light(metrics)
-    rows = [row for row in latest.values() if chosen.matches(row.cell_id, row.coords, row.status)]
+    chosen, latest = parse_selectors(only or ()), store.latest().values()
+    rows = [row for row in latest if chosen.matches(row.cell_id, row.coords, row.status)]
+    if not latest:
+        raise NoRowsError(store.root)
     if not rows:
-        raise _nothing(store, chosen)
+        raise NothingSelectedError(chosen.why_nothing(str(store.root), [row.coords for row in latest]))
     return rows
 
 
@@ -75,61 +75,24 @@ def find_row(store: Store, prefix: str) -> Row:
     Raises:
         UsageError: If there is none, or more than one.
     """
-    found = {row.cell_id: row for row in store.scan() if row.cell_id.startswith(prefix.lower())}
-    if len(found) == 1:
-        return next(iter(found.values()))
+    found = [row for cell_id, row in store.latest().items() if cell_id.startswith(prefix.lower())]
     if not found:
         raise UsageError(f"no cell {prefix} in {store.root}", hint="`fcilbench show` lists the cells")
-    raise UsageError(f"{len(found)} cells begin with {prefix}", hint="give more digits of the id")
-
-
-def _figure(row: Row, name: str) -> str:
-    value = row.metrics[name].value if name in row.metrics else None
-    return "" if value is None else f"{value:.4f}"
-
-
-def _nothing(store: Store, chosen: Selector) -> NothingSelectedError:
-    """Returns the error of a results folder without rows, or without one that `--only` selects."""
-    from fcilbench.results.store import NoRowsError
-
-    coords = [row.coords for row in store.scan()]
-    return NothingSelectedError(chosen.why_nothing(str(store.root), coords)) if coords else NoRowsError(store.root)
-
-
-def _show_whole(store: Store, only: Sequence[str] | None, form: options.Form) -> None:
-    """Prints whole rows as JSON; they are kept as texts, which take a tenth of the memory of objects."""
-    from fcilbench.suite.select import parse_selectors
-
-    chosen = parse_selectors(only or ())
-    texts: dict[str, str] = {}
-    for row in store.scan():
-        texts.pop(row.cell_id, None)
-        # A later row replaces an earlier one, even if it is not selected.
-        if chosen.matches(row.cell_id, row.coords, row.status):
-            texts[row.cell_id] = _filled(row).to_json()
-    if not texts:
-        raise _nothing(store, chosen)
-    console.show_list(form, (), (), key="rows", records=texts.values())
-
-
-def _filled(row: Row) -> Row:
-    """Returns a row with all metrics that can be computed from its matrices, also those that it does not record."""
-    from fcilbench.results.light import all_metrics
-
-    return row.model_copy(update={"metrics": all_metrics(row)})
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} cells begin with {prefix}", hint="give more digits of the id")
+    return found[0]
 
 
 def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
-    plain = _filled(row).model_dump(mode="json", by_alias=True)
+    plain = row.model_dump(mode="json", by_alias=True)
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
     table: list[tuple[str, object]] = [
         (path, value)
         for path, value in flatten(plain, lists=True).items()
         if path.partition(".")[0] not in hidden and value not in (None, "", [], {})
     ]
-    for name, metric in plain["metrics"].items():
-        value = metric["value"]
-        table.append((name, "undefined" if value is None else f"{value:.6g} {metric['unit']}"))
+    for name, metric in row.metrics.items():
+        table.append((name, "undefined" if metric.value is None else f"{metric.value:.6g} {metric.unit}"))
     for identity, matrix in row.accuracy.items():
         for number, line in enumerate(matrix, start=1):
             figures = " ".join("  -  " if value is None else f"{value:.3f}" for value in line)

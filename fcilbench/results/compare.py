@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcilbench.results.light import all_metrics
+from fcilbench.results.row import all_metrics
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten

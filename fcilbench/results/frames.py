@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fcilbench.errors import UsageError
-from fcilbench.results.light import all_metrics
+from fcilbench.results.row import all_metrics
 from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten

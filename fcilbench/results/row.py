@@ -1,18 +1,20 @@
-"""The row of a finished cell."""
+"""The row of a finished cell: how it is built, and its metrics."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, get_args
 
 from fcilbench.results.provenance import Provenance
 from fcilbench.spec.cell import Cell, PluginKind, PluginUse
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
-from fcilbench.spec.outcome import Cost, Outcome
-from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds
+from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.outcome import Cost, Outcome, Value
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds, TaskIdentity
 from fcilbench.spec.row import SCHEMA_VERSION, Code, Data, Failure, PluginRecord, Row, RowParams, Status
 
 
@@ -145,3 +147,26 @@ def cell_of(row: Row) -> Cell:
             "evaluate": Evaluation(task_identity=tuple(params.evaluate)),
         }
     )
+
+
+def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
+    """Returns the named metrics of a row, by `<metric>/<task identity>`.
+
+    A metric is computed from the accuracy matrix where that is possible, so that old rows have new metrics; elsewhere
+    the recorded value counts.
+    """
+    found: dict[str, Value] = {}
+    for metric in (METRICS[name] for name in names):
+        for identity in get_args(TaskIdentity):
+            key, matrix = f"{metric.name}/{identity}", row.accuracy.get(identity)
+            if matrix and metric.function is not None:
+                value = metric.function(matrix, row.test_sizes)
+                found[key] = Value(value=value, unit=metric.unit, better=metric.better)
+            elif key in row.metrics:
+                found[key] = row.metrics[key]
+    return found
+
+
+def all_metrics(row: Row) -> dict[str, Value]:
+    """Returns the metrics that a row records, then those of a later fcilbench that its matrices give."""
+    return {**row.metrics, **{k: v for k, v in metric_values(row, METRICS).items() if k not in row.metrics}}

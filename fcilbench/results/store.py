@@ -9,7 +9,6 @@ name and renamed. So a process may die at any moment, and the next reader sees e
 from __future__ import annotations
 
 import fcntl
-import gc
 import io
 import json
 import logging
@@ -17,14 +16,13 @@ import os
 import re
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import NothingSelectedError, PrerequisiteError
 from fcilbench.files import sync_folder, write_all, write_atomic
-from fcilbench.results.light import lightened
 from fcilbench.results.provenance import digest
 from fcilbench.spec.row import Row, check_version
 
@@ -118,20 +116,6 @@ class Store:
     def latest(self) -> dict[str, Row]:
         """Returns the last row of each cell, by `cell_id`."""
         return {row.cell_id: row for row in self.scan()}
-
-    def latest_light(self, metrics: Collection[str] = ()) -> dict[str, Row]:
-        """Returns the last row of each cell in little memory, for commands that read thousands of rows.
-
-        A light row has no accuracy matrices and no class names, and only the named metrics, computed from the matrices.
-        It must never be written.
-        """
-        collecting = gc.isenabled()
-        gc.disable()  # rows hold no cycles, and searching thousands of them would take a third of the time
-        try:
-            return {row.cell_id: row for row in lightened(self.scan(), metrics)}
-        finally:
-            if collecting:
-                gc.enable()
 
     def rounds(self, cell_id: str) -> list[dict[str, Any]]:
         """Returns a cell's learning curve, one record for each round; lines that are no records are skipped."""

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fcilbench.errors import UsageError
-from fcilbench.results.light import metric_values
 from fcilbench.results.provenance import digest, hardware_digest
-from fcilbench.results.row import cell_of
+from fcilbench.results.row import cell_of, metric_values
 from fcilbench.results.store import Store
 from fcilbench.spec.identity import IDENTITY_VERSION, cell_id
 from fcilbench.spec.metrics import METRICS

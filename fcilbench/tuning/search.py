@@ -64,7 +64,7 @@ class Search(Feed):
         self.trouble: str | None = None
         self._storage, self._store, self._say = storage, store, say
         self._studies = [(subject, open_study(subject, storage)) for subject in subjects if subject.space]
-        self._known = store.latest_light(("faa",))
+        self._known = store.latest()
         self._ready: list[_Attempt] = []
         self._running: dict[str, _Attempt] = {}
         self._unfinished = bool(self._studies)

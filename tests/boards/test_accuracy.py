@@ -10,15 +10,13 @@ from fcilbench.boards.notes import Here, origin_notes
 from fcilbench.spec import metrics
 from fcilbench.spec.identity import ENGINE_VERSION
 
-SHOWN = ("faa", "aia", "forgetting")
-
 
 def _entries(block):
     return {entry.aggregator: entry for entry in block.entries}
 
 
 def test_means_intervals_and_failures_in_view(golden_rows):
-    two, five = AccuracyBoard(SHOWN).build(golden_rows).blocks
+    two, five = AccuracyBoard().build(golden_rows).blocks
     assert [two.facts["protocol.rounds"], five.facts["protocol.rounds"]] == ["2", "5"]
     assert list(_entries(two)) == ["fedavg", "sum"]
     assert list(_entries(five)) == ["joint"]
@@ -38,7 +36,7 @@ def test_means_intervals_and_failures_in_view(golden_rows):
 
 
 def test_the_board_says_what_a_reader_must_know(golden_rows):
-    board = AccuracyBoard(SHOWN).build(golden_rows)
+    board = AccuracyBoard().build(golden_rows)
     assert board.blocks[0].notes == (
         "n < 3: no rank (sum n=1)",
         "oracle: best control fedavg: beaten by all others in the mean",
@@ -56,7 +54,7 @@ def test_the_board_says_what_a_reader_must_know(golden_rows):
 
 
 def test_task_identities_are_column_groups(golden_rows):
-    for block in AccuracyBoard(SHOWN).build(golden_rows).blocks:
+    for block in AccuracyBoard().build(golden_rows).blocks:
         assert [group.key for group in block.groups] == ["none", "oracle"]
         assert [[column.metric for column in group.columns] for group in block.groups] == [
             ["faa", "aia", "forgetting"]
@@ -202,7 +200,7 @@ def test_a_new_metric_is_one_entry_and_fills_old_rows(make_cell, make_row, monke
 
 def test_an_undefined_value_in_one_seed_is_not_a_zero(make_cell, make_row):
     rows = [make_row(make_cell("a", seed), {"faa/none": value}) for seed, value in enumerate((0.5, None, 0.7))]
-    (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
+    (block,) = AccuracyBoard().build(rows).blocks
     found = block.entries[0].estimates["none"]["faa"]
     assert (found.mean, found.n, block.entries[0].ok) == (pytest.approx(0.6), 2, 3)
     assert "none: FAA is undefined (–), not 0: a in 1 of 3 seeds" in block.notes
@@ -239,7 +237,7 @@ def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are
         return Rank(rank=rank, of=2, low=low or rank, high=high or rank, best=best, tied=best)
 
     rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
-    (block,) = AccuracyBoard(metrics=("faa",)).build(rows).blocks
+    (block,) = AccuracyBoard().build(rows).blocks
     assert {name: entry.ranks for name, entry in _entries(block).items()} == {
         "a": {"none": ranked(2, best=False), "oracle": ranked(1, low=1, high=2)},
         "b": {"none": ranked(1), "oracle": ranked(1, low=1, high=2)},

@@ -51,16 +51,6 @@ def test_robustness_pairs_each_stressed_cell_with_its_clean_one(row_of):
     assert RobustnessBoard().build(rows[:3]).blocks == ()  # clean cells alone are no block
 
 
-def test_robustness_of_a_metric_where_lower_is_better(make_cell, make_row):
-    """Forgetting 0.1 clean, 0.2 and 0.4 under stress: mean 0.3, worst 0.4, loss 0.2."""
-    values = {"none": 0.1, "flip": 0.2, "shift": 0.4}
-    rows = [make_row(make_cell("a", stress=name), {"forgetting/none": value}) for name, value in values.items()]
-    (block,) = RobustnessBoard(("forgetting",)).build(rows).blocks
-    means = {name: found.mean for name, found in block.entries[0].estimates["none"].items()}
-    assert means == pytest.approx({"stressed": 0.3, "worst": 0.4, "loss": 0.2, "clean": 0.1})
-    assert {column.better for group in block.groups for column in group.columns} == {"lower"}
-
-
 def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     rows = [row_of("a", 0, 0.5), row_of("b", 0, 0.5), row_of("c", 0, "failed")]
     moved = row_of("a", 1, 0.5)
@@ -109,7 +99,7 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
     """joint leads in every seed; of the others b is first, and the board is of two."""
     means = {"a": 0.5, "b": 0.6, "joint": 0.9}
     rows = [row_of(name, seed, mean + 0.01 * seed) for name, mean in means.items() for seed in range(3)]
-    board = AccuracyBoard(("faa",)).build(rows)
+    board = AccuracyBoard().build(rows)
     ranks = {e.aggregator: [(r.low, r.of) for r in e.ranks.values()] for e in board.blocks[0].entries}
     assert ranks == {"a": [(2, 2)], "b": [(1, 2)], "joint": []}
     assert "§ marks the centralised reference: not ranked" in board.notes
@@ -126,7 +116,7 @@ def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
         for method, value in found.items()
         for seed in range(3)
     ]
-    board = AccuracyBoard(("faa",)).build(rows)
+    board = AccuracyBoard().build(rows)
     (overall,) = board.overall
     assert [(each.aggregator, each.mean, each.low, each.high) for each in overall.methods] == [
         ("a", 1.5, 1, 2),
@@ -139,7 +129,7 @@ def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
 def test_controls_and_stale_rows_are_marked(row_of):
     rows = [row_of("ncm", 0, 0.6), row_of("sum", 0, 0.5), row_of("ewc", 0, 0.7), row_of("fedavg", 0, 0.4, code="old")]
     here = Here("c" * 40, ENGINE_VERSION, {"fcilbench/fedavg": "k1"}, {})
-    board = AccuracyBoard(("faa",)).build(rows, here=here)
+    board = AccuracyBoard().build(rows, here=here)
     lines = [line.split()[:3] for line in render(board).splitlines()]
     assert ["ncm", "‡", "1/1"] in lines
     assert ["fedavg", "1/1,", "1"] in lines  # no control without `oracle`
@@ -160,7 +150,7 @@ def test_printed_figures_stand_beside_measured_ones(row_of):
     )
     rows = [row_of("fedavg", seed, value) for seed, value in enumerate((0.5, 0.7))]
     rows += [row_of("sum", 0, 0.6), row_of("sum", 0, 0.6, lambda_s=0.2)]
-    board = AccuracyBoard(("faa",)).build(rows, reference=reference)
+    board = AccuracyBoard().build(rows, reference=reference)
     found = {entry.aggregator: entry.estimates["none"]["faa"] for entry in board.blocks[0].entries}
     assert (found["fedavg"].paper, found["fedavg"].difference) == (0.55, pytest.approx(0.05))
     assert [found[name].paper for name in found if name.startswith("sum")] == [0.9, None]

@@ -19,7 +19,7 @@ RATIO = Column(metric="faa", title="FAA", unit="ratio", better="higher")
 
 @pytest.fixture
 def board(golden_rows) -> Board:
-    return AccuracyBoard(("faa", "aia", "forgetting")).build(golden_rows)
+    return AccuracyBoard().build(golden_rows)
 
 
 @pytest.mark.parametrize(("form", "name"), [("table", "wide.txt"), ("md", "board.md"), ("tex", "board.tex")])
@@ -97,7 +97,7 @@ def test_labels_cannot_break_the_table(make_cell, make_row):
     cell = make_cell("sum")
     label = "a|b[red]\n_x_<i>`c`![d](//e)\x1b]0;f\x07\u202e"
     hostile = cell.model_copy(update={"aggregator": cell.aggregator.model_copy(update={"label": label})})
-    board = AccuracyBoard(("faa",)).build([make_row(hostile, {"faa/none": 0.5})])
+    board = AccuracyBoard().build([make_row(hostile, {"faa/none": 0.5})])
     text = r"| a\|b\[red\] \_x\_&lt;i&gt;\`c\`\!\[d\](//e)\\u001b\]0;f\\u0007\\u202e | 1/1 |"
     assert text in render(board, "md")
     for form in FORMATS:
@@ -110,7 +110,7 @@ def test_ranks_are_shown_where_there_are_any(make_cell, make_row):
         for name, value in (("a", 0.5), ("b", 0.55))
         for seed in range(5)
     ]
-    text = render(AccuracyBoard(metrics=("faa",)).build(rows), "md")
+    text = render(AccuracyBoard().build(rows), "md")
     # 0.55 0.56 0.55 0.56 0.55: mean 0.554, s 0.0054772, 2.776445 * s / sqrt(5) = 0.0068009
     assert r"| a | 5/5 | – | 50.40 ± 0.68 | 2 of 2 \[2\] |" in text
     assert r"| b | 5/5 | – | 55.40 ± 0.68 | 1 of 2 \[1\] |" in text
@@ -123,7 +123,7 @@ def test_in_latex_the_best_mean_is_bold_and_ties_are_underlined(make_cell, make_
         for name, value, shift in (("a", 0.5, 0), ("b_1", 0.55, 0), ("c", 0.549, 1))
         for seed in range(5)
     ]
-    text = render(AccuracyBoard(metrics=("faa",)).build(rows), "tex")
+    text = render(AccuracyBoard().build(rows), "tex")
     assert r"a & 50.40 $\pm$ 0.68 & 3 of 3 [3] \\" in text
     assert r"b\_1 & \underline{55.40 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
     assert r"c & \textbf{55.50 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text

@@ -36,7 +36,7 @@ def stored(tmp_path, make_cell, make_row):
 
 @pytest.fixture
 def report(stored):
-    rows = list(stored.latest_light(("faa", "aia", "forgetting")).values())
+    rows = list(stored.latest().values())
     return render_report([AccuracyBoard().build(rows), OverheadBoard().build(rows)], rows, stored)
 
 
@@ -126,8 +126,8 @@ def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_
         store.append(
             make_row(make_cell("fedavg", seed, evaluate=("none",)), {}, accuracy={"none": [[0.5], [0.5, 0.4]]})
         )
-    rows = list(store.latest_light(("faa",)).values())
-    page = browse(render_report([AccuracyBoard(("faa",)).build(rows)], rows, store), 390)
+    rows = list(store.latest().values())
+    page = browse(render_report([AccuracyBoard().build(rows)], rows, store), 390)
     page.locator("summary", has_text="learning curves, sensitivity").click()
     chart = page.locator("figure", has_text="none: accuracy against sum: lambda_s")
     points = chart.locator("[role=button]")

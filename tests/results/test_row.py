@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from fcilbench.results.row import code_digest
+from fcilbench.results.row import code_digest, metric_values
 from fcilbench.spec.protocol import Seeds
 from fcilbench.spec.row import Failure, Row, parse_row, row_schema
 
@@ -46,6 +46,14 @@ def test_a_row_without_a_result_keeps_derived_seeds_and_declared_data(make_cell,
     assert row.seeds == {role: Seeds(index=2).of(role) for role in ("order", "partition", "train")}
     assert row.metrics == {}
     assert (row.data.fingerprint, row.data.declared) == (None, "sha256:data")
+
+
+def test_metrics_are_those_of_the_matrix_where_there_is_one(make_cell, make_row):
+    """Accuracies 0.9, then 0.6 and 0.8: FAA is 0.7, whatever was recorded; a recorded AUROC stays."""
+    recorded = {"faa/none": 0.1, "faa/oracle": 0.9, "oos_auroc/none": 0.8, "bwt/none": 0.3}
+    row = make_row(make_cell(), recorded, accuracy={"none": [[0.9], [0.6, 0.8]]})
+    found = {name: value.value for name, value in metric_values(row, ("faa", "oos_auroc")).items()}
+    assert found == {"faa/none": pytest.approx(0.7), "faa/oracle": 0.9, "oos_auroc/none": 0.8}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

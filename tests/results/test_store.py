@@ -145,24 +145,6 @@ def test_a_suite_is_stored_once_per_content_as_yaml(tmp_path):
     assert store.suite_path("../../etc/passwd").parent == tmp_path / "suites"
 
 
-def test_light_rows_have_their_metrics_from_the_matrix_and_nothing_heavy(tmp_path, make_cell, make_row):
-    """Accuracies 0.9, then 0.6 and 0.8: FAA is 0.7, whatever was recorded; a recorded AUROC stays."""
-    store = Store(tmp_path)
-    recorded = {"faa/none": 0.1, "faa/oracle": 0.9, "oos_auroc/none": 0.8, "bwt/none": 0.3}
-    row = store.append(make_row(make_cell(), recorded, accuracy={"none": [[0.9], [0.6, 0.8]]}))
-    store.append(make_row(make_cell(seed=1), "failed"))
-    light = store.latest_light(("faa", "oos_auroc"))
-    found = light[row.cell_id]
-    assert {name: value.value for name, value in found.metrics.items()} == {
-        "faa/none": pytest.approx(0.7),
-        "faa/oracle": 0.9,
-        "oos_auroc/none": 0.8,
-    }
-    assert (found.accuracy, found.classes, found.cost, found.plugins) == ({}, [], row.cost, row.plugins)
-    other = next(each for each in light.values() if each.status == "failed")
-    assert found.params is other.params
-
-
 def test_the_folder_keeps_its_id(tmp_path):
     first = Store(tmp_path).identifier()
     assert len(first) == 32
