@@ -116,9 +116,8 @@ def _place(what: str, place: Path) -> Finding:
 
 def _tracking(out: Path, option: str | None) -> Finding:
     """Reports whether the tracking server answers; if not, cells run all the same."""
-    from fcilbench.cli.results import parse_tracking
     from fcilbench.registry.entrypoints import lookup
-    from fcilbench.tracking.uri import tracking_uri, unreachable, without_password
+    from fcilbench.tracking.base import parse_tracking, tracking_uri, unreachable, without_password
 
     name, uri = parse_tracking(option)
     if name == "none":

@@ -18,7 +18,7 @@ app = typer.Typer(help="Write and read the deployable module of a finished cell.
 
 @app.command(epilog="Example: [bold]fcilbench module export 9f2c -o module.safetensors[/bold]")
 def export(
-    cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
+    cell: options.CellId,
     output: options.OutputFile = None,
     out: options.Out = options.RESULTS,
     verbose: options.Verbose = False,

@@ -44,6 +44,7 @@ def use_data_root(value: Path | None) -> Path:
 
 
 SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
+CellId = Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)]
 MaybeSuite = Annotated[
     Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
 ]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import CELLS_FAILED, OK, PrerequisiteError, UsageError
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError, UsageError
 
 if TYPE_CHECKING:
-    from fcilbench.results.compare import Comparison, Difference
+    from fcilbench.results.compare import Comparison
     from fcilbench.results.store import Store
     from fcilbench.spec.row import Row
 
@@ -27,7 +26,7 @@ _SHOWN = 4
 
 
 def reproduce(
-    cell: Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)],
+    cell: options.CellId,
     *,
     source: options.From,
     out: options.Out = Path("reproduced"),
@@ -45,7 +44,6 @@ def reproduce(
     digest must be equal; otherwise metrics may differ by 0.01 and entries of the accuracy matrix by 0.05, or by
     --tolerance. Exit codes: 0 equal; 3 results differ or the cell fails here; 5 something is missing here.
     """
-    from fcilbench.cli.results import parse_tolerances
     from fcilbench.cli.show import find_row
     from fcilbench.results.store import Store
 
@@ -53,51 +51,40 @@ def reproduce(
     row = find_row(published, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: there is no result to reproduce")
-    again = train_again(row, out, gpus, offline, parse_tolerances(tolerance))
-    here, digests = again.here, again.found.digests
-    if here is None:
-        raise typer.Exit(again.exit_code)
-    _show(form, again.pairs, row, here)
-    for line in _origin_lines(published, row, Store(out), here):
-        console.say(line)
-    why = "though environment and code are the same" if again.strict else "as it may by other code or elsewhere"
-    for name, (there, now) in digests.items():
-        console.say(f"the {name}'s digest differs, {why}: published {there}, here {now}")
-    if "model" not in digests:
-        console.say("the model's digest is equal")
-    console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if again.problem else 'reproduced'}; rows in {out}")
-    raise typer.Exit(CELLS_FAILED if again.problem else OK)
+    here, found, problem = train_again(row, out, gpus, offline, parse_tolerances(tolerance))
+    if found is not None:
+        _show(form, found, row, here)
+        for line in _origin_lines(published, row, Store(out), here):
+            console.say(line)
+        same, other = "though environment and code are the same", "as it may by other code or elsewhere"
+        for name, (there, now) in found.digests.items():
+            console.say(
+                f"the {name}'s digest differs, {same if found.same_origin else other}: published {there}, here {now}"
+            )
+        if "model" not in found.digests:
+            console.say("the model's digest is equal")
+        console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if problem else 'reproduced'}; rows in {out}")
+    raise typer.Exit(CELLS_FAILED if problem else OK)
 
 
-@dataclass(frozen=True)
-class Again:
-    """A published cell that was trained again.
-
-    Attributes:
-        here: Its new row; `None` if it did not end here.
-        strict: Whether results must be equal: the environment and code of the row, on a CPU.
-        problem: Why it is not reproduced, in one line; empty if it is.
-    """
-
-    here: Row | None
-    found: Comparison
-    pairs: list[Difference]
-    strict: bool
-    problem: str
-    exit_code: int = OK
-
-
-def train_again(row: Row, out: Path, gpus: str, offline: bool, tolerance: Mapping[str, float]) -> Again:
+def train_again(
+    row: Row, out: Path, gpus: str, offline: bool, tolerance: Mapping[str, float]
+) -> tuple[Row, Comparison | None, str]:
     """Trains the cell of a row here and compares the results.
+
+    Returns:
+        The new row; the comparison, or `None` if the cell has no result here; and why it is not reproduced, in one
+        line, which is empty if it is.
 
     Raises:
         PrerequisiteError: If the cell cannot run here.
+        typer.Exit: If the user interrupts it, or something is missing when it runs.
     """
     from fcilbench.cli.plan import prepare
     from fcilbench.cli.run import train
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices
-    from fcilbench.results.compare import compare, pair_up
+    from fcilbench.results.compare import compare, same_origin
 
     devices = tuple(choose_devices(gpus))[:1]
     with tempfile.TemporaryDirectory() as folder:
@@ -111,17 +98,31 @@ def train_again(row: Row, out: Path, gpus: str, offline: bool, tolerance: Mappin
         console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
     summary = train(prepared, RunOptions(devices=devices, offline=offline), "none")
     here = summary.rows.get(item.cell_id)
-    found = compare(row, here or row, {})
     if here is None or here.status != "ok":
         problem = f"does not end here: {here.reason if here else 'no row'}"
         console.say(f"cell {row.cell_id[:12]} {problem}")
-        return Again(None, found, [], False, problem, summary.exit_code or CELLS_FAILED)
-    strict = found.same_origin and here.device == "cpu"
-    pairs = pair_up(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE), **tolerance})
-    parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in pairs if not each.within]
-    wrong = [name for name in found.digests if name == "data" or strict]
-    parts += [f"another digest of the {name}" for name in wrong]
-    return Again(here, found, pairs, strict, "; ".join(parts[:_SHOWN]))
+        if here is None or summary.exit_code in (INTERRUPTED, PREREQUISITE):
+            raise typer.Exit(summary.exit_code or CELLS_FAILED)
+        return here, None, problem
+    strict = same_origin(row, here) and here.device == "cpu"
+    found = compare(row, here, {**tolerance, **(_SAME_ORIGIN if strict else _ELSEWHERE), **tolerance})
+    parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in found.differences]
+    parts += [f"another digest of the {name}" for name in found.digests if name == "data" or strict]
+    return here, found, "; ".join(parts[:_SHOWN])
+
+
+def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
+    """Returns the values of `--tolerance` by pattern, the more specific patterns first."""
+    found: dict[str, float] = {}
+    for text in given or ():
+        metric, _, value = text.partition("=")
+        try:
+            found[metric] = float(value)
+        except ValueError:
+            metric = ""
+        if not metric or not found[metric] >= 0:
+            raise UsageError(f"--tolerance {text}: not METRIC=VALUE", hint="e.g. --tolerance 'faa/*=1e-6'")
+    return dict(sorted(found.items(), key=lambda each: -len(each[0].replace("*", ""))))
 
 
 def suite_of(row: Row) -> dict[str, Any]:
@@ -149,8 +150,8 @@ def suite_of(row: Row) -> dict[str, Any]:
     }
 
 
-def _show(form: options.Form, pairs: list[Difference], row: Row, here: Row) -> None:
-    matrix = [each for each in pairs if each.metric.startswith("accuracy/")]
+def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
+    matrix = [each for each in found.pairs if each.metric.startswith("accuracy/")]
     rows = [
         (
             each.metric,
@@ -158,13 +159,12 @@ def _show(form: options.Form, pairs: list[Difference], row: Row, here: Row) -> N
             f"{each.tolerance:g}",
             "yes" if each.within else "NO",
         )
-        for each in pairs
+        for each in found.pairs
         if each not in matrix or not each.within
     ]
     headers = ("metric", "published", "here", "tolerance", "within")
-    records = [{**vars(each), "within": each.within} for each in pairs]
-    digests = {"published": row.model_digest, "here": here.model_digest}
-    about = {"cell_id": row.cell_id, "model_digest": digests}
+    records = [{**vars(each), "within": each.within} for each in found.pairs]
+    about = {"cell_id": row.cell_id, "model_digest": {"published": row.model_digest, "here": here.model_digest}}
     console.show_list(form, headers, rows, key="metrics", records=records, right=(1, 2, 3), **about)
     if matrix and form is options.Form.TABLE:
         inside = sum(each.within for each in matrix)
@@ -175,13 +175,12 @@ def _origin_lines(published: Store, row: Row, store: Store, here: Row) -> list[s
     """Returns the differences in code and environment between the published row and the new one."""
     from fcilbench.results.compare import environment_difference
 
-    differing: dict[str, tuple[Any, Any]] = {
-        f"code {name}": (getattr(row.code, name), getattr(here.code, name))
-        for name in ("git_sha", "engine_version", "digest")
-    }
     record = published.environment(row.env)
+    codes = [{"code": each.code.model_dump(exclude={"dirty"})} for each in (row, here)]
     if record is not None:
-        found = environment_difference(record, store.environment(here.env) or {})
-        differing |= {f"environment {key}": pair for key, pair in found.items()}
-    lines = [f"{what}: published {there}, here {now}" for what, (there, now) in differing.items() if there != now]
+        codes[0]["environment"], codes[1]["environment"] = record, store.environment(here.env) or {}
+    lines = [
+        f"{what.replace('.', ' ', 1)}: published {there}, here {now}"
+        for what, (there, now) in environment_difference(*codes).items()
+    ]
     return lines if record is not None else [*lines, f"the row's environment {row.env[:19]} did not travel with it"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.errors import CELLS_FAILED, UsageError
+from fcilbench.errors import CELLS_FAILED
 
 if TYPE_CHECKING:
     from fcilbench.results.merge import Conflict
-    from fcilbench.results.store import Store
-    from fcilbench.results.verify import Problem
     from fcilbench.spec.row import Row
 
 app = typer.Typer(help="Merge, export, verify and track results folders.", no_args_is_help=True)
@@ -37,6 +35,7 @@ def merge(
     are a conflict in one environment; from different environments they are only reported.
     Exit codes: 0; 3 if two folders disagree on the result of a cell.
     """
+    from fcilbench.cli.reproduce import parse_tolerances
     from fcilbench.results.merge import merge as merge_stores
     from fcilbench.results.store import Store
 
@@ -84,9 +83,9 @@ def export(
     rows = select_rows(store, only)
     if target.suffix in SUFFIXES:
         write_rows(rows, target)
-        console.show(f"{target}: {len(rows)} rows")
     else:
-        console.show(f"{target}: {export_rows(store, Store(target), rows)} rows")
+        export_rows(store, Store(target), rows)
+    console.show(f"{target}: {len(rows)} rows")
 
 
 @app.command(epilog="Example: [bold]fcilbench results verify leaderboards/mine --sample 3[/bold]")
@@ -108,33 +107,31 @@ def verify(
     Each problem is one line, `file:line: what`. The cells of the sample are drawn at random and compared as by
     `fcilbench reproduce`. Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
     """
-    from fcilbench.cli.reproduce import train_again
+    from fcilbench.cli.reproduce import parse_tolerances, train_again
     from fcilbench.results.store import Store
-    from fcilbench.results.verify import Problem
     from fcilbench.results.verify import verify as verify_store
 
     store = Store(folder)
     rows, problems = verify_store(store)
-    problems += _data_problems(store, rows)
-    for each in problems:
-        console.show(str(each))
+    problems += _data_problems(rows)
+    for number, text in problems:
+        console.show(f"{store.rows_path}:{number}: {text}")
     # The order of the lines must not choose the sample.
     results = sorted((row.cell_id, number) for number, row in rows.items() if row.status == "ok")
     drawn = Random(seed).sample(results, min(sample, len(results)))
     for cell_id, number in drawn:
-        again = train_again(rows[number], out, gpus, offline, parse_tolerances(tolerance))
-        if again.problem:
-            problems.append(Problem(store.rows_path, number, f"cell {cell_id[:12]}: not reproduced: {again.problem}"))
-            console.show(str(problems[-1]))
+        *_, problem = train_again(rows[number], out, gpus, offline, parse_tolerances(tolerance))
+        if problem:
+            problems.append((number, f"cell {cell_id[:12]}: not reproduced: {problem}"))
+            console.show(f"{store.rows_path}:{number}: {problems[-1][1]}")
     console.say(f"{folder}: {len(rows)} rows, {len(drawn)} of them trained again, {len(problems)} problems")
     if problems:
         raise typer.Exit(CELLS_FAILED)
 
 
-def _data_problems(store: Store, rows: Mapping[int, Row]) -> list[Problem]:
+def _data_problems(rows: Mapping[int, Row]) -> list[tuple[int, str]]:
     """Returns the rows whose data are not what is on this machine; data that are not here are named and not checked."""
     from fcilbench.execution.probe import verify_datasets
-    from fcilbench.results.verify import Problem
 
     lines: dict[str, list[int]] = defaultdict(list)
     for number, row in rows.items():
@@ -147,10 +144,11 @@ def _data_problems(store: Store, rows: Mapping[int, Row]) -> list[Problem]:
         if reason:
             console.say(f"the data of {len(numbers)} rows are not compared: {name}: {reason}")
             continue
-        for number in numbers:
-            if rows[number].data.fingerprint != digest:
-                text = f"cell {rows[number].cell_id[:12]}: other data of {name} than here ({digest})"
-                problems.append(Problem(store.rows_path, number, text))
+        problems += [
+            (number, f"cell {rows[number].cell_id[:12]}: other data of {name} than here ({digest})")
+            for number in numbers
+            if rows[number].data.fingerprint != digest
+        ]
     return problems
 
 
@@ -166,7 +164,7 @@ def sync(
     Exit codes: 0; 3 if the tracker lost rows.
     """
     from fcilbench.results.store import Store
-    from fcilbench.tracking.base import open_tracker
+    from fcilbench.tracking.base import open_tracker, parse_tracking
     from fcilbench.tracking.base import sync as sync_store
 
     store = Store(out)
@@ -177,60 +175,29 @@ def sync(
         raise typer.Exit(CELLS_FAILED)
 
 
-def parse_tracking(option: str | None) -> tuple[str, str | None]:
-    """Returns the tracker's name and URI of a `--tracking` value.
-
-    Example:
-        >>> parse_tracking("mlflow=http://x:1"), parse_tracking("http://x:1"), parse_tracking("acme/board")
-        (('mlflow', 'http://x:1'), ('mlflow', 'http://x:1'), ('acme/board', None))
-    """
-    if option is None:
-        return "mlflow", None
-    name, equals, uri = option.partition("=")
-    if ":" in name:  # the `=` of a query is no name's
-        return "mlflow", option
-    if equals and not uri:
-        raise UsageError(f"--tracking {option}: no URI after =", hint="e.g. --tracking mlflow=sqlite:///runs.db")
-    return name, uri or None
-
-
-def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
-    """Returns the values of `--tolerance` by pattern, the more specific patterns first."""
-    found: dict[str, float] = {}
-    for text in given or ():
-        metric, _, value = text.partition("=")
-        try:
-            found[metric] = float(value)
-        except ValueError:
-            metric = ""
-        if not metric or not found[metric] >= 0:
-            raise UsageError(f"--tolerance {text}: not METRIC=VALUE", hint="e.g. --tolerance 'faa/*=1e-6'")
-    return dict(sorted(found.items(), key=lambda each: -len(each[0].replace("*", ""))))
-
-
 def _lines(conflict: Conflict) -> list[str]:
     from fcilbench.cli.progress import cell_name
 
-    word = "conflict" if conflict.found.conflicting else "another model"
+    word, row = "conflict" if conflict.found.conflicting else "another model", conflict.kept
     lines = [
-        f"{word} {conflict.cell_id[:12]} {cell_name(dict(conflict.coords))}",
-        f"  kept  {conflict.kept_from} ({conflict.kept_env})",
-        f"  other {conflict.other_from} ({conflict.other_env})",
+        f"{word} {row.cell_id[:12]} {cell_name(row.coords)}",
+        f"  kept  {conflict.kept_from} ({row.env})",
+        f"  other {conflict.other_from} ({conflict.other.env})",
     ]
     for each in conflict.found.differences:
         lines.append(f"  {each.metric}: kept {each.kept}, other {each.other}, tolerance {each.tolerance:g}")
-    for name, (kept, other) in conflict.found.digests.items():
-        lines.append(f"  {name} digest: kept {kept}, other {other}")
-    return lines + [f"  {key}: kept {kept}, other {other}" for key, (kept, other) in conflict.environment.items()]
+    digests = {f"{name} digest": pair for name, pair in conflict.found.digests.items()}
+    pairs = {**digests, **conflict.environment}
+    return lines + [f"  {key}: kept {kept}, other {other}" for key, (kept, other) in pairs.items()]
 
 
 def _as_json(conflict: Conflict) -> dict[str, Any]:
     return {
-        "cell_id": conflict.cell_id,
-        "coords": dict(conflict.coords),
-        "kept": {"from": str(conflict.kept_from), "env": conflict.kept_env},
-        "other": {"from": str(conflict.other_from), "env": conflict.other_env},
+        "cell_id": conflict.kept.cell_id,
+        "coords": conflict.kept.coords,
+        "kept": {"from": str(conflict.kept_from), "env": conflict.kept.env},
+        "other": {"from": str(conflict.other_from), "env": conflict.other.env},
         "differences": [vars(each) for each in conflict.found.differences],
-        "digests": dict(conflict.found.digests),
-        "environment": dict(conflict.environment),
+        "digests": conflict.found.digests,
+        "environment": conflict.environment,
     }

@@ -93,8 +93,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
 
 def open_trackers(store: Store, option: str | None) -> list[Tracker]:
     """Opens the tracker of a results folder; one that is not installed only causes a warning."""
-    from fcilbench.cli.results import parse_tracking
-    from fcilbench.tracking.base import open_tracker
+    from fcilbench.tracking.base import open_tracker, parse_tracking
 
     name, uri = parse_tracking(option)
     try:

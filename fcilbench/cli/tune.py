@@ -65,7 +65,7 @@ def start(
     from fcilbench.execution.run import supervise
     from fcilbench.registry import catalog
     from fcilbench.results.store import Store
-    from fcilbench.tracking.uri import tracking_uri
+    from fcilbench.tracking.base import tracking_uri
     from fcilbench.tuning.lock import found_by
     from fcilbench.tuning.search import Search
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite

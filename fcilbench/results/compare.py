@@ -38,20 +38,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two results: numbers beyond their tolerance, and digests (`model`, `data`).
+    """Two results of one cell.
 
-    `same_origin` is true if environment, device, commit, engine version and plugin code are known to be equal; then the
-    digests should be equal, too.
+    Attributes:
+        pairs: Every number of them: metrics first, then entries of the accuracy matrices.
+        digests: The digests that differ, of `model` and `data`.
+        same_origin: See `same_origin`.
     """
 
-    differences: tuple[Difference, ...]
+    pairs: tuple[Difference, ...]
     digests: Mapping[str, tuple[str | None, str | None]]
     same_origin: bool
 
     @property
-    def equal(self) -> bool:
-        """Whether nothing differs."""
-        return not self.differences and not self.digests
+    def differences(self) -> tuple[Difference, ...]:
+        """The numbers that differ by more than their tolerance."""
+        return tuple(each for each in self.pairs if not each.within)
 
     @property
     def conflicting(self) -> bool:
@@ -59,40 +61,34 @@ class Comparison:
         return bool(self.differences) or "data" in self.digests or (bool(self.digests) and self.same_origin)
 
 
+def same_origin(kept: Row, other: Row) -> bool:
+    """Returns whether environment, device, commit and code are known to be equal: then the digests should be, too."""
+    origins = [(row.env, row.device, row.code) for row in (kept, other)]
+    return origins[0] == origins[1] and not kept.code.dirty
+
+
 def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison:
     """Compares two results of one cell.
 
-    `tolerance` is the largest difference by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits
-    counts; without one, `DEFAULT_TOLERANCE`.
+    A metric that no matrix gives, e.g. the sharpness, is compared where both results have it. `tolerance` is the
+    largest difference by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits counts; without
+    one, `DEFAULT_TOLERANCE`.
     """
+    derived = {name for name, metric in METRICS.items() if metric.function is not None}
+    common, recorded = kept.metrics.keys() & other.metrics.keys(), kept.metrics.keys() | other.metrics.keys()
+    names = common | {name for name in recorded if name.partition("/")[0] in derived}
+    metrics = [{name: each.value for name, each in all_metrics(row).items() if name in names} for row in (kept, other)]
+    pairs = []
+    for a, b in (metrics, [_entries(kept), _entries(other)]):
+        for name in sorted({*a, *b}):
+            fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
+            pairs.append(Difference(name, a.get(name), b.get(name), next(fitting, DEFAULT_TOLERANCE)))
     digests = {
         "model": (kept.model_digest, other.model_digest),
         "data": (kept.data.fingerprint, other.data.fingerprint),
     }
-    return Comparison(
-        differences=tuple(each for each in pair_up(kept, other, tolerance) if not each.within),
-        digests={name: pair for name, pair in digests.items() if pair[0] != pair[1]},
-        same_origin=_origin(kept) == _origin(other) and not (kept.code.dirty or other.code.dirty),
-    )
-
-
-def pair_up(kept: Row, other: Row, tolerance: Mapping[str, float]) -> list[Difference]:
-    """Returns the numbers of two results in pairs: metrics first, then entries of the accuracy matrices.
-
-    A metric that no matrix gives, e.g. the sharpness, is compared where both results have it.
-    """
-    derived = {name for name, metric in METRICS.items() if metric.function is not None}
-    found_in_both = kept.metrics.keys() & other.metrics.keys()
-    recorded = {n for n in {*kept.metrics, *other.metrics} if n in found_in_both or n.partition("/")[0] in derived}
-    metrics = [
-        {name: value.value for name, value in all_metrics(row).items() if name in recorded} for row in (kept, other)
-    ]
-    found = []
-    for a, b in (metrics, [_entries(kept), _entries(other)]):
-        for name in sorted({*a, *b}):
-            fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
-            found.append(Difference(name, a.get(name), b.get(name), next(fitting, DEFAULT_TOLERANCE)))
-    return found
+    differing = {name: pair for name, pair in digests.items() if pair[0] != pair[1]}
+    return Comparison(tuple(pairs), differing, same_origin(kept, other))
 
 
 def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -108,7 +104,3 @@ def _entries(row: Row) -> dict[str, float | None]:
         for t, line in enumerate(matrix)
         for s, value in enumerate(line)
     }
-
-
-def _origin(row: Row) -> tuple[object, ...]:
-    return row.env, row.code.digest, row.code.engine_version, row.code.git_sha, row.device

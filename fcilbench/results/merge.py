@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,16 @@ _EXPORTED = frozenset({"rounds.jsonl"})
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two results of one cell that differ: the one that counts (`kept`) and the other one.
+    """Two results of one cell that differ: the one that counts (`kept`) and the other one, with their folders.
 
     `environment` holds the dotted keys at which their environments differ, with both values.
     """
 
-    cell_id: str
-    coords: Mapping[str, str | int]
     kept_from: Path
+    kept: Row
     other_from: Path
+    other: Row
     found: Comparison
-    kept_env: str
-    other_env: str
     environment: Mapping[str, tuple[Any, Any]]
 
 
@@ -57,24 +53,6 @@ class MergeReport:
     remarks: tuple[Conflict, ...]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One row of one folder, kept as a line of JSON so that thousands of them fit into memory."""
-
-    store: Store
-    status: str
-    ended: datetime
-    line: bytes = field(repr=False)
-
-    @property
-    def row(self) -> Row:
-        return Row.model_validate_json(self.line)
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.line).digest()
-
-
 def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float] | None = None) -> MergeReport:
     """Merges results folders into a target, which may hold rows already.
 
@@ -92,99 +70,77 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
     for source in sources:
         if not source.exists():
             raise UsageError(f"{source.root} holds no rows.jsonl", hint="name folders written by `fcilbench run --out`")
-    stores = [target, *(source for source in sources if source.root.resolve() != target.root.resolve())]
-    history: dict[str, list[_Entry]] = {}
-    for store in stores:
-        needed: set[tuple[str, str | None]] = set()
-        for row in store.scan():
-            entry = _Entry(store, row.status, row.ended, row.to_json().encode())
-            history.setdefault(row.cell_id, []).append(entry)
-            needed.add((row.env, row.suite_digest))
+    history: dict[str, list[tuple[Store, Row]]] = defaultdict(list)
+    for store in [target, *(each for each in sources if each.root.resolve() != target.root.resolve())]:
+        rows = list(store.scan())
+        for row in rows:
+            history[row.cell_id].append((store, row))
         if store is not target:
-            _copy_records(store, target, needed)
-    read = functools.cache(lambda root, env: Store(root).environment(env) or {})
+            _copy_records(store, target, rows)
     differing: list[Conflict] = []
-    added: list[_Entry] = []
+    added: list[Row] = []
     new = 0
     for cell_id, entries in history.items():
-        ranked = _by_weight(entries)
-        found = _differences(cell_id, ranked, tolerance or {}, read)
-        _copy_cell(cell_id, ranked, target, {item.other_from for item in found})
-        missing, fresh = _missing(entries, ranked[0], target)
-        added += missing
-        new += fresh
-        differing += found
+        (home, winner), *others = _by_weight(entries)
+        if home is not target:
+            _copy_cell(home, cell_id, target.cell_dir(cell_id))
+        for store, row in others:
+            conflict = _conflict(home, winner, store, row, tolerance or {})
+            differing += [conflict] if conflict else []
+            if conflict and store is not target:
+                place = target.root / "conflicts" / cell_id / row.digest[:16]
+                _copy_cell(store, cell_id, place)
+                write_atomic(place / "row.json", f"{row.to_json()}\n", durable=False)
+        held = [row.digest for store, row in entries if store is target]
+        lacking = {row.digest: row for _, row in entries if row.digest not in held}
+        earlier = [row for row in lacking.values() if row.digest != winner.digest]
+        added += earlier
+        if earlier or held[-1:] != [winner.digest]:
+            added.append(winner)
+        new += len(lacking)
     os.sync()  # the files of all cells before the rows that name them
-    target.extend(entry.row for entry in added)
-    return MergeReport(
-        len(history),
-        new,
-        tuple(item for item in differing if item.found.conflicting),
-        tuple(item for item in differing if not item.found.conflicting),
-    )
+    target.extend(added)
+    conflicts, remarks = (tuple(c for c in differing if c.found.conflicting is real) for real in (True, False))
+    return MergeReport(len(history), new, conflicts, remarks)
 
 
-def export(source: Store, target: Store, rows: Iterable[Row]) -> int:
-    """Writes rows, environments, resolved suites and curves into a new folder; returns the number of rows.
+def export(source: Store, target: Store, rows: Sequence[Row]) -> None:
+    """Writes rows, environments, resolved suites and curves into a new folder.
 
     Raises:
         UsageError: If the target holds rows already.
     """
     if target.exists():
         raise UsageError(f"{target.root} holds rows already", hint="export into a new folder, or use `results merge`")
-    chosen = list(rows)
-    _copy_records(source, target, {(row.env, row.suite_digest) for row in chosen})
-    for row in chosen:
-        _copy_folder(source, row.cell_id, target.cell_dir(row.cell_id), only=_EXPORTED)
+    _copy_records(source, target, rows)
+    for row in rows:
+        _copy_cell(source, row.cell_id, target.cell_dir(row.cell_id), only=_EXPORTED)
     os.sync()
-    target.extend(chosen)
-    return len(chosen)
+    target.extend(rows)
 
 
-def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
+def _by_weight(entries: Sequence[tuple[Store, Row]]) -> list[tuple[Store, Row]]:
     """Returns the last row of each folder, sorted so that the first one counts."""
-    last = list({entry.store.root: entry for entry in entries}.values())
-    ok = [entry for entry in last if entry.status == "ok"]
-    rest = [entry for entry in last if entry.status != "ok"]
-    return ok + sorted(rest, key=lambda entry: entry.ended, reverse=True)
+    last = list({store.root: (store, row) for store, row in entries}.values())
+    lost = [entry for entry in last if entry[1].status != "ok"]
+    return [each for each in last if each not in lost] + sorted(lost, key=lambda each: each[1].ended, reverse=True)
 
 
-def _differences(
-    cell_id: str,
-    ranked: Sequence[_Entry],
-    tolerance: Mapping[str, float],
-    read: Callable[[Path, str], Mapping[str, Any]],
-) -> list[Conflict]:
-    """Returns the results that differ from the one that counts; `read` returns an environment."""
-    kept, *others = ranked
-    results = [entry for entry in others if entry.status == "ok" and entry.line != kept.line]
-    if kept.status != "ok" or not results:
-        return []
-    row, here, conflicts = kept.row, kept.store.root, []
-    for entry in results:
-        other, there = entry.row, entry.store.root
-        found = compare(row, other, tolerance)
-        if not found.equal:
-            same = row.env == other.env
-            environment = {} if same else environment_difference(read(here, row.env), read(there, other.env))
-            conflicts.append(Conflict(cell_id, row.coords, here, there, found, row.env, other.env, environment))
-    return conflicts
+def _conflict(home: Store, kept: Row, store: Store, other: Row, tolerance: Mapping[str, float]) -> Conflict | None:
+    """Returns how a row differs from the one that counts; `None` if it does not, or if one of them has no result."""
+    if not kept.status == other.status == "ok":
+        return None
+    found = compare(kept, other, tolerance)
+    if not found.differences and not found.digests:
+        return None
+    here, there = home.environment(kept.env) or {}, store.environment(other.env) or {}
+    environment = {} if kept.env == other.env else environment_difference(here, there)
+    return Conflict(home.root, kept, store.root, other, found, environment)
 
 
-def _missing(entries: Sequence[_Entry], winner: _Entry, target: Store) -> tuple[list[_Entry], int]:
-    """Returns the rows to append to the target, the one that counts last, and how many of them are new there."""
-    have = [entry.digest for entry in entries if entry.store is target]
-    lacking = {entry.digest: entry for entry in entries if entry.digest not in have}
-    last = winner.digest
-    lacking.pop(last, None)
-    rows = list(lacking.values())
-    if rows or not have or have[-1] != last:
-        rows.append(winner)
-    return rows, len(lacking) + (last not in have)
-
-
-def _copy_records(source: Store, target: Store, needed: Iterable[tuple[str, str | None]]) -> None:
-    """Copies environments and suites, if their content has the digest that names them."""
+def _copy_records(source: Store, target: Store, rows: Iterable[Row]) -> None:
+    """Copies the environments and suites of rows, if their content has the digest that names them."""
+    needed = {(row.env, row.suite_digest) for row in rows}
     for env in {env for env, _ in needed}:
         record = source.environment(env)
         if record is not None and digest(record) == env:
@@ -195,18 +151,7 @@ def _copy_records(source: Store, target: Store, needed: Iterable[tuple[str, str 
             target.save_suite(record)
 
 
-def _copy_cell(cell_id: str, ranked: Sequence[_Entry], target: Store, conflicting: set[Path]) -> None:
-    winner = ranked[0]
-    if winner.store is not target:
-        _copy_folder(winner.store, cell_id, target.cell_dir(cell_id))
-    for other in ranked[1:]:
-        if other.store is not target and other.store.root in conflicting:
-            place = target.root / "conflicts" / cell_id / other.digest.hex()[:16]
-            _copy_folder(other.store, cell_id, place)
-            write_atomic(place / "row.json", other.line + b"\n", durable=False)
-
-
-def _copy_folder(source: Store, cell_id: str, place: Path, only: frozenset[str] | None = None) -> None:
+def _copy_cell(source: Store, cell_id: str, place: Path, only: frozenset[str] | None = None) -> None:
     """Copies the regular files of a cell's folder, no links."""
     folder = source.cell_dir(cell_id)
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():

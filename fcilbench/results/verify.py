@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fcilbench.errors import UsageError
 from fcilbench.results.provenance import digest, hardware_digest
@@ -18,18 +17,7 @@ from fcilbench.spec.row import Row, parse_row
 _ROUNDING = 1e-9
 
 
-class Problem(NamedTuple):
-    """What is wrong at a line of a file; `str` gives one line of text."""
-
-    path: Path
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.text}"
-
-
-def verify(store: Store) -> tuple[dict[int, Row], list[Problem]]:
+def verify(store: Store) -> tuple[dict[int, Row], list[tuple[int, str]]]:
     """Checks every row of a folder without training anything.
 
     A row must fit the schema; its cell id and seeds must follow from its parameters; its environment and resolved
@@ -37,7 +25,7 @@ def verify(store: Store) -> tuple[dict[int, Row], list[Problem]]:
     matrix for each task identity that was evaluated, metrics that follow from them, and a curve that has their rows.
 
     Returns:
-        The rows by line, and the problems.
+        The rows by line of `rows.jsonl`, and the problems with their lines.
 
     Raises:
         UsageError: If the folder holds no rows.
@@ -45,18 +33,16 @@ def verify(store: Store) -> tuple[dict[int, Row], list[Problem]]:
     if not store.exists():
         raise UsageError(f"{store.root} holds no rows.jsonl", hint="`fcilbench results export` writes such a folder")
     rows: dict[int, Row] = {}
-    problems: list[Problem] = []
+    problems: list[tuple[int, str]] = []
     for number, line in enumerate(store.rows_path.read_bytes().splitlines(), start=1):
         try:
             row = rows[number] = parse_row(json.loads(line))
         except (ValueError, RecursionError, UsageError) as error:
-            problems.append(Problem(store.rows_path, number, f"not a row: {' '.join(str(error).split())[:200]}"))
+            problems.append((number, f"not a row: {' '.join(str(error).split())[:200]}"))
             continue
-        said = f"cell {row.cell_id[:12]}: "
-        found = [*_identity(row), *_records(store, row), *(_result(row) if row.status == "ok" else ())]
-        problems += [Problem(store.rows_path, number, said + text) for text in found]
-        if row.status == "ok":
-            problems += _curve(store, row, Problem(store.rows_path, number, said))
+        found = [*_identity(row), *_records(store, row)]
+        found += [*_result(row), *_curve(store, row)] if row.status == "ok" else []
+        problems += [(number, f"cell {row.cell_id[:12]}: {text}") for text in found]
     return rows, problems
 
 
@@ -82,7 +68,8 @@ def _records(store: Store, row: Row) -> Iterator[str]:
     """Yields what is wrong with the environment and the resolved suite that travel with a row."""
     record = store.environment(row.env)
     if record is None or digest(record) != row.env:
-        yield f"its environment {_path(store, store.environment_path(row.env))} is {'another' if record else 'missing'}"
+        path = store.environment_path(row.env).relative_to(store.root)
+        yield f"its environment {path} is {'another' if record else 'missing'}"
     elif hardware_digest(record) != row.hardware_digest:
         yield "its hardware digest is not that of its environment"
     suite = store.suite(row.suite_digest) if row.suite_digest else None
@@ -105,19 +92,20 @@ def _result(row: Row) -> Iterator[str]:
         yield f"{wrong} does not fit {tasks} tasks: row t of a matrix has t accuracies"
         return
     function = {name for name, metric in METRICS.items() if metric.function is not None}
-    for name, value in metric_values(row, function).items():
+    for name, computed in metric_values(row, function).items():
         if name.partition("/")[2] not in row.accuracy:
             yield f"{name} is recorded without an accuracy matrix"
-        recorded = row.metrics[name].value if name in row.metrics else value.value
-        if not _same(recorded, value.value):
-            yield f"{name} is {recorded}, but {value.value} by its accuracy matrix"
+        one, other = row.metrics.get(name, computed).value, computed.value
+        if one != other and (one is None or other is None or abs(one - other) > _ROUNDING):
+            yield f"{name} is {one}, but {other} by its accuracy matrix"
 
 
-def _curve(store: Store, row: Row, at: Problem) -> Iterator[Problem]:
-    """Yields what is wrong with the curve of a result; `at` is its row."""
+def _curve(store: Store, row: Row) -> Iterator[str]:
+    """Yields what is wrong with the curve of a result."""
     path = store.cell_dir(row.cell_id) / "rounds.jsonl"
+    name = path.relative_to(store.root)
     if not path.is_file():
-        yield at._replace(text=f"{at.text}its curve {_path(store, path)} is missing")
+        yield f"its curve {name} is missing"
         return
     measured: dict[int, Any] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -126,17 +114,8 @@ def _curve(store: Store, row: Row, at: Problem) -> Iterator[Problem]:
             if event["event"] == "task":
                 measured[event["task"]] = dict(event["accuracy"])
         except (ValueError, RecursionError, TypeError, KeyError):
-            yield Problem(path, number, "not an event of a curve")
+            yield f"{name}:{number}: not an event of a curve"
     for identity, matrix in row.accuracy.items():
         wrong = [t for t, own in enumerate(matrix) if measured.get(t, {}).get(identity, [None] * len(own)) != own]
         if wrong:
-            text = f"{at.text}its curve has other accuracies under {identity} after task {wrong[0] + 1}"
-            yield at._replace(text=text)
-
-
-def _path(store: Store, path: Path) -> str:
-    return path.relative_to(store.root).as_posix()
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return one == other or (one is not None and other is not None and abs(one - other) <= _ROUNDING)
+            yield f"its curve has other accuracies under {identity} after task {wrong[0] + 1}"

@@ -1,19 +1,27 @@
-"""The interface of trackers, how one is opened by name, and how it is filled from a results folder."""
+"""Trackers: their interface, how one is opened by name, its URI, and how it is filled from a results folder."""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import unquote, urlsplit
 
+from fcilbench.errors import UsageError
 from fcilbench.registry import entrypoints
 from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
 
 Warn = Callable[[str], None]
 _log = logging.getLogger(__name__)
+VARIABLES = ("FCILBENCH_TRACKING_URI", "MLFLOW_TRACKING_URI")
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass
@@ -52,6 +60,23 @@ class Tracker(Protocol):
         """Writes what is pending, in bounded time: after an interrupt within a few seconds."""
 
 
+def parse_tracking(option: str | None) -> tuple[str, str | None]:
+    """Returns the tracker's name and URI of a `--tracking` value.
+
+    Example:
+        >>> parse_tracking("mlflow=http://x:1"), parse_tracking("http://x:1"), parse_tracking("acme/board")
+        (('mlflow', 'http://x:1'), ('mlflow', 'http://x:1'), ('acme/board', None))
+    """
+    if option is None:
+        return "mlflow", None
+    name, equals, uri = option.partition("=")
+    if ":" in name:  # the `=` of a query is no name's
+        return "mlflow", option
+    if equals and not uri:
+        raise UsageError(f"--tracking {option}: no URI after =", hint="e.g. --tracking mlflow=sqlite:///runs.db")
+    return name, uri or None
+
+
 def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn | None = None) -> Tracker:
     """Opens a tracker for a results folder, by its plugin name: `mlflow`, or `dist/name` of a third party.
 
@@ -79,3 +104,62 @@ def sync(store: Store, tracker: Tracker) -> Report:
             tracker.cell_finished(row)
         tracker.suite_finished()
     return tracker.report
+
+
+def tracking_uri(root: Path, option: str | None = None) -> str:
+    """Returns the tracking URI: the option, else the environment, else a SQLite file in the results folder.
+
+    Example:
+        >>> tracking_uri(Path("/data/results"), "http://tracking:5000")
+        'http://tracking:5000'
+    """
+    for value in (option, *(os.environ.get(name) for name in VARIABLES)):
+        if value:
+            return value
+    return f"sqlite:///{root.resolve() / 'mlflow.db'}"
+
+
+def unreachable(uri: str) -> str | None:
+    """Returns why an http(s) tracking server cannot be reached, in one line; `None` if it can, or for other URIs."""
+    scheme = uri.partition("://")[0]
+    if scheme not in _PORTS:
+        return None
+    try:
+        parts = urlsplit(uri)
+        address = (parts.hostname or "", parts.port or _PORTS[scheme])
+    except ValueError:
+        shown = without_password(uri)
+        return f"{shown} is not a URL with a legal port (special characters of a password are percent-encoded)"
+    try:
+        socket.create_connection(address, timeout=3.0).close()
+    except (OSError, OverflowError) as error:
+        return f"no answer from {without_password(uri)}: {scrub(str(error), uri)}"
+    return None
+
+
+def without_password(uri: str) -> str:
+    """Returns a URI without user name, password and query.
+
+    Example:
+        >>> without_password("https://ann:secret@tracking:5000/x?token=secret")
+        'https://tracking:5000/x'
+    """
+    scheme, mark, rest = uri.partition("://")
+    if not mark:
+        return uri
+    # In the path of a file an @ is a letter; elsewhere everything before the last @ may be a password.
+    shown = rest if rest.startswith("/") else rest.rpartition("@")[2]
+    return f"{scheme}{mark}{re.split('[?#]', shown)[0]}"
+
+
+def scrub(text: str, uri: str) -> str:
+    """Returns a text, such as the message of an exception, without the secrets of a URI."""
+    text = text.replace(uri, without_password(uri))
+    user, at, place = uri.partition("://")[2].rpartition("@")
+    password, query = user.partition(":")[2], re.split("[?#]", place, maxsplit=1)[1:]
+    found = {user if at else "", password, *re.split("[/?#@:]", password), *query}
+    found |= {value.partition("=")[2] for each in query for value in re.split("[&;#]", each)}
+    for secret in sorted({*found, *map(unquote, found)}, key=len, reverse=True):
+        if len(secret) > 1:
+            text = text.replace(secret, "***")
+    return text

@@ -23,8 +23,7 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
 from fcilbench.tables import cut, flatten, line
-from fcilbench.tracking.base import Report, Warn
-from fcilbench.tracking.uri import scrub, tracking_uri, unreachable, without_password
+from fcilbench.tracking.base import Report, Warn, scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)
 

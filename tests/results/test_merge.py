@@ -59,9 +59,8 @@ def test_a_conflict_names_metric_folders_and_environments_and_loses_nothing(stor
 
     report = merge([a, b], target)
     (conflict,) = report.conflicts
-    assert (conflict.cell_id, conflict.kept_from, conflict.other_from) == (here.cell_id, a.root, b.root)
+    assert (conflict.kept, conflict.kept_from, conflict.other, conflict.other_from) == (here, a.root, there, b.root)
     assert conflict.found.differences == (Difference("faa/none", 0.5, 0.52, 1e-9),)
-    assert (conflict.kept_env, conflict.other_env) == (env_a, env_b)
     assert conflict.environment == {"packages.numpy": ("2.0", None), "packages.torch": ("2.9", "2.10")}
     assert list(target.scan()) == [there, here]
     assert target.rounds(here.cell_id) == [{"from": "a"}]
@@ -140,7 +139,7 @@ def test_undefined_against_a_number_or_an_absent_metric_is_a_difference(make_cel
 def test_a_metric_that_an_older_fcilbench_did_not_record_is_computed_and_no_difference(make_cell, make_row):
     matrix = {"none": [[0.9], [0.6, 0.8]]}
     old, new = (make_row(make_cell(), found, accuracy=matrix) for found in ({}, {"faa/none": 0.7}))
-    assert compare(old, new, {}).equal
+    assert compare(old, new, {}).differences == ()
 
 
 def test_a_matrix_that_differs_is_a_conflict_though_its_means_agree(stores, make_cell, make_row):
@@ -168,7 +167,7 @@ def test_another_model_with_equal_metrics_is_a_conflict_in_one_environment_and_a
     assert (len(report.conflicts), len(report.remarks)) == ((0, 1) if elsewhere else (1, 0))
     (found,) = (*report.conflicts, *report.remarks)
     assert found.found.digests == {"model": ("d" * 64, "e" * 64)}
-    assert (found.kept_env, found.other_env) == (envs[0], envs[elsewhere])
+    assert (found.kept.env, found.other.env) == (envs[0], envs[elsewhere])
     assert found.environment == ({"torch": ("2.9", "2.10")} if elsewhere else {})
 
 
@@ -207,7 +206,7 @@ def test_suites_and_environments_travel_only_under_their_own_digest(stores, make
     merge([a], target)
     assert (target.suite(name), target.environment(env)) == (suite, {"python": "3.12"})
     exported = Store(target.root.parent / "exported")
-    assert export(target, exported, target.latest().values()) == 1
+    export(target, exported, [row])
     assert exported.latest() == {row.cell_id: row}
     files = {str(path.relative_to(exported.root)) for path in exported.root.rglob("*") if path.is_file()}
     own = {f"cells/{row.cell_id}/rounds.jsonl", f"cells/{row.cell_id}/row.json"}
