@@ -59,24 +59,6 @@ def begun(model, data):
     return trainer
 
 
-@pytest.mark.parametrize("count", [16, 5, 1])
-def test_padding_changes_neither_gradient_nor_loss(count):
-    model, data = setting()
-    goal = objective(model, 0.1)
-    trainer, minibatch = begun(model, data), batch(data, count)
-    start = model.vector.clone()
-    loss = trainer.gradient(goal, WORK, minibatch, torch.ones(count))
-    trainer.optimiser.step()
-    plain, gradient = model.vector.clone(), model.gradient.clone()
-    model.load(start, model.counters)
-    trainer.optimiser.forget()
-    static = CapturedStep(trainer, goal, WORK, minibatch)
-    static(minibatch)
-    assert torch.allclose(model.gradient, gradient, atol=1e-6)
-    assert torch.allclose(model.vector, plain, atol=1e-5)
-    assert float(static.total) == pytest.approx(float(loss), rel=1e-5)
-
-
 def test_buffers_take_every_clients_context():
     model, data = setting()
     first, second = objective(model, 0.1), objective(model, -0.3)

@@ -17,11 +17,6 @@ from fcilbench.engine.model import Network
 KINDS = ("exact", "sampled", "empirical", "label_prob")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def names(network):
     return [name for name, parameter in network.named_parameters() if parameter.requires_grad]
 
@@ -250,16 +245,3 @@ def test_no_gradient_is_left_behind_and_no_gradient_mode_is_needed():
         assert torch.equal(fisher_diagonal(network, names(network), data, "exact"), found)
     assert not found.requires_grad
     assert all(parameter.grad is None for parameter in network.parameters())
-
-
-@pytest.mark.parametrize("kind", ["exact", "empirical", "label_prob"])
-def test_clients_pooled_are_the_centralised_fisher_in_float64(kind):
-    torch.manual_seed(5)
-    network, task = vit().double().eval(), Task(1, 2, 3)
-    x, y = torch.randn(12, 1, 8, 8, dtype=torch.float64), torch.randint(2, 5, (12,))
-    whole = fisher_diagonal(network, names(network), pairs(x, y, task, 4), kind)
-    parts = torch.randperm(12).split([1, 8, 3])
-    clients = [fisher_diagonal(network, names(network), pairs(x[rows], y[rows], task, 4), kind) for rows in parts]
-    pooled = sum(n * fisher for n, fisher in zip((1, 8, 3), clients, strict=True)) / 12
-    assert torch.allclose(pooled, whole, rtol=0, atol=1e-12)
-    assert float(whole.max()) > 1e-3

@@ -141,13 +141,6 @@ def test_the_head_of_other_tasks_never_decays():
         assert same.tolist() == [True, True, False, False, False, True]
 
 
-def test_neutral_patterns_and_rates_change_no_bit():
-    for optimizer in ("adamw", "sgd"):
-        protocol = Protocol(lr=1e-2, optimizer=optimizer, weight_decay=0.1)
-        one = trained(protocol, train=("*.body.*", "head.*"), rates={"head.*": 1.0})
-        assert torch.equal(trained(protocol), one)
-
-
 def test_patterns_that_match_nothing_are_refused():
     with pytest.raises(ValueError, match="no parameter matches the patterns to train, haed"):
         trained(Protocol(), train=("haed",))

@@ -6,13 +6,11 @@ import torch
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.vectors.module import (
     Modulators,
-    Packed,
     accumulated,
     count_of,
     cut,
     elect,
     from_half,
-    pack_bits,
     products,
     project_out,
     read,
@@ -20,7 +18,6 @@ from fcilbench.vectors.module import (
     store,
     to_half,
     unify,
-    unpack_bits,
 )
 
 CPU = torch.device("cpu")
@@ -238,20 +235,3 @@ def test_masks_survive_products_that_underflow_and_no_agreement_deploys_nothing(
     one = modulators([[1.0]], [-1.0])
     assert one.scales().tolist() == [0.0]
     assert one.deployed(0, 0.0).tolist() == [0.0]
-
-
-# ---------------------------------------------------------------- packing
-
-
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
-def test_bits_come_back(count):
-    bits = torch.rand(count) < 0.5
-    packed = pack_bits(bits)
-    assert packed.numel() == -(-count // 8)
-    assert torch.equal(unpack_bits(packed, count), bits)
-
-
-def test_vectors_that_fit_half_precision_come_back_bit_for_bit():
-    tau = torch.tensor([0.5, -0.25, 0.0, 3.0]) * 2.0**-20
-    made = Modulators([tau], [torch.zeros(0)], [1e-6], tau * 2)
-    assert torch.equal(Packed.of(made, made.scales()).task_vector(0), made.deployed(0, float(made.scales()[0])))

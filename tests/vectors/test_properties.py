@@ -55,6 +55,16 @@ def printed_formula(rows, target):
     return refined
 
 
+def basis_of(vectors):
+    """Returns the basis of some task vectors, and the coefficients of each."""
+    basis, kept = [], []
+    for vector in vectors:
+        refined, own = project_out(vector, basis)
+        basis.append(refined)
+        kept.append(own)
+    return basis, kept
+
+
 def close(left, right, relative):
     return float((left - right).abs().max()) <= relative * max(float(right.abs().max()), 1e-300)
 
@@ -117,11 +127,7 @@ def test_accumulated_vectors_and_increments_give_the_same_basis(tasks, seed):
     deltas = torch.randn(tasks, 100, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     bases = []
     for vectors in (deltas, deltas.cumsum(0)):
-        basis, kept = [], []
-        for vector in vectors:
-            refined, own = project_out(vector, basis)
-            basis.append(refined)
-            kept.append(own)
+        basis, kept = basis_of(vectors)
         bases.append(torch.stack(basis))
         assert torch.allclose(torch.stack([accumulated(bases[-1], k, kept) for k in range(tasks)]), vectors, atol=1e-12)
     assert torch.allclose(bases[0], bases[1], atol=1e-10)
@@ -133,9 +139,7 @@ def test_fifty_tasks_stay_orthogonal(seed):
     """Accumulated vectors of one run are nearly parallel: the hard case for Gram-Schmidt in float32."""
     generator = torch.Generator().manual_seed(seed)
     deltas = torch.randn(50, 20_000, generator=generator) * 1e-4 / torch.arange(1, 51)[:, None]
-    basis = []
-    for tau in (deltas + 3e-5 * torch.randn(20_000, generator=generator)).cumsum(0):
-        basis.append(project_out(tau, basis)[0])
+    basis, _ = basis_of((deltas + 3e-5 * torch.randn(20_000, generator=generator)).cumsum(0))
     unit = torch.nn.functional.normalize(torch.stack(basis).double(), dim=1)
     assert float((unit @ unit.T).fill_diagonal_(0.0).abs().max()) < 1e-5
 
@@ -153,11 +157,7 @@ def test_elected_values_are_the_extreme_of_the_winning_side(tasks, seed):
 @given(st.integers(1, 4), st.integers(1, 300), st.sampled_from(["accumulated", "refined", None]), SEEDS)
 def test_packing_loses_nothing_but_the_rounding_to_half_precision(tasks, size, source, seed):
     generator = torch.Generator().manual_seed(seed)
-    basis, kept = [], []
-    for tau in torch.randn(tasks, size, generator=generator).cumsum(0) * 1e-5:
-        refined, own = project_out(tau, basis)
-        basis.append(refined)
-        kept.append(own)
+    basis, kept = basis_of(torch.randn(tasks, size, generator=generator).cumsum(0) * 1e-5)
     unified = unify(basis, [cut(vector, 0.2) for vector in basis], "count", torch.device("cpu"))
     modulators = Modulators(basis, kept, [1.0] * tasks, unified, source)
     packed = Packed.of(modulators, modulators.scales())

@@ -17,9 +17,15 @@ def test_r1_diagonal_grams():
 @pytest.mark.parametrize(
     ("gamma", "expected"), [(1.0, (0.25, 0.75)), (0.5, (0.375, 0.625)), (0.1, (0.475, 0.525)), (0.0, (0.5, 0.5))]
 )
-def test_r2_off_diagonal_decay(gamma, expected):
+def test_r2_off_diagonal_decay_in_both_forms(gamma, expected):
     grams = [torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[2.0, -1.0], [-1.0, 2.0]])]
     assert regmean(W, grams, HALF, gamma)[0].tolist() == pytest.approx(expected, abs=1e-12)
+    assert regmean_plain(W, grams, gamma)[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_decay_by_hand():
+    for gamma, off in ((1.0, 2.0), (0.5, 1.0), (0.0, 0.0)):
+        assert decay_off_diagonal(torch.tensor([[4.0, 2.0], [2.0, 3.0]]), gamma).tolist() == [[4.0, off], [off, 3.0]]
 
 
 def test_r3_equal_grams_give_the_plain_mean_whatever_the_weights():
@@ -66,12 +72,6 @@ def test_r4_and_r5_in_the_plain_form():
     grams = [torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([3.0, 0.0]))]
     assert regmean_plain(local, grams, 1.0)[0].tolist() == pytest.approx([5.0, 0.0])
     assert regmean_plain(local[:1], grams[:1], 1.0)[0].tolist() == pytest.approx([2.0, 0.0])
-
-
-@pytest.mark.parametrize(("gamma", "expected"), [(1.0, (0.25, 0.75)), (0.5, (0.375, 0.625)), (0.0, (0.5, 0.5))])
-def test_r2_in_the_plain_form(gamma, expected):
-    grams = [torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[2.0, -1.0], [-1.0, 2.0]])]
-    assert regmean_plain(W, grams, gamma)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9, 0.999])
