@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from fcilbench.cli.site import site
+from fcilbench.cli.board import site
 
 COMMITTED = Path(__file__).parents[1] / "leaderboards"
 

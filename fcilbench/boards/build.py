@@ -124,7 +124,7 @@ class BaseBoard:
             seeds=len({sample.seed for sample in ended}),
             stale=sum(here.is_stale(_row(sample)) for sample in ended) if here else 0,
             failures=dict(sorted(Counter(sample.status for sample in lost).items())),
-            reasons=tuple(sorted({f"{sample.status}: {sample.reason}" for sample in lost if sample.reason})),
+            reasons=tuple(sorted({f"{each.status}: {_why(each)}" for each in rows if each.reason})),
             estimates={
                 group.key: {
                     column.metric: estimate(found.get(group.key, {}).get(column.metric, {}), printed.get(column.metric))
@@ -237,6 +237,10 @@ class RobustnessBoard(BaseBoard):
 def _shown(board: str) -> list[str]:
     """Returns the names of the metrics that have a column on a board."""
     return [metric.name for metric in METRICS.values() if metric.board == board]
+
+
+def _why(row: Row) -> str:
+    return f"{row.failure.type}: {row.reason}" if row.failure else row.reason
 
 
 def _row(sample: Sample) -> Row:

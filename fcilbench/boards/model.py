@@ -15,9 +15,9 @@ class Estimate(Closed):
     """Mean of a metric over seeds with its 95 % confidence interval (Student t).
 
     Attributes:
-        mean: Mean of the defined values; `None` if there is none.
-        half_width: Half width of the interval; `None` with fewer than two values, or if they are equal up to rounding.
-        values: The defined value of each seed index.
+        mean: `None` if no value is defined.
+        half_width: Of the interval; `None` with fewer than two values, or if they are equal up to rounding.
+        values: The defined values by seed index.
         paper: The figure that the paper prints, on boards that are compared with one.
     """
 
@@ -48,12 +48,9 @@ class Column(Closed):
 
 
 class Group(Closed):
-    """Columns that belong together, e.g. those of one task identity. Groups answer different questions.
+    """Columns that belong together, e.g. those of one task identity, which is the `key`. The first column ranks.
 
-    Attributes:
-        key: What the columns share: a task identity on the accuracy board.
-        columns: The columns; the first one ranks.
-        ranked: Whether methods are ranked in it; a group of details is not.
+    Groups answer different questions. In a group of details no method is `ranked`.
     """
 
     key: str
@@ -67,8 +64,7 @@ class Rank(Closed):
     Attributes:
         rank: 1 plus the number of methods that are significantly better, so that tied methods share a rank; `None`
             with too few seeds for the tests.
-        low: Best place of the 95 % bootstrap interval over seeds.
-        high: Worst place of that interval.
+        low: Best place of the 95 % bootstrap interval over seeds; `high` is the worst.
         best: Whether it has the best mean.
         tied: Whether it cannot be told from the best one: by the tests, or with few seeds because its interval
             reaches place 1.
@@ -84,13 +80,9 @@ class Rank(Closed):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A paired test of two methods over their common seeds.
+    """A paired test of two methods over their common seeds; the `first` has the better mean.
 
-    Attributes:
-        first: The method whose mean is better.
-        second: The other one.
-        difference: Mean of `first` minus mean of `second`.
-        p: Two-sided p value of the paired t test, adjusted by Holm's rule over all pairs of the group.
+    `p` is the two-sided p value of the paired t test, adjusted by Holm's rule over all pairs of the group.
     """
 
     first: str
@@ -109,7 +101,6 @@ class Entry(Closed):
         stale: Results of older code than this checkout.
         failures: Number of cells per status other than `ok`; `missing` is a planned cell without a row.
         reasons: One line for each distinct failure or reason for skipping.
-        estimates: By group and metric.
         formulas: Complexity that the paper prints, by metric.
         ranks: By group; no entry where the block says why there is no rank.
     """
@@ -138,7 +129,6 @@ class Block(Closed):
         scenario: Labels of dataset, backbone, partition and stress.
         digest: Identity of the scenario: protocol, data, plugins, tasks and seeds, without the method.
         facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
-        groups: Column groups, never ranked together.
         entries: Methods, in alphabetical order: the order is no rank.
     """
 
@@ -170,9 +160,7 @@ class Overall(Closed):
     """A board of the blocks of a board, for one column group.
 
     Attributes:
-        metric: The metric that ranks it.
-        methods: Methods that have results in every block, best first.
-        left_out: Methods that lack a block.
+        methods: Those that have results in every block, best first; the others are `left_out`.
         critical_difference: Nemenyi's: mean ranks that differ by less cannot be told apart (5 %).
     """
 

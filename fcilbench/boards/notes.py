@@ -10,6 +10,7 @@ from typing import Any
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS, LEAST_TESTED
+from fcilbench.spec.identity import ENGINE_VERSION
 from fcilbench.spec.row import Row
 from fcilbench.tables import cut
 
@@ -174,20 +175,18 @@ class Here:
 
     Attributes:
         commit: Commit of the fcilbench checkout; `None` if it is an installed package.
-        engine: Its `ENGINE_VERSION`.
         digests: Code digest of each installed plugin, by full name.
         environments: What of the software that matters differs between a row's environment and this machine's, by
             `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
     """
 
     commit: str | None
-    engine: int
     digests: Mapping[str, str]
     environments: Mapping[str, str]
 
     def is_stale(self, row: Row) -> bool:
         """Returns whether a row is of another engine version, or of other code of its plugins."""
-        return row.code.engine_version != self.engine or bool(self.changed(row))
+        return row.code.engine_version != ENGINE_VERSION or bool(self.changed(row))
 
     def changed(self, row: Row) -> list[str]:
         """Returns the row's plugins whose installed code is another one."""
@@ -250,10 +249,10 @@ def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int]) -> 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
     """Returns notes on results that this checkout, on this machine, might not reproduce."""
     results = [row for row in rows if row.status == "ok"]
-    engines = Counter(row.code.engine_version for row in results if row.code.engine_version != here.engine)
+    engines = Counter(row.code.engine_version for row in results if row.code.engine_version != ENGINE_VERSION)
     plugins = Counter(name for row in results for name in here.changed(row))
     notes = []
-    old = [f"engine version {was or 'not recorded'}, here {here.engine} ({n} rows)" for was, n in engines.items()]
+    old = [f"engine version {was or 'not recorded'}, here {ENGINE_VERSION} ({n} rows)" for was, n in engines.items()]
     if plugins:
         old.append(f"changed since: {', '.join(f'{name} ({n} rows)' for name, n in sorted(plugins.items()))}")
     if old:

@@ -21,16 +21,13 @@ class Printed(Closed):
     """One figure of a paper, with its place there.
 
     Attributes:
-        row: Row of it, as it is printed.
         metric: Column of a board, e.g. `faa`, `round_s` or `stressed`; other names stand on no board.
         value: The figure; ratios between 0 and 1, bytes, seconds. `None` for a formula.
         formula: Complexity, where the paper prints one.
         spread: What the paper prints after ±.
-        aggregator: Short name of the method's plugin.
+        aggregator: Short name of the method's plugin, as `dataset`, which is `None` where the figure holds for any.
         options: Hyperparameters of the method that are not at their default.
-        dataset: Short name of the data set's plugin; `None` where the figure holds for any.
         beta: Dirichlet concentration; `None` where the figure holds for any.
-        backbone: What was trained.
     """
 
     table: str

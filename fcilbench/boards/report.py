@@ -173,7 +173,7 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
                 "at": " / ".join(str(value) for value in row.coords.values()),
                 "suite": row.suite,
                 "status": row.status,
-                "why": row.skipped or (row.failure.message if row.failure else ""),
+                "why": row.reason,
                 "seeds": {role: str(seed) for role, seed in row.seeds.items()},  # too large for numbers of JavaScript
                 "device": row.device or "",
                 "env": list(environments).index(row.env),

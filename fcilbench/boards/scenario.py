@@ -30,9 +30,8 @@ class Sample:
     """A cell of a board: planned, run, or both.
 
     Attributes:
-        seed: Index of its repetition.
         declared: Digest that its data set declares.
-        row: Its row; `None` for a planned cell that has none yet.
+        row: `None` for a planned cell that has none yet.
     """
 
     coords: Mapping[str, str | int]
@@ -60,13 +59,6 @@ class Sample:
             f" {key} {own[key]}" for key in ("threads", "capture") if own.get(key, default[key]) != default[key]
         ]
         return f"{self.row.device} {self.row.hardware_digest.removeprefix('sha256:')[:12]}{''.join(settings)}"
-
-    @property
-    def reason(self) -> str | None:
-        """Why there is no result, in one line."""
-        if self.row is None or self.row.failure is None:
-            return self.row.skipped if self.row else None
-        return f"{self.row.failure.type}: {self.row.failure.message}"
 
 
 def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None) -> list[Sample]:

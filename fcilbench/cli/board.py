@@ -1,7 +1,9 @@
-"""`fcilbench board` and `fcilbench figure`: the rows of a results folder as leaderboard, HTML report or figure."""
+"""`fcilbench board`, `figure` and `site`: the rows of results folders as leaderboards, HTML reports and figures."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,8 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.cli.show import select_rows
-from fcilbench.errors import UsageError, nearest
+from fcilbench.errors import NothingSelectedError, UsageError, nearest
+from fcilbench.tables import markdown
 
 if TYPE_CHECKING:
     from fcilbench.boards.notes import Here
@@ -24,6 +27,8 @@ REPORT = ("accuracy", "overhead", "robustness")
 """Boards of the HTML report."""
 _SHOWN = 4
 """Differences between environments that a note names."""
+_HEADS = ("leaderboard", "what", "methods", "seeds", "ok", "computed", "code")
+_TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def board(
@@ -111,6 +116,62 @@ def figure(
     console.say(f"wrote {output}")
 
 
+def site(
+    folder: Annotated[Path, typer.Argument(help="Folder whose subfolders hold rows.jsonl.")] = Path("leaderboards"),
+    verbose: options.Verbose = False,
+) -> None:
+    """Write the pages of a folder of leaderboards: two in each subfolder with rows, and an index.
+
+    README.md has the boards as text; index.html is the report, with charts and every cell. The index is index.html and
+    the table in README.md of the folder itself. Pages follow from the rows and from the code of this checkout, whose
+    changes make rows stale: the same command writes the same pages on every machine.
+    """
+    from fcilbench.boards.report import render_index
+    from fcilbench.files import write_atomic
+    from fcilbench.results.store import Store
+
+    stores = [Store(path.parent) for path in sorted(folder.glob("*/rows.jsonl"))]
+    if not stores:
+        raise NothingSelectedError(f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder")
+    lines = [_write_pages(store) for store in stores]
+    write_atomic(folder / "index.html", render_index("Leaderboards", _HEADS, lines))
+    readme = folder / "README.md"
+    if readme.is_file():
+        head, rule, *rows = markdown(_HEADS, lines, range(2, 5))
+        linked = [re.sub(r"^\| (\S+)", r"| [\1](\1/README.md)", row) for row in rows]
+        table = "\n".join([head, rule, *linked]) + "\n"
+        write_atomic(readme, _TABLE.sub(lambda _: table, readme.read_text(encoding="utf-8")))
+    console.say(f"wrote the pages of {len(lines)} leaderboards in {folder}")
+
+
+def _write_pages(store: Store) -> tuple[str, ...]:
+    """Writes the pages of one leaderboard and returns its line of the index."""
+    from fcilbench.boards.render import render
+    from fcilbench.boards.report import render_report
+    from fcilbench.files import write_atomic
+
+    rows, name = list(store.latest().values()), store.root.name
+    boards = [board for each in REPORT if (board := build_board(each, rows, store, portable=True)).blocks]
+    suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
+    about = "; ".join(dict.fromkeys(suite["description"] for suite in suites if suite.get("description")))
+    head = (
+        f"# {name}\n\n{about}\n\nMade from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
+    )
+    write_atomic(store.root / "README.md", "\n".join([head, *(render(board, "md") for board in boards)]))
+    write_atomic(store.root / "index.html", render_report(boards, rows, store, title=name))
+    counts = Counter(row.status for row in rows)
+    stale = sum(entry.stale for block in boards[0].blocks for entry in block.entries)
+    return (
+        name,
+        about or "; ".join(dict.fromkeys(block.heading for block in boards[0].blocks)),
+        str(len({row.coords["aggregator"] for row in rows})),
+        str(len({row.seed for row in rows})),
+        f"{counts['ok']}/{len(rows)}",
+        f"{max(row.ended for row in rows):%Y-%m-%d}",
+        f"older ({stale} rows)" if stale else "as here",
+    )
+
+
 def build_board(
     name: str,
     rows: Sequence[Row],
@@ -162,7 +223,6 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     from fcilbench.results.compare import environment_difference
     from fcilbench.results.provenance import environment, software, source_state
     from fcilbench.spec.cell import PLUGIN_KINDS
-    from fcilbench.spec.identity import ENGINE_VERSION
 
     used = {(PLUGIN_KINDS[kind], record.name) for row in rows for kind, record in row.plugins.items()}
     refs = [ref for kind in PLUGIN_KINDS.values() for ref in find(kind) if (kind, ref.name) in used]
@@ -177,4 +237,4 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
             parts = [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
             environments[env] = ", ".join(parts[:_SHOWN]) + more
-    return Here(None if portable else source_state()[0], ENGINE_VERSION, digests, environments)
+    return Here(None if portable else source_state()[0], digests, environments)

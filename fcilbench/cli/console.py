@@ -124,11 +124,8 @@ class _Lines(logging.Handler):
     """Prints log records as single lines on standard error, above progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            style = "yellow" if record.levelno >= logging.WARNING else "dim"
-            err().print(f"{record.levelname.lower()}: {clean(record.getMessage())}", style=style, markup=False)
-        except Exception:
-            self.handleError(record)
+        style = "yellow" if record.levelno >= logging.WARNING else "dim"
+        err().print(f"{record.levelname.lower()}: {clean(record.getMessage())}", style=style, markup=False)
 
 
 def log_to_stderr() -> None:

@@ -22,7 +22,6 @@ from fcilbench.cli import (
     results,
     run,
     show,
-    site,
     tune,
 )
 
@@ -62,7 +61,7 @@ _VERBS = (
     (check.check, "check suites/quickstart.yaml --deep"),
     (board.board, "board accuracy --out results -o board.md"),
     (board.figure, "figure curves --out results -o curves.pdf"),
-    (site.site, "site leaderboards"),
+    (board.site, "site leaderboards"),
     (show.show, "show 9f2c --out results"),
     (reproduce.reproduce, "reproduce 9f2c --from leaderboards/small-tuned"),
     (check.schema, "schema suite"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fcilbench.errors import UsageError
 from fcilbench.results.row import all_metrics
 from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
@@ -20,29 +19,15 @@ SUFFIXES = (".csv", ".parquet")
 
 
 class Frames(NamedTuple):
-    """The tables of a results folder; `cell_id` joins them.
-
-    Attributes:
-        rows: A line for each cell: coordinates, status, metrics by `<metric>/<task identity>`, cost, parameters.
-        curves: A line for each round and each end of a task: loss, seconds, bytes, diagnostics; where it was measured,
-            the accuracy on each task seen after a round.
-        matrices: A line for each entry of an accuracy matrix: task identity, `after` task t, on `task` s, accuracy.
-    """
+    """The tables of a results folder, as `fcilbench.load` describes them."""
 
     rows: pandas.DataFrame
     curves: pandas.DataFrame
     matrices: pandas.DataFrame
 
 
-def load(folder: Path | str = "results") -> Frames:
-    """Returns the last row of each cell of a results folder, with curves and matrices, as pandas tables.
-
-    Raises:
-        NoRowsError: If the folder holds no rows.
-
-    Example:
-        >>> fcilbench.load("results").rows.groupby("aggregator")["faa/none"].mean()  # doctest: +SKIP
-    """
+def load(folder: Path | str) -> Frames:
+    """Does what `fcilbench.load` says, without importing pandas with the package."""
     import pandas
 
     store = Store(folder)
@@ -61,27 +46,14 @@ def load(folder: Path | str = "results") -> Frames:
         for after, line in enumerate(matrix)
         for task, value in enumerate(line)
     ]
-    return Frames(rows_frame(rows), pandas.DataFrame(curves), pandas.DataFrame(matrices))
+    return Frames(*map(pandas.DataFrame, ([_record(row) for row in rows], curves, matrices)))
 
 
-def rows_frame(rows: Iterable[Row]) -> pandas.DataFrame:
-    """Returns a table with a line for each row."""
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Writes a line for each row to a file with one of `SUFFIXES`."""
     import pandas
 
-    return pandas.DataFrame([_record(row) for row in rows])
-
-
-def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Writes a line for each row to a `.csv` or `.parquet` file.
-
-    Raises:
-        UsageError: If the file has another ending.
-    """
-    if path.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{path}: no table of rows is written to {path.suffix} files", hint="end the name in .csv or .parquet"
-        )
-    frame = rows_frame(rows)
+    frame = pandas.DataFrame([_record(row) for row in rows])
     if path.suffix == ".csv":
         frame.to_csv(path, index=False)
     else:

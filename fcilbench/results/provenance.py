@@ -17,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fcilbench.registry.entrypoints import normalise
+
 _GIT_SECONDS = 10.0
 _PACKAGE = Path(__file__).resolve().parents[1]
 _HARDWARE = ("machine", "cpu", "cpu_count", "memory_gib")
@@ -110,7 +112,7 @@ def _own_environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(),
         "cpu_count": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "packages": _packages(),
     }
 
@@ -121,12 +123,8 @@ def _packages() -> dict[str, str]:
         name = dist.metadata["Name"] if dist.metadata is not None else None
         if name:  # a half-removed package leaves metadata without a name
             # The first of two copies is the one that an import finds.
-            found.setdefault(_normalised(name), dist.version)
+            found.setdefault(normalise(name), dist.version)
     return dict(sorted(found.items()))
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def software(record: Mapping[str, Any], dists: Iterable[str]) -> dict[str, Any]:
@@ -135,22 +133,12 @@ def software(record: Mapping[str, Any], dists: Iterable[str]) -> dict[str, Any]:
     for dist in tuple(names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             required = [each for each in importlib.metadata.requires(dist) or () if "extra ==" not in each]
-            names |= {_normalised(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in required}
+            names |= {normalise(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in required}
     packages = record.get("packages", {})
     return {"python": record.get("python"), "packages": {name: packages[name] for name in packages if name in names}}
 
 
 def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     return match.group(1).strip() if match else platform.processor()
-
-
-def _memory_gib() -> int | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    except (ValueError, OSError, AttributeError):
-        return None

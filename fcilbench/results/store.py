@@ -24,7 +24,8 @@ from typing import Any
 from fcilbench.errors import NothingSelectedError, PrerequisiteError
 from fcilbench.files import sync_folder, write_all, write_atomic
 from fcilbench.results.provenance import digest
-from fcilbench.spec.row import Row, check_version
+from fcilbench.spec.row import Row, parse_row
+from fcilbench.tables import cut
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
@@ -107,10 +108,10 @@ class Store:
                 if not line.strip():
                     continue
                 try:
-                    yield Row.model_validate_json(line)
-                except ValueError as error:
-                    reason = _why_no_row(line, error)
+                    yield parse_row(json.loads(line))
+                except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
+                        reason = cut(" ".join(str(error).split()), 200)
                         _log.warning("%s:%d is not a row and is left out: %s", self.rows_path, number, reason)
 
     def latest(self) -> dict[str, Row]:
@@ -223,14 +224,3 @@ class Store:
 def _hex(name: str) -> str:
     """Returns the hexadecimal part of a digest; anything else could name a file outside the store."""
     return name.removeprefix("sha256:") if _DIGEST.fullmatch(name) else "unknown"
-
-
-def _why_no_row(line: bytes, error: ValueError) -> str:
-    """Returns in one line why a line is not a row; raises a UsageError if it is a row of a newer schema."""
-    try:
-        check_version(json.loads(line))
-    except ValueError as found:
-        return str(found).partition("\n")[0]
-    except RecursionError:
-        return "nested too deeply"
-    return " ".join(str(error).split())[:200]

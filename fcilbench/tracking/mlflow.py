@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fcilbench.files import write_atomic
+from fcilbench.registry.entrypoints import reason_of
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
@@ -39,6 +40,7 @@ _ENVIRONMENT = {
 }
 _RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
 _BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH, _NAME_LENGTH = 100, 1000, 6000, 240
+_REASON_LENGTH = 300
 _FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
 _COORDINATES = ("event", "task", "tasks", "round", "rounds")
 _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
@@ -50,9 +52,7 @@ class MLflowTracker:
     MLflow is imported, and its store opened, while the first cell trains. If MLflow refuses a row, the others are still
     written; any other failure ends the logging of the suite. The user sees one warning.
 
-    Args:
-        uri: Tracking URI; see `tracking_uri`.
-        patience: Seconds without progress after which the end of a suite stops waiting for MLflow.
+    `patience` are the seconds without progress after which the end of a suite stops waiting for MLflow.
     """
 
     version: ClassVar[str] = "1"
@@ -117,8 +117,7 @@ class MLflowTracker:
                 self._progress = time.monotonic()
             session.close()
         except Exception as error:  # of MLflow, its database or its server
-            text = str(error).strip().partition("\n")[0]
-            self._fail(f"{type(error).__name__}: {text}".removesuffix(": "))
+            self._fail(cut(reason_of(error), _REASON_LENGTH))
 
     def _fail(self, reason: str) -> None:
         if self.report.warning is None:

@@ -158,7 +158,7 @@ def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, 
 
 
 ENV = "sha256:" + "e" * 64
-HERE = Here(commit="c" * 40, engine=ENGINE_VERSION, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
+HERE = Here(commit="c" * 40, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
 
 
 def test_rows_of_this_checkout_and_machine_need_no_note(make_cell, make_row):
@@ -184,7 +184,7 @@ def test_rows_of_other_commits_and_environments_are_named(make_cell, make_row):
         "1 rows were made with uncommitted changes",
         "1 rows of environment ffffffffffff: its record did not travel with them",
     )
-    (note,) = origin_notes([row], Here("c" * 40, ENGINE_VERSION, {}, {ENV: "packages.torch 2.9 | 2.10"}))
+    (note,) = origin_notes([row], Here("c" * 40, {}, {ENV: "packages.torch 2.9 | 2.10"}))
     assert note.endswith("which differs from this machine: packages.torch 2.9 | 2.10")
 
 

@@ -12,7 +12,6 @@ from fcilbench.boards.notes import Here, tuning_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
 from fcilbench.errors import UsageError
-from fcilbench.spec.identity import ENGINE_VERSION
 
 PAPER = Path(__file__).parents[2] / "leaderboards" / "paper"
 
@@ -128,7 +127,7 @@ def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
 
 def test_controls_and_stale_rows_are_marked(row_of):
     rows = [row_of("ncm", 0, 0.6), row_of("sum", 0, 0.5), row_of("ewc", 0, 0.7), row_of("fedavg", 0, 0.4, code="old")]
-    here = Here("c" * 40, ENGINE_VERSION, {"fcilbench/fedavg": "k1"}, {})
+    here = Here("c" * 40, {"fcilbench/fedavg": "k1"}, {})
     board = AccuracyBoard().build(rows, here=here)
     lines = [line.split()[:3] for line in render(board).splitlines()]
     assert ["ncm", "‡", "1/1"] in lines
