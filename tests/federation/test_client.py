@@ -7,10 +7,8 @@ import torch.nn.functional as F
 
 from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
 from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.schedule import Schedule
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import sample_clients
 
 
 def session(federation, client=0, round_=0):
@@ -66,6 +64,16 @@ def test_fisher_and_gradient_batches_carry_the_memo(make_experiment):
     assert torch.allclose(gradient, -residual.T @ features / client.samples, rtol=1e-4, atol=1e-7)
 
 
+def test_a_subset_for_the_fisher_is_drawn_by_coordinates(make_experiment):
+    federation = build(make_experiment())
+    federation.model.network.eval()
+    client, later = session(federation), session(federation, round_=1)
+    few = client.fisher("empirical", samples=3)
+    assert torch.equal(few, client.fisher("empirical", samples=3))
+    assert not torch.equal(few, later.fisher("empirical", samples=3))
+    assert torch.equal(client.fisher("empirical", samples=10**6), client.fisher("empirical"))
+
+
 def test_the_network_behind_the_net_is_open_to_hooks(make_experiment):
     client = session(build(make_experiment()))
     seen = []
@@ -82,12 +90,3 @@ def test_the_servers_streams_are_coordinates(make_experiment):
     assert one.random("b").integers(2**62) != first
     one.round = 1
     assert one.random("a").integers(2**62) != first
-
-
-def test_a_phase_may_ask_every_client(make_experiment):
-    federation = build(make_experiment(clients=6, participation=0.5))
-    phase = federation.schedule.phases[0]
-    assert len(sample_clients(federation, RoundContext(phase, 0))) == 3
-    everyone = replace(phase, participation=1.0)
-    assert sample_clients(federation, RoundContext(everyone, 0)) == [0, 1, 2, 3, 4, 5]
-    assert Schedule((everyone,)).phases[0].sampled(0.5) == 6

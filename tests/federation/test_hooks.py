@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
-from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.dataset import Samples
 from fcilbench.api.message import Wire
 from fcilbench.engine.meters import Stopwatch
@@ -95,23 +94,6 @@ def test_only_wired_pieces_train_and_rates_scale_the_step(make_experiment):
     assert moved["head.weight"] == pytest.approx(1e-4, rel=1e-2)
 
 
-def test_a_loss_sees_the_received_model_and_the_gradient_hook_the_layout(make_experiment):
-    class Pulled(Aggregator):
-        def loss(self, net, batch, context):
-            gap = net.piece("head.weight") - context["received"][net.layout.piece("head.weight").span].view(10, 16)
-            features = net.outputs(batch.inputs, context)["features"]
-            return masked_cross_entropy(net.head(features), batch) + gap.abs().sum()
-
-        def gradient(self, gradient, net, context):
-            assert not torch.is_grad_enabled()
-            gradient[net.layout.piece("extractor.body.1.weight").span] = 0.0
-
-    federation, rows = one_round(make_experiment(Pulled(), optimizer="sgd"))
-    layout = federation.server.layout
-    assert float(rows[:, layout.piece("extractor.body.1.weight").span].abs().max()) == 0.0
-    assert float(rows[:, layout.piece("extractor.body.1.bias").span].abs().max()) > 0.0
-
-
 class Replays(Aggregator):
     """Keeps six images of the first two internal classes for every task but the first."""
 
@@ -176,49 +158,6 @@ def test_a_client_knows_its_steps_its_layers_inputs_and_its_gradient(make_experi
     assert batch.protocol is client.protocol
     (expected,) = torch.autograd.grad(loss(federation.server.net.under(vector), batch), vector)
     assert torch.allclose(client.gradient(loss), expected, atol=1e-6)
-
-
-def test_the_server_can_train_through_its_network(make_experiment):
-    """As TARGET, whose server inverts the global model: gradients into the inputs, and into another vector."""
-    seen = {}
-
-    class Inverts(Aggregator):
-        def begin_task(self, server):
-            inputs = torch.zeros(2, server.image_input.channels, 8, 8, requires_grad=True)
-            server.net.logits(inputs).square().sum().backward()
-            vector = server.vector.clone().requires_grad_()
-            server.net.under(vector).logits(inputs.detach()).sum().backward()
-            seen.update(inputs=inputs.grad, vector=vector.grad, before=server.vector.clone())
-
-    experiment = make_experiment(Inverts(), clients=7)
-    federation = build(experiment)
-    assert federation.server.clients == federation.server.protocol.clients == 7
-    experiment.aggregator.begin_task(federation.server)
-    assert float(seen["inputs"].abs().max()) > 0.0
-    assert float(seen["vector"].abs().max()) > 0.0
-    assert torch.equal(federation.server.vector, seen["before"])
-    assert not federation.server.net.network.training
-
-
-def test_outputs_of_a_network_that_a_method_changed(make_experiment):
-    class Pulls(FeatureExtractor):
-        def outputs(self, inputs, context):
-            features = self(inputs)
-            return {"features": features, "pull": features.square().mean(dim=1)}
-
-    pulls = []
-
-    class Uses(Aggregator):
-        def prepare(self, network, request):
-            network.extractor = Pulls(network.extractor.body, 16)
-
-        def loss(self, net, batch, context):
-            found = net.outputs(batch.inputs, context)
-            pulls.append(found["pull"].detach())
-            return masked_cross_entropy(net.head(found["features"]), batch) + found["pull"].mean()
-
-    one_round(make_experiment(Uses()))
-    assert pulls[0].dim() == 1
 
 
 def test_statistics_may_not_take_the_names_of_an_update(make_experiment):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.schedule import Schedule
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
@@ -140,6 +141,7 @@ def test_s07_every_client_starts_from_the_broadcast_model(make_experiment):
     class Watch(Aggregator):
         def loss(self, net, batch, context):
             starts.append(net.parameters.detach().clone())
+            assert torch.equal(context["received"], federation.initial)
             return super().loss(net, batch, context)
 
     federation = build(make_experiment(Watch()))
@@ -167,6 +169,9 @@ def test_participation_samples_by_coordinates(make_experiment):
     assert all(len(clients) == 5 and list(clients) == sorted(clients) for clients in drawn)
     assert len(set(drawn)) > 1
     assert drawn == [tuple(round_module.sample_clients(federation, RoundContext(phase, r))) for r in range(6)]
+    everyone = replace(phase, participation=1.0)
+    assert round_module.sample_clients(federation, RoundContext(everyone, 0)) == list(range(10))
+    assert Schedule((everyone,)).phases[0].sampled(0.5) == 10
 
 
 def test_edge_9_counters_are_the_largest_of_the_merged_clients(make_experiment, norm_backbone):

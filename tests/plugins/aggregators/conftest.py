@@ -1,17 +1,25 @@
 """The small federation of `tests/federation`, and helpers to run a method in it."""
 
+from contextlib import nullcontext
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import timm
+import torch
 
+from fcilbench.api.backbone import FeatureExtractor, Transformer
+from fcilbench.api.client import Batch
+from fcilbench.engine.model import Network
 from fcilbench.federation.run import run_experiment
+from fcilbench.spec.protocol import Protocol
 
 _spec = spec_from_file_location("federation_fixtures", Path(__file__).parents[2] / "federation" / "conftest.py")
 _fixtures = module_from_spec(_spec)
 _spec.loader.exec_module(_fixtures)
 
-make_experiment, norm_backbone, one_thread = _fixtures.make_experiment, _fixtures.norm_backbone, _fixtures.one_thread
+make_experiment, norm_backbone = _fixtures.make_experiment, _fixtures.norm_backbone
 
 
 class StopError(Exception):
@@ -62,3 +70,26 @@ def golden():
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.experiment
+
+
+@pytest.fixture
+def feature_client():
+    """Returns `feature_client(features, labels, task)`: a client with one batch, whose network returns its inputs."""
+
+    def make(features, labels, task):
+        features = torch.as_tensor(features)
+        batch = Batch(features, torch.as_tensor(labels), torch.ones(len(labels)), task)
+        network = SimpleNamespace(features=lambda inputs: inputs)
+        given = {"net": network, "task": task, "feature_dim": features.shape[1], "protocol": Protocol(local_epochs=3)}
+        return SimpleNamespace(**given, batches=lambda: [batch], low_precision=nullcontext)
+
+    return make
+
+
+@pytest.fixture
+def vit_b16():
+    """The network of ViT-B/16 with 100 classes, without weights."""
+    with torch.device("meta"):
+        extractor = FeatureExtractor(timm.create_model("vit_base_patch16_224", num_classes=0), 768)
+        extractor.transformer = Transformer(tokens=197, width=768, depth=12, heads=12)
+        return Network(extractor, 100)

@@ -1,11 +1,8 @@
 """CCVR: what is refitted, what stays, bytes, presets, real rounds. Statistics by hand: test_ccvr_gaussians.py."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from fcilbench.api.client import Batch
 from fcilbench.api.message import Layout, nbytes
 from fcilbench.api.schedule import Task
 from fcilbench.federation.server import FederationServer
@@ -27,24 +24,17 @@ def host(index=0, seed=0):
     return server
 
 
-def client(features, labels, task):
-    """A client whose inputs are its features."""
-    batch = Batch(torch.tensor(features), torch.tensor(labels), torch.ones(len(labels)), task)
-    net = SimpleNamespace(features=lambda inputs: inputs)
-    return SimpleNamespace(net=net, task=task, feature_dim=len(features[0]), batches=lambda: [batch])
-
-
 def split(theta):
     return theta[:4], theta[4:16].view(6, 2), theta[16:22], theta[22:]
 
 
 @pytest.mark.parametrize("cov", ["diag", "full"])
-def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
+def test_only_the_rows_of_classes_with_statistics_are_refitted(feature_client, cov):
     """Task 1 owns classes 2, 3, 4; class 3 has no samples and must not be pushed down."""
     method, server = ccvr(cov=cov), host(1)
     before = server.vector.clone()
-    first = client([[5.0, 0.0], [6.0, 1.0]], [2, 2], TASKS[1])
-    second = client([[0.0, 5.0], [1.0, 6.0], [4.0, 0.0]], [4, 4, 2], TASKS[1])
+    first = feature_client([[5.0, 0.0], [6.0, 1.0]], [2, 2], TASKS[1])
+    second = feature_client([[0.0, 5.0], [1.0, 6.0], [4.0, 0.0]], [4, 4, 2], TASKS[1])
     method.end_task(server, {0: method.task_statistics(first), 2: method.task_statistics(second)})
     (backbone, weight, bias, buffers), (b0, w0, c0, f0) = split(server.vector), split(before)
     assert torch.equal(backbone, b0)
@@ -59,10 +49,10 @@ def test_only_the_rows_of_classes_with_statistics_are_refitted(cov):
 
 
 @pytest.mark.parametrize("cov", ["diag", "full"])
-def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov):
+def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(feature_client, cov):
     method, server = ccvr(cov=cov), host()
     before = server.vector.clone()
-    found = client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
+    found = feature_client([[1.0, 2.0], [0.0, 0.0], [2.0, 2.0]], [0, 1, 1], TASKS[0])
     method.end_task(server, {0: method.task_statistics(found)})
     assert server.logs["ccvr/classes"] == 2
     assert 0 < server.logs["ccvr/loss"] < 10
@@ -70,43 +60,31 @@ def test_s04_a_class_of_one_sample_is_kept_and_the_loss_is_finite(cov):
     assert (split(server.vector)[1][:2] != split(before)[1][:2]).all()
 
 
-def test_no_samples_are_no_calibration():
-    method, server = ccvr(samples=0), host()
-    before = server.vector.clone()
-    found = client([[1.0, 2.0], [0.0, 0.0]], [0, 1], TASKS[0])
-    method.end_task(server, {0: method.task_statistics(found)})
-    assert torch.equal(server.vector, before)
-    server = host()
-    ccvr().end_task(server, {})  # no client had data
-    assert torch.equal(server.vector, before)
-
-
-def test_seen_classes_are_refitted_together_and_current_ones_alone():
+def test_seen_classes_are_refitted_together_and_current_ones_alone(feature_client):
     for scope, expected in (("seen", [2, 5]), ("current", [2, 3])):
         method, server = ccvr(scope=scope), host()
         counts = []
         for task, labels in ((TASKS[0], [0, 1]), (TASKS[1], [2, 3, 4])):
             server.enter(task, task.index)
-            own = client(
-                [[float(y), 1.0 - y] for y in labels for _ in range(2)], [y for y in labels for _ in "ab"], task
-            )
+            rows = [[float(y), 1.0 - y] for y in labels for _ in range(2)]
+            own = feature_client(rows, [y for y in labels for _ in range(2)], task)
             method.end_task(server, {0: method.task_statistics(own)})
             counts.append(server.logs["ccvr/classes"])
         assert counts == expected
 
 
-def test_bytes_of_vit_b16():
+def test_bytes_of_vit_b16(feature_client):
     """1,537 floats a class, 296,065 with triangles; ten classes of one task."""
     task = Task(3, 30, 10)
-    rows = torch.randn(20, 768).tolist()
-    own = client(rows, [30 + i // 2 for i in range(20)], task)
+    rows = torch.randn(20, 768)
+    own = feature_client(rows, [30 + i // 2 for i in range(20)], task)
     diagonal = nbytes(ccvr().task_statistics(own))
     assert diagonal == 4 * 10 * 1537
     assert nbytes(ccvr(cov="full").task_statistics(own)) == 4 * 10 * 296_065
     assert diagonal / 1e6 == pytest.approx(0.0615, abs=5e-5)
     assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.56, abs=0.005)
     assert (343_502_224 + diagonal) / 1e6 == pytest.approx(343.86, abs=0.6)  # Kim and Do 2026, communication table
-    absent = client(rows[:2], [30, 30], task)
+    absent = feature_client(rows[:2], [30, 30], task)
     assert nbytes(ccvr().task_statistics(absent)) == 4 * (10 + 2 * 768)
 
 

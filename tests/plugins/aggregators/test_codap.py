@@ -169,20 +169,6 @@ def test_components_are_orthogonal_at_first_and_stay_bit_for_bit_after_their_tas
             assert not any(own.rows(v, task, part).any() for v in own.ended[:task])
 
 
-def test_the_first_task_uses_its_own_components_alone(make_experiment):
-    federation = build(make_experiment(method(), backbone=backbone(), tasks=(3, 3, 2, 2)))
-    federation.experiment.aggregator.begin_task(federation.server)
-    federation.model.load(federation.server.vector, federation.server.counters)
-    extractor, memo = federation.model.network.extractor, federation.test.memo
-    alone = ComponentViT(extractor, tasks=1, count=2, length=4)
-    alone.tasks[0].load_state_dict(extractor.tasks[0].state_dict())
-    torch.testing.assert_close(extractor.prefixes(memo), alone.prefixes(memo))
-    zeros = torch.zeros(2, 6, 16)
-    assert not component_weights(memo, zeros, zeros).any()
-    assert not any(parameter.any() for task in extractor.tasks[1:] for parameter in task.parameters())
-    assert [each.keys.shape for each in extractor.tasks] == [(2, 2, 16)] * 4
-
-
 def test_only_the_current_tasks_components_and_head_rows_travel(play):
     """Up: two components of 4 x 16 + 2 x 16 numbers in two blocks, and the task's rows. Down: all once, then changes.
 
@@ -197,20 +183,17 @@ def test_only_the_current_tasks_components_and_head_rows_travel(play):
     assert cost.bytes_down == 2 * (4 * components + 10 * row + moved + 3 * components)
 
 
-def meta_vit_b(tasks, **params):
+def prepared(network, tasks, **params):
+    """Returns the answer of `prepare`."""
     with torch.device("meta"):
-        extractor = FeatureExtractor(timm.create_model("vit_base_patch16_224", num_classes=0), 768)
-        extractor.transformer = Transformer(tokens=197, width=768, depth=12, heads=12)
-        network = Network(extractor, sum(tasks))
         request = Request("vision", sum(tasks), tasks, 10, Protocol(), {})
-        return CodaPrompt(CodaPrompt.Params(**params)).prepare(network, request), network
+        return CodaPrompt(CodaPrompt.Params(**params)).prepare(network, request)
 
 
-def test_bytes_of_vit_b16():
+def test_bytes_of_vit_b16(vit_b16):
     """5 x 768,000 floats and the head: 15.668 MB; one of ten tasks' components and rows go up: 1.567 MB."""
-    answer, network = meta_vit_b((10,) * 10)
-    assert answer is None
-    layout = FlatModel(network, torch.device("meta")).layout
+    assert prepared(vit_b16, (10,) * 10) is None
+    layout = FlatModel(vit_b16, torch.device("meta")).layout
     sizes = {part: sum(p.span.stop - p.span.start for p in layout.select([f"*.{part}"])) for part in PARTS}
     assert sizes == {"prompts": 5 * 614_400, "keys": 5 * 76_800, "attention": 5 * 76_800}
     assert layout.buffers.stop == 3_916_900
@@ -223,12 +206,11 @@ def test_bytes_of_vit_b16():
     assert 4 * sum(piece.span.stop - piece.span.start for piece in sent) == 4 * (384_000 + 7_690) == 1_566_760
 
 
-def test_tasks_that_do_not_divide_the_pool_and_pools_that_do_not_fit():
-    answer, network = meta_vit_b((10,) * 7)
-    assert answer is None
-    assert network.extractor.tasks[0].keys.shape == (5, 14, 768)  # two are left over
-    assert "set components to 10 .. 760" in meta_vit_b((10,) * 10, components=9)[0].reason
-    assert "set components to 10 .. 760" in meta_vit_b((10,) * 10, components=770)[0].reason
+def test_tasks_that_do_not_divide_the_pool_and_pools_that_do_not_fit(vit_b16):
+    for components in (9, 770):
+        assert "set components to 10 .. 760" in prepared(vit_b16, (10,) * 10, components=components).reason
+    assert prepared(vit_b16, (20,) * 3 + (10,) * 4) is None
+    assert vit_b16.extractor.tasks[0].keys.shape == (5, 14, 768)  # two are left over
     with pytest.raises(ValidationError, match="multiple of 2"):
         CodaPrompt.Params(length=5)
 

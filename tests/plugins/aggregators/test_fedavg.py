@@ -1,5 +1,6 @@
 """FedAvg: means by hand."""
 
+import pytest
 import torch
 
 from fcilbench.api.message import Layout
@@ -20,16 +21,9 @@ def merge(theta, clients, samples, weighting="samples"):
     return host.vector.tolist()
 
 
-def test_weighted_mean_by_hand():
-    assert merge([0.0, 0.0], [[1.0, 3.0], [5.0, -1.0]], (1, 3)) == [4.0, 0.0]
-
-
-def test_one_client_is_returned():
-    assert merge([1.0, 1.0], [[3.0, -2.0]], (7,)) == [3.0, -2.0]
-
-
-def test_uniform_ignores_counts_and_equals_weighted_at_equal_counts():
-    assert merge([0.0, 0.0], [[1.0, 3.0], [5.0, -1.0]], (1, 3), "uniform") == [3.0, 1.0]
-    assert merge([0.5, 0.0], [[1.0, 3.0], [5.0, -1.0]], (2, 2)) == merge(
-        [0.5, 0.0], [[1.0, 3.0], [5.0, -1.0]], (2, 2), "uniform"
-    )
+@pytest.mark.parametrize(
+    ("samples", "weighting", "expected"),
+    [((1, 3), "samples", [4.0, 0.0]), ((1, 3), "uniform", [3.0, 1.0]), ((2, 2), "samples", [3.0, 1.0])],
+)
+def test_mean_by_hand(samples, weighting, expected):
+    assert merge([0.5, 0.0], [[1.0, 3.0], [5.0, -1.0]], samples, weighting) == expected

@@ -1,7 +1,5 @@
 """FedProto: terms and means by hand, bytes, presets, real rounds."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -61,10 +59,10 @@ def test_padding_changes_nothing_and_prototypes_get_no_gradient(term):
     assert features.grad[2:].abs().sum() == 0
 
 
-def aggregate(method, server, messages, delta=None, samples=None):
+def aggregate(method, server, messages):
     count = len(messages)
-    delta = torch.zeros(count, 19) if delta is None else delta
-    method.aggregate(Updates(delta, samples or (1,) * count, tuple(range(count)), tuple(messages), PARTS), server)
+    delta = torch.zeros(count, 19)
+    method.aggregate(Updates(delta, (1,) * count, tuple(range(count)), tuple(messages), PARTS), server)
 
 
 def message(counts, rows):
@@ -89,14 +87,6 @@ def test_prototypes_of_two_clients(average, expected):
     assert server.state["known"].tolist() == [False, False, True, True, False]
 
 
-def test_models_are_averaged_by_samples():
-    delta = torch.stack([torch.ones(19), 5 * torch.ones(19)])
-    method, server = fedproto(), host()
-    method.begin(server)
-    aggregate(method, server, [message([1, 0, 0], [[1.0, 1.0]])] * 2, delta, (3, 1))
-    assert server.vector.tolist() == [2.0] * 19
-
-
 def test_the_nearest_prototype_answers():
     method, server = fedproto(predict="prototype"), host()
     method.begin(server)
@@ -108,22 +98,16 @@ def test_the_nearest_prototype_answers():
     assert server.vector.abs().sum() == 0  # the trained head is what training goes on from
 
 
-def test_statistics_are_class_means_by_hand():
-    data = Batch(torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]), torch.tensor([3, 3, 4]), torch.ones(3), TASKS[1])
-    net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=TASKS[1], feature_dim=2, batches=lambda: [data])
+def test_statistics_are_class_means_by_hand(feature_client):
+    client = feature_client([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]], [3, 3, 4], TASKS[1])
     sent = fedproto().statistics(client)
     assert sent["counts"].tolist() == [0, 2, 1]
     assert sent["prototypes"].tolist() == [[2.0, 1.0], [9.0, 9.0]]
 
 
-def test_bytes_of_vit_b16():
+def test_bytes_of_vit_b16(feature_client):
     """10 x 768 floats each way and 4 bytes a class for the counts; up 343.533 MB."""
-    task = Task(0, 0, 10)
-    data = Batch(torch.randn(20, 768), torch.arange(20) % 10, torch.ones(20), task)
-    net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=task, feature_dim=768, batches=lambda: [data])
-    sent = nbytes(fedproto().statistics(client))
+    sent = nbytes(fedproto().statistics(feature_client(torch.randn(20, 768), torch.arange(20) % 10, Task(0, 0, 10))))
     assert sent == 10 * 768 * 4 + 10 * 4
     assert (343_502_224 + sent) / 1e6 == pytest.approx(343.533, abs=0.001)
     assert sent / 1e6 == pytest.approx(0.04, abs=0.01)  # Kim and Do 2026, communication table: 343.83 - 343.79

@@ -6,8 +6,6 @@ import torch
 from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
-from fcilbench.federation.client import ClientSession
-from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators import fisheravg
 from fcilbench.plugins.aggregators.fedavg import FedAvg
@@ -50,51 +48,11 @@ def test_one_client_is_returned_and_the_share_below_epsilon_is_logged():
     assert host.logs["fisheravg/below_epsilon"] == pytest.approx(2 / 3)
 
 
-def test_the_clients_fisher_follows_theta_and_its_subset_is_drawn_by_coordinates(make_experiment):
-    federation = build(make_experiment(tasks=(3, 1, 4, 2)))
-    federation.model.network.eval()
-    phase = federation.schedule.phases[2]
-    session = ClientSession(federation, RoundContext(phase, 0), 1)
-    fisher = session.fisher("exact")
-    assert fisher.shape == federation.model.parameters.shape
-    head = fisher[federation.server.layout.head]
-    weight, bias = head[:160].view(10, 16), head[160:]
-    for rows in (weight, bias):
-        assert bool((rows[:4] == 0).all())
-        assert bool((rows[8:] == 0).all())
-        assert bool((rows[4:8] > 0).any())
-    x = torch.cat([batch.inputs for batch in session.batches()])
-    features = session.net.features(x)
-    p = session.net.logits(x)[:, 4:8].softmax(1)
-    expected = (p * (1 - p)).T @ features.square() / len(x)  # F4
-    assert torch.allclose(weight[4:8], expected.detach(), rtol=1e-4, atol=1e-8)
-    few = session.fisher("empirical", samples=3)
-    assert torch.equal(few, session.fisher("empirical", samples=3))
-    other = ClientSession(federation, RoundContext(phase, 1), 1)
-    assert not torch.equal(few, other.fisher("empirical", samples=3))
-    assert torch.equal(session.fisher("empirical", samples=10**6), session.fisher("empirical"))
-
-
-@pytest.mark.parametrize("kind", ["exact", "sampled", "empirical", "label_prob"])
-def test_the_clients_fisher_does_not_depend_on_the_batch_size(make_experiment, kind):
-    found = []
-    for size in (3, 64):
-        federation = build(make_experiment(batch_size=size))
-        federation.model.network.eval()
-        found.append(
-            ClientSession(federation, RoundContext(federation.schedule.phases[0], 0), 0).fisher(kind, samples=17)
-        )
-    assert torch.allclose(*found, rtol=1e-4, atol=1e-9)
-
-
-def test_uneven_tasks_end_to_end(play):
+def test_a_fisher_of_the_parameters_goes_up_in_each_round(play):
     settings = {"clients": 2, "partition": Partition(kind="iid")}
-    plain, merged = play(FedAvg(), **settings), play(FisherAvg(), **settings)
-    assert merged.cost.bytes_up - plain.cost.bytes_up == 2 * 2 * 4 * MODEL * 4  # clients, rounds, tasks, floats
-    assert merged.cost.bytes_down == plain.cost.bytes_down
-    assert merged.model_digest != plain.model_digest
-    assert play(FisherAvg(), **settings).model_digest == merged.model_digest
-    assert merged.accuracy["oracle"][0][0] > 0.6  # three digits right after their task
+    plain, merged = play(FedAvg(), **settings).cost, play(FisherAvg(), **settings).cost
+    assert merged.bytes_up - plain.bytes_up == 2 * 2 * 4 * MODEL * 4  # clients, rounds, tasks, floats
+    assert merged.bytes_down == plain.bytes_down
 
 
 def test_a_client_without_information_has_no_vote_and_scale_does_not_matter():

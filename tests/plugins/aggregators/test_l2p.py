@@ -1,13 +1,11 @@
 """L2P as a method: selection and pull by hand, what learns from what, bytes."""
 
 import pytest
-import timm
 import torch
 from pydantic import ValidationError
 
-from fcilbench.api.backbone import FeatureExtractor, Transformer
 from fcilbench.api.client import Batch
-from fcilbench.engine.model import FlatModel, Network
+from fcilbench.engine.model import FlatModel
 from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.l2p import L2p, select
 from fcilbench.plugins.backbones.timm import Timm
@@ -22,7 +20,9 @@ def test_selection_by_hand():
     assert indices.tolist() == [[3, 1]]
     assert cosines[0].tolist() == pytest.approx([0.98995, 0.8], abs=1e-5)
     assert -0.1 * cosines.sum().item() == pytest.approx(-0.178995, abs=1e-6)
-    assert select(QUERY, KEYS, 4)[1][0].tolist() == pytest.approx([0.98995, 0.8, 0.6, -0.6], abs=1e-5)
+    every, cosines = select(QUERY, KEYS, 4)
+    assert every.tolist() == [[3, 1, 0, 2]]
+    assert cosines[0].tolist() == pytest.approx([0.98995, 0.8, 0.6, -0.6], abs=1e-5)
 
 
 def test_selection_needs_directions_alone_and_breaks_ties_by_index():
@@ -35,21 +35,21 @@ def test_selection_needs_directions_alone_and_breaks_ties_by_index():
         assert select(QUERY, KEYS, 4)[1][0, 0].item() == pytest.approx(0.98995, abs=1e-5)
 
 
-def small(make_experiment, **params):
+@pytest.fixture
+def backbone():
     vit = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "in_chans": 1}
-    backbone = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit))
-    return build(make_experiment(L2p(L2p.Params(length=2, selected=2, **params)), backbone=backbone))
+    return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_the_loss_and_what_learns_from_it(make_experiment, weight):
+def test_the_loss_and_what_learns_from_it(make_experiment, backbone, weight):
     """Keys learn from the pull alone, and only selected ones; prompts from the cross-entropy."""
-    federation = small(make_experiment, lambda_pull=weight)
+    method = L2p(L2p.Params(length=2, selected=2, lambda_pull=weight))
+    federation = build(make_experiment(method, backbone=backbone))
     model, train, task = federation.model, federation.train, federation.stream.tasks[0]
     rows = torch.from_numpy(federation.schedule.phases[0].clients[0])[:3]
     mask = torch.tensor([1.0, 1.0, 0.0])
     batch = Batch(train.plain(rows), train.labels[rows], mask, task, train.memo[rows])
-    method = federation.experiment.aggregator
     chosen, cosines = select(train.memo[rows], model.piece("extractor.keys"), 2)
     own = model.outputs(batch.inputs, {"memo": batch.memo})
     losses = torch.nn.functional.cross_entropy(
@@ -66,15 +66,7 @@ def test_the_loss_and_what_learns_from_it(make_experiment, weight):
     assert all(parameter.grad is None for parameter in model.network.extractor.body.parameters())
 
 
-def test_a_pool_of_what_is_selected_gives_every_sample_all_prompts(make_experiment):
-    federation = small(make_experiment, pool=2)
-    chosen, _ = select(federation.test.memo, federation.model.piece("extractor.keys"), 2)
-    assert bool((chosen.sort(dim=1).values == torch.tensor([0, 1])).all())
-
-
-def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play):
-    vit = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "in_chans": 1}
-    backbone = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit))
+def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play, backbone):
     counts, moved = [], []
 
     class Watched(L2p):
@@ -90,14 +82,11 @@ def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play):
     assert all(1 <= count < 10 for count in counts)
 
 
-def test_shape_and_bytes_of_vit_b16():
+def test_shape_and_bytes_of_vit_b16(vit_b16):
     """122,980 floats, 0.492 MB; 197 tokens and 5 x 5 prompts."""
     with torch.device("meta"):
-        extractor = FeatureExtractor(timm.create_model("vit_base_patch16_224", num_classes=0), 768)
-        extractor.transformer = Transformer(tokens=197, width=768, depth=12, heads=12)
-        network = Network(extractor, 100)
-        assert L2p().prepare(network, None) is None
-    layout = FlatModel(network, torch.device("meta")).layout
+        assert L2p().prepare(vit_b16, None) is None
+    layout = FlatModel(vit_b16, torch.device("meta")).layout
     assert layout.piece("extractor.prompts").shape == (10, 5, 768)
     assert {piece.name: piece.span.stop - piece.span.start for piece in layout.pieces} == {
         "extractor.prompts": 38_400, "extractor.keys": 7_680, "head.weight": 76_800, "head.bias": 100,
@@ -106,9 +95,9 @@ def test_shape_and_bytes_of_vit_b16():
     assert 4e-6 * layout.buffers.stop == pytest.approx(0.492, abs=5e-4)
     assert 4e-6 * (layout.buffers.stop + 25 * 768) == pytest.approx(0.57, abs=2e-3)  # Kim and Do 2026: with positions
     shapes = []
-    network.extractor.body.blocks.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    vit_b16.extractor.body.blocks.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
     images, query = torch.empty(2, 3, 224, 224, device="meta"), torch.empty(2, 768, device="meta")
-    assert network(images, "outputs", {"memo": query})["features"].shape == (2, 768)
+    assert vit_b16(images, "outputs", {"memo": query})["features"].shape == (2, 768)
     assert shapes == [(2, 222, 768)]
 
 

@@ -1,6 +1,5 @@
 """PILoRA: loss and merge by hand, bytes, what trains in which task, networks."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,6 @@ from fcilbench.engine.model import FlatModel, Network
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.pilora import PILoRA, closeness, distances, query_and_value
-from fcilbench.spec.protocol import Protocol
 from fcilbench.testing.bench import SmallViT
 
 TASKS = (Task(0, 0, 1), Task(1, 1, 1))
@@ -105,12 +103,8 @@ def test_prototypes_that_are_close_to_the_means_weigh_more(known, expected):
 
 
 def test_rounding_is_no_difference():
-    assert closeness(
-        OWN[:1].repeat(2, 1, 1) + torch.tensor([[[0.0]], [[1e-12]]]).double(),
-        MEANS[1:].double(),
-        torch.ones(2, 1, dtype=torch.bool),
-        0.2,
-    ).flatten().tolist() == [0.5, 0.5]
+    own = OWN[:1].repeat(2, 1, 1) + torch.tensor([[[0.0]], [[1e-12]]]).double()
+    assert closeness(own, MEANS[1:].double(), torch.ones(2, 1, dtype=torch.bool), 0.2).flatten().tolist() == [0.5, 0.5]
 
 
 def test_the_server_averages_lora_by_samples_and_prototypes_by_closeness():
@@ -128,31 +122,23 @@ def test_the_server_averages_lora_by_samples_and_prototypes_by_closeness():
     assert server.vector[a].tolist() == [1.0] * 4
 
 
-def test_means_of_classes_with_enough_visits():
+def test_means_of_classes_with_enough_visits(feature_client):
     """Class 0 is visited 2 x 3 times, class 1 once times 3."""
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]])
-    batch = Batch(features, torch.tensor([0, 0, 1]), torch.ones(3), Task(0, 0, 2))
-    net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=batch.task, feature_dim=2, batches=lambda: [batch])
-    client.protocol, client.low_precision = Protocol(local_epochs=3), nullcontext
+    client = feature_client([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]], [0, 0, 1], Task(0, 0, 2))
     sent = pilora().statistics(client)
     assert (sent["counts"].tolist(), sent["means"].tolist()) == ([2, 0], [[2.0, 3.0]])
     assert pilora(preset="original").statistics(client)["counts"].tolist() == [2, 1]
 
 
-def test_bytes_of_vit_b16():
+def test_bytes_of_vit_b16(feature_client, vit_b16):
     """0.0492 MB of LoRA and 0.0307 of prototypes each way, 0.0307 of means and 40 bytes of counts up: 0.1106."""
     method, tasks = pilora(), (10,) * 10
     with torch.device("meta"):
-        model = flat(method, timm.create_model("vit_base_patch16_224", num_classes=0), 768, tasks, "meta")
+        model = flat(method, vit_b16.extractor.body, 768, tasks, "meta")
     wire = method.wire(SimpleNamespace(task=Task(9, 90, 10)))
     moved = nbytes({p.name: model.vector[p.span] for p in model.layout.select(wire.train)})
     assert moved == 4 * (12_288 + 10 * 768)
-    features = torch.randn(20, 768)
-    batch = Batch(features, torch.arange(20) % 10, torch.ones(20), Task(0, 0, 10))
-    net = SimpleNamespace(features=lambda inputs: inputs)
-    client = SimpleNamespace(net=net, task=batch.task, feature_dim=768, batches=lambda: [batch])
-    client.protocol, client.low_precision = Protocol(), nullcontext
+    client = feature_client(torch.randn(20, 768), torch.arange(20) % 10, Task(0, 0, 10))
     assert (moved + nbytes(method.statistics(client))) / 1e6 == pytest.approx(0.1106, abs=1e-4)
     held = nbytes({p.name: model.vector[p.span] for p in model.layout.select(["*.lora_*", "*prototypes*"])})
     assert held / 1e6 == pytest.approx(0.7987, abs=1e-4)

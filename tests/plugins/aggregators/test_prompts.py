@@ -9,7 +9,7 @@ from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.round import run_round, update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.codap import CodaPrompt
-from fcilbench.plugins.aggregators.l2p import L2p, select
+from fcilbench.plugins.aggregators.l2p import L2p
 from fcilbench.plugins.backbones.timm import Timm
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 6, "num_heads": 2, "in_chans": 1}
@@ -41,50 +41,6 @@ def test_the_backbone_is_untouched_bit_for_bit(trained):
     assert not torch.equal(federation.server.vector, federation.initial)
     assert all(torch.equal(v, before[name]) for name, v in federation.model.network.extractor.body.state_dict().items())
     assert not any("body" in piece.name for piece in federation.server.layout.pieces)
-
-
-def logits_in_batches(federation, order, size):
-    """Returns the logits of the test samples, in their own order, if they arrive in another and in batches."""
-    model, test = federation.model, federation.test
-    found = torch.empty(len(order), 10)
-    for rows in torch.split(order, size):
-        inputs = test.plain(rows)
-        memo = federation.experiment.aggregator.query(model, inputs)
-        found[rows] = model.head(model.outputs(inputs, {"memo": memo})["features"])
-    return found
-
-
-@torch.no_grad()
-def test_answers_do_not_depend_on_the_batch(trained):
-    federation, _ = trained
-    count = len(federation.test)
-    whole = logits_in_batches(federation, torch.arange(count), count)
-    for size in (1, 3, 8):
-        for order in (torch.arange(count), torch.randperm(count, generator=torch.Generator().manual_seed(size))):
-            assert torch.allclose(logits_in_batches(federation, order, size), whole, atol=1e-5)
-    assert float((whole[:, None] - whole).abs().amax(dim=2).max()) > 1e-3
-
-
-@torch.no_grad()
-def test_chosen_prompts_do_not_depend_on_the_batch(make_experiment):
-    federation = build(make_experiment(METHODS["l2p"](), backbone=vit()))
-    keys, method = federation.model.piece("extractor.keys"), federation.experiment.aggregator
-    federation.model.network.eval()
-    batches = [torch.arange(len(federation.test)).split(size) for size in (1, 3, 8, 100)]
-    tables = [torch.cat([method.query(federation.model, federation.test.plain(r)) for r in rows]) for rows in batches]
-    chosen = [select(table, keys, 3)[0] for table in tables]
-    assert all(torch.equal(each, chosen[0]) for each in chosen)
-    assert len(chosen[0].unique(dim=0)) > 1
-
-
-@torch.no_grad()
-def test_the_query_is_the_feature_of_the_plain_backbone_and_needs_no_memo(trained):
-    federation, _ = trained
-    model, inputs = federation.model, federation.test.plain(torch.arange(5))
-    torch.testing.assert_close(federation.test.memo[:5], model.network.extractor.body(inputs))
-    with_memo = model.outputs(inputs, {"memo": federation.test.memo[:5]})["features"]
-    torch.testing.assert_close(model.features(inputs), with_memo)
-    assert not torch.allclose(model.features(inputs), federation.test.memo[:5], atol=1e-2)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -87,20 +87,19 @@ def test_trimming_scopes():
 
 
 @pytest.mark.parametrize(
-    ("target", "wanted"),
-    [("positive", lambda inner: inner > 0), ("negative", lambda inner: inner < 0), ("none", lambda inner: False)],
+    ("options", "wanted"),
+    [
+        ({"target": "positive"}, lambda inner: inner > 0),
+        ({"target": "negative"}, lambda inner: inner < 0),
+        ({"target": "none"}, lambda inner: False),
+        ({"spatial_surgery": "off"}, lambda inner: False),
+    ],
 )
-def test_targets(target, wanted):
+def test_pairs_that_are_projected(options, wanted):
     rows = draw(0)
     rows[2] -= 2 * rows[1]  # a pair that disagrees
     expected = 0.4 * refined(trimmed(rows), wanted).sum(0)
-    assert torch.allclose(moved({"target": target}, rows).double(), expected, atol=1e-4)
-
-
-def test_switched_off_surgery_is_a_plain_sum():
-    rows = draw(0)
-    expected = 0.4 * trimmed(rows).sum(0)
-    assert torch.allclose(moved({"spatial_surgery": "off"}, rows).double(), expected, atol=1e-4)
+    assert torch.allclose(moved(options, rows).double(), expected, atol=1e-4)
 
 
 def test_max_clients_projects_on_the_closest_only():
@@ -198,11 +197,6 @@ def test_lossy_storage_is_close_to_the_exact_module(kind, tolerance):
     exact, compressed = play({"k_pct": 0.5}, tasks=3), play({"k_pct": 0.5, "storage": kind}, tasks=3)
     for one, two in zip(deployed(*exact), deployed(*compressed), strict=True):
         assert (one - two).norm() <= 10 * tolerance * one.norm()
-
-
-def test_topk_storage_keeps_its_fraction():
-    _, host = play({"storage": "topk", "storage_keep": 0.1, "k_pct": 0.05}, tasks=2)
-    assert [len(stored["values"]) for stored in host.state["basis"]] == [40, 40]
 
 
 @pytest.mark.parametrize(

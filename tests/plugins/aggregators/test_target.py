@@ -1,6 +1,5 @@
 """TARGET as a method: values by hand, the images of its server, and its bytes."""
 
-import math
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,23 +14,10 @@ from fcilbench.api.message import nbytes
 from fcilbench.federation.experiment import Unsupported, as_message, build
 from fcilbench.plugins.aggregators import target
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.plugins.aggregators.lwf import distillation
 from fcilbench.plugins.aggregators.target import BatchNormLoss, Generator, Synthesis, Target, TargetParams
 from fcilbench.spec.protocol import Partition
 
 SMALL = {"g_ep": 3, "synthesis_batch": 8, "g_steps": 2, "kd_steps": 2, "warmup": 1}
-
-
-def test_distillation_is_a_cross_entropy_at_temperature_two():
-    """Teacher (2 ln 3, 0): p = (.75, .25). A student that does not know: ln 2 (KL .130812); the teacher: .562335."""
-    teacher = torch.tensor([[2 * math.log(3.0), 0.0]], dtype=torch.float64)
-    assert distillation(torch.zeros_like(teacher), teacher, 2.0).item() == pytest.approx(0.693147, abs=1e-6)
-    student = teacher.clone().requires_grad_()
-    value = distillation(student, teacher, 2.0)
-    value.backward()
-    assert value.item() == pytest.approx(0.562335, abs=1e-6)
-    assert math.log(2) - value.item() == pytest.approx(0.130812, abs=1e-6)
-    assert student.grad.abs().max() < 1e-7
 
 
 @pytest.mark.parametrize(("size", "count"), [(32, 2_328_899), (64, 8_644_931), (128, 33_909_059), (224, 103_385_411)])

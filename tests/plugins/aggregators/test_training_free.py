@@ -1,52 +1,40 @@
 """The controls that train nothing: the pooled classifier whatever the partition, sent once."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.client import Batch
-from fcilbench.api.message import unpack_symmetric
-from fcilbench.api.server import Updates
 from fcilbench.engine.data import DeviceImages
 from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.ridge import Ridge
 from fcilbench.spec.protocol import Partition
 from fcilbench.vectors.class_means import MISSING
-from fcilbench.vectors.ridge import solve_ridge
+from fcilbench.vectors.ridge import gcv_strength
 
-PARTITIONS = (
-    Partition(kind="iid"),
-    Partition(kind="dirichlet", value=0.05, min_samples=0),
-    Partition(kind="quantity", value=0.5),
-)
 METHODS = {
     "ncm": Ncm,
+    "ncm-unit": lambda: Ncm(Ncm.Params(unit_features=True)),
     "ridge": Ridge,
     "ridge-fixed": lambda: Ridge(Ridge.Params(ridge=0.1)),
-    "lift": lambda: Ridge(Ridge.Params(random_features=40)),
+    "lift": lambda: Ridge(Ridge.Params(ridge=0.1, random_features=40)),
+}
+SETTINGS = {
+    "few classes": {"partition": Partition(kind="dirichlet", value=0.05, min_samples=0)},
+    "few clients": {"partition": Partition(kind="quantity", value=0.5), "clients": 7, "participation": 0.3},
+    "one task": {"partition": Partition(kind="iid"), "tasks": (10,)},
 }
 
 
 @pytest.fixture
 def final(play):
-    """Returns `final(method, ...)`: the outcome, and weight and bias of the final head."""
+    """Returns `final(method, ...)`: weight and bias of the final head."""
 
     def run(method, **changes):
-        heads, own = [], method.predictors
-
-        def watch(server):
-            heads.append(server.vector[server.layout.head].clone())
-            shapes.append((server.layout.classes, server.layout.features))
-            return own(server)
-
-        shapes: list[tuple[int, int]] = []
-        method.predictors = watch
-        outcome = play(method, **changes)
-        classes, features = shapes[-1]
-        return outcome, heads[-1][: classes * features].view(classes, features), heads[-1][classes * features :]
+        play(method, **changes)
+        layout = play.server.layout
+        weight, bias = play.vector[layout.head].split([layout.classes * layout.features, layout.classes])
+        return weight.view(layout.classes, layout.features), bias
 
     return run
 
@@ -61,77 +49,25 @@ def pooled(experiment):
     return features.double(), images.labels
 
 
+def plain_head(name, features, labels):
+    """The head of all samples at once, in float64: directions of class means, or ridge regression onto one-hot."""
+    if name.startswith("ncm"):
+        rows = F.normalize(features, dim=1) if name == "ncm-unit" else features
+        return F.normalize(torch.stack([rows[labels == c].mean(dim=0) for c in range(10)]), dim=1)
+    gram, targets = features.T @ features, F.one_hot(labels, 10).double()
+    strength = gcv_strength(gram, targets.T @ features, len(labels)) if name == "ridge" else 0.1
+    level = strength * gram.diagonal().mean() * torch.eye(len(gram)).double()
+    return torch.linalg.solve(gram + level, features.T @ targets).T
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", METHODS)
-def test_the_classifier_does_not_depend_on_partition_clients_or_participation(final, name):
-    heads = [final(METHODS[name](), partition=partition)[1] for partition in PARTITIONS]
-    heads.append(final(METHODS[name](), clients=7, participation=0.3)[1])
-    for head in heads[1:]:
-        assert torch.allclose(head, heads[0], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_tasks_are_no_matter_for_the_last_classifier(final, name):
-    one, two = (final(METHODS[name](), tasks=tasks)[1] for tasks in ((3, 1, 4, 2), (10,)))
-    assert torch.allclose(one, two, rtol=0, atol=1e-6)
-
-
-def test_ncm_is_the_pooled_class_mean(final, make_experiment):
-    _, weight, bias = final(Ncm(), partition=PARTITIONS[1])
-    features, labels = pooled(make_experiment(Ncm(), tasks=(3, 1, 4, 2)))
-    means = torch.stack([features[labels == c].mean(dim=0) for c in range(10)])
-    assert torch.allclose(weight.double(), F.normalize(means, dim=1), atol=1e-6)
+def test_the_head_is_that_of_all_samples_whatever_partition_clients_and_tasks(final, make_experiment, name, setting):
+    weight, bias = final(METHODS[name](), **SETTINGS[setting])
+    features, labels = pooled(make_experiment(METHODS[name](), tasks=(3, 1, 4, 2)))
+    assert features.shape[1] == (40 if name == "lift" else 16)
+    assert torch.allclose(weight.double(), plain_head(name, features, labels), rtol=0, atol=1e-6)
     assert bias.tolist() == [0.0] * 10
-    cosine = F.cosine_similarity(features[:, None], means[None], dim=2)
-    assert torch.equal((features.float() @ weight.T + bias).argmax(dim=1), cosine.argmax(dim=1))
-
-
-def test_unit_features_change_the_mean(final, make_experiment):
-    _, weight, _ = final(Ncm(Ncm.Params(unit_features=True)))
-    features, labels = pooled(make_experiment(Ncm(), tasks=(3, 1, 4, 2)))
-    means = torch.stack([F.normalize(features[labels == c], dim=1).mean(dim=0) for c in range(10)])
-    assert torch.allclose(weight.double(), F.normalize(means, dim=1), atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [0, 40])
-def test_ridge_is_the_centralised_solution(final, make_experiment, size):
-    method = Ridge(Ridge.Params(ridge=0.1, random_features=size))
-    _, weight, _ = final(method, partition=PARTITIONS[1])
-    features, labels = pooled(make_experiment(method, tasks=(3, 1, 4, 2)))
-    assert features.shape[1] == (size or 16)
-    gram = features.T @ features
-    level = 0.1 * gram.diagonal().mean() * torch.eye(len(gram)).double()
-    expected = torch.linalg.solve(gram + level, features.T @ F.one_hot(labels, 10).double()).T
-    assert torch.allclose(weight.double(), expected, rtol=0, atol=1e-6)
-
-
-def test_ridge_by_the_server_alone_equals_the_pooled_solution_in_float64(make_experiment):
-    """Before the head is rounded to float32: Grams and sums of ten uneven shares against those of all samples."""
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(200, 16, generator=generator, dtype=torch.float64)
-    labels = torch.arange(200) % 10
-    method = Ridge(Ridge.Params(ridge=0.01))
-    server = build(make_experiment(method, tasks=(10,))).server
-    method.begin(server)
-    messages = []
-    for start, stop in zip((0, 1, 9, 50, 120), (1, 9, 50, 120, 200), strict=True):
-        batch = Batch(features[start:stop], labels[start:stop], torch.ones(stop - start), server.task)
-        net = SimpleNamespace(features=lambda inputs: inputs)
-        client = SimpleNamespace(net=net, task=server.task, feature_dim=16, batches=lambda batch=batch: [batch])
-        messages.append(method.statistics(client))
-    updates = Updates(torch.zeros(5, len(server.vector)), (1,) * 5, tuple(range(5)), tuple(messages), server.layout)
-    method.aggregate(updates, server)
-    got = solve_ridge(unpack_symmetric(server.state["gram"], 16), server.state["sums"], 0.01)
-    level = 0.01 * (features.T @ features).diagonal().mean() * torch.eye(16).double()
-    expected = torch.linalg.solve(features.T @ features + level, features.T @ F.one_hot(labels, 10).double()).T
-    assert torch.allclose(got, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_real_rounds_learn_and_all_identities_answer(play, name):
-    outcome = play(METHODS[name](), partition=PARTITIONS[1])
-    assert outcome.metrics["faa/none"].value > 0.5
-    assert outcome.metrics["faa/none"].value == outcome.metrics["faa/inferred"].value
-    assert outcome.metrics["faa/oracle"].value >= outcome.metrics["faa/none"].value
 
 
 def test_a_class_that_nobody_has_is_never_the_answer(final):
@@ -147,7 +83,7 @@ def test_a_class_that_nobody_has_is_never_the_answer(final):
                 return {"sums": sent["sums"][kept], "counts": counts}
             return sent
 
-    _, weight, bias = final(Blind(), partition=Partition(kind="iid"))
+    weight, bias = final(Blind(), partition=Partition(kind="iid"))
     assert bias[0] == pytest.approx(MISSING)
     assert weight[0].abs().sum() == 0
     assert bias[1:].tolist() == [0.0] * 9
