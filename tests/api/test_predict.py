@@ -28,14 +28,6 @@ def test_most_confident_slice_wins():
     assert MostConfident()({"global": ROWS}, TASKS, None).tolist() == [0, 3]
 
 
-def test_most_confident_does_not_depend_on_the_batch():
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(50, 5, generator=generator)
-    whole = MostConfident()({"global": rows}, TASKS, None)
-    single = torch.cat([MostConfident()({"global": row[None]}, TASKS, None) for row in rows])
-    assert torch.equal(whole, single)
-
-
 def test_each_task_answers_with_its_own_module():
     answer = MostConfident("task-{}")
     assert tuple(answer.modules(TASKS, None)) == ("task-0", "task-1")

@@ -1,7 +1,9 @@
 """Small images in the formats that the archives have, and a local web server that misbehaves on request."""
 
 import io
+import resource
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,6 +18,22 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FCILBENCH_CACHE", str(folder))
     return folder
+
+
+@contextmanager
+def _full_disk(limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def full_disk():
+    """Returns `full_disk(limit)`: within it a write beyond so many bytes of a file fails as on a full disk."""
+    return _full_disk
 
 
 def _image(path, seed=0, size=(40, 30), mode="RGB", **options):

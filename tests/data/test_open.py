@@ -2,7 +2,6 @@ import json
 import logging
 import multiprocessing
 import os
-import resource
 import time
 
 import numpy as np
@@ -177,14 +176,9 @@ def test_broken_image_leaves_nothing(root, cache):
     assert caches(cache) == []
 
 
-def test_full_disk_leaves_nothing_and_works_in_memory(root, cache, caplog):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # a write beyond it fails as on a full disk
-    try:
-        with caplog.at_level(logging.WARNING):
-            corpus, digest = open_dataset(Pets(), root)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_full_disk_leaves_nothing_and_works_in_memory(root, cache, caplog, full_disk):
+    with caplog.at_level(logging.WARNING), full_disk(500):
+        corpus, digest = open_dataset(Pets(), root)
     assert not isinstance(corpus.train.inputs, np.memmap)
     assert "decoded into memory, every time: no cache at" in caplog.text
     assert "FCILBENCH_CACHE" in caplog.text

@@ -27,11 +27,8 @@ class AdaptedViT(SmallViT):
         super().__init__(params or self.Params(adapter=self.lora))
 
 
-class TestFedAvg(AggregatorConformance):
+class TestFedAvgOfProducts(AggregatorConformance):
     plugin, backbone = "fedavg", AdaptedViT
-
-
-class TestFedAvgOfProducts(TestFedAvg):
     params: ClassVar = {"lora_merge": "products"}
 
 
