@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from fcilbench.execution.base import Handle
     from fcilbench.registry.process import Event
     from fcilbench.spec.cell import Cell
     from fcilbench.spec.row import Row
@@ -94,8 +93,8 @@ class RunProgress(Progress):
     def __init__(self) -> None:
         self._display = Display("start")
         self._done = self._total = 0
-        self._names: dict[Handle, str] = {}
-        self._shares: dict[Handle, float] = {}
+        self._names: dict[str, str] = {}
+        self._shares: dict[str, float] = {}
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
         """Prints how many cells will run, and where."""
@@ -103,27 +102,26 @@ class RunProgress(Progress):
         devices = ", ".join(sorted(set(places)))
         console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
-    def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
+    def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:
         """Shows that a cell starts."""
         again = f" (attempt {attempt})" if attempt > 1 else ""
-        self._names[handle] = f"{handle.label} {cell_id[:12]} {cell_name(cell.coords)}{again}"
-        self._show_cell(handle, 0.0, "starting")
+        self._names[cell_id] = f"{place} {cell_id[:12]} {cell_name(cell.coords)}{again}"
+        self._show_cell(cell_id, 0.0, "starting")
 
-    def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
+    def cell_event(self, cell_id: str, event: Event) -> None:
         """Shows the progress of a cell."""
         share, text = standing(event)
-        if text and handle in self._names:
-            self._show_cell(handle, max(share, self._shares.get(handle, 0.0)), text)
+        if text and cell_id in self._names:
+            self._show_cell(cell_id, max(share, self._shares.get(cell_id, 0.0)), text)
 
-    def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
+    def cell_retried(self, cell: Cell, cell_id: str, reason: str) -> None:
         """Prints why a cell is tried again."""
-        self._clear(handle)
-        console.say(f"retry {handle.label} {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
+        self._clear(cell_id)
+        console.say(f"retry {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
-    def cell_finished(self, handle: Handle | None, row: Row) -> None:
+    def cell_finished(self, row: Row) -> None:
         """Prints how a cell ended."""
-        if handle is not None:
-            self._clear(handle)
+        self._clear(row.cell_id)
         self._done += 1
         console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
         self._show_suite()
@@ -132,18 +130,18 @@ class RunProgress(Progress):
         """Prints a line for the user."""
         console.say(text, style="yellow")
 
-    def run_finished(self) -> None:
+    def suite_finished(self, interrupted: bool = False) -> None:
         """Takes the bars off the screen after the last row."""
         self._display.close()
 
-    def _show_cell(self, handle: Handle, share: float, text: str) -> None:
-        self._shares[handle] = share
-        self._display.show(self._names[handle], share, 1.0, text)
+    def _show_cell(self, cell_id: str, share: float, text: str) -> None:
+        self._shares[cell_id] = share
+        self._display.show(self._names[cell_id], share, 1.0, text)
         self._show_suite()
 
-    def _clear(self, handle: Handle) -> None:
-        self._shares.pop(handle, None)
-        self._display.drop(self._names.pop(handle, ""))
+    def _clear(self, cell_id: str) -> None:
+        self._shares.pop(cell_id, None)
+        self._display.drop(self._names.pop(cell_id, ""))
 
     def _show_suite(self) -> None:
         if self._display.live:

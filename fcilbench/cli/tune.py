@@ -78,7 +78,7 @@ def start(
     trials = trial_suite(loaded.suite)
     jobs = jobs or default_jobs(devices, trials.runtime.threads)
     digest = store.save_suite(trials.model_dump(mode="json", exclude_none=True))
-    settings = RunOptions(executor, tuple(devices), jobs, offline=offline, suite_digest=digest, grace_seconds=2.0)
+    settings = RunOptions(executor, tuple(devices), jobs, offline=offline, suite_digest=digest)
     database = open_storage(storage_url(store.root, storage))
     trackers, progress = open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"), RunProgress()
     facts = {"trials": sum(each.trials for each in subjects), "rounds": sum(each.budget for each in subjects)}
@@ -88,7 +88,7 @@ def start(
             run = supervise(
                 [], store, suite=name, facts=facts, trackers=trackers, progress=progress, options=settings, feed=search
             )
-        interrupted = run.interrupts > 0
+        interrupted = run.interrupted
     lock = store.root / f"{loaded.suite.name}.lock.yaml"
     same = [word for each in set_ or () for word in ("-s", each)]
     command = shlex.join(["fcilbench", "run", str(suite), "--params", str(lock), "--out", str(out), *same])

@@ -126,13 +126,21 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DataError("another process is fetching it") from None
-            _transfer(archive, file, progress)
+            whole, before = False, -1
+            for _ in range(_ATTEMPTS):
+                if whole or file.tell() <= before:  # another request would bring nothing
+                    break
+                before = file.tell()
+                whole = _receive(archive, file, progress)
+            size = file.tell()
+        if not whole:
+            raise DataError(f"the transfer broke off after {size} bytes")
         if _checksum(part, archive) != archive.checksum:
             part.unlink()
-            raise DataError(f"what came does not have the published checksum {archive.checksum}")
+            raise DataError(f"what came, {size} bytes, does not have the published checksum {archive.checksum}")
         part.replace(folder / archive.file)
     except requests.RequestException as error:
-        raise DataError(f"cannot be reached ({' '.join(str(error).split())})") from error
+        raise DataError(f"cannot be fetched ({' '.join(str(error).split())})") from error
     except OSError as error:
         part.unlink(missing_ok=True)  # a full disk is not helped by what fills it
         raise DataError(f"cannot be written to {folder} ({error.strerror or error})") from error
@@ -142,24 +150,8 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
                 part.unlink()
 
 
-def _transfer(archive: Archive, file: BinaryIO, progress: Progress | None) -> None:
-    """Continues a file to its end, in several requests if the transfer breaks."""
-    if archive.size is not None and file.tell() > archive.size:
-        _restart(file)
-    expected = archive.size
-    for _ in range(_ATTEMPTS):
-        before = file.seek(0, 2)
-        if before == archive.size:
-            return
-        expected = _receive(archive, file, progress)
-        if expected is None or before >= file.tell() or file.tell() == expected:
-            break
-    if expected is not None and file.tell() < expected:
-        raise DataError(f"the transfer broke off after {file.tell()} of {expected} bytes")
-
-
-def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> int | None:
-    """Appends what the server sends to the file; returns the size of the whole file, if known."""
+def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> bool:
+    """Appends what the server sends to the file; returns whether nothing is missing, as far as sizes tell."""
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -167,35 +159,20 @@ def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> int
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
     with requests.get(archive.url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
         if answer.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            _restart(file)
-            raise DataError("it is not the file that was begun; try again")
-        if answer.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-            raise DataError(f"the server answers {answer.status_code} {answer.reason}")
-        if answer.headers.get("Content-Type", "").startswith("text/html"):
-            raise DataError("the server answers with a web page instead of the file")
-        if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            _restart(file)  # the server sends all of it
-            start = 0
+            return True  # the checksum tells whether it is all, or the beginning of another file
+        answer.raise_for_status()
+        if answer.status_code != HTTPStatus.PARTIAL_CONTENT:  # the server sends all of it
+            start = file.seek(0)
+            file.truncate()
         length = answer.headers.get("Content-Length", "")
-        offered = start + int(length) if length.isdigit() else None
-        expected = archive.size or offered
-        if offered not in (None, expected):
-            raise DataError(f"the server offers {offered} bytes, the file has {expected}")
+        expected = archive.size or (start + int(length) if length.isdigit() else None)
         with suppress(HTTPError):  # of a broken connection
             for block in answer.raw.stream(_BLOCK, decode_content=False):
                 file.write(block)
-                if expected is not None and file.tell() > expected:
-                    _restart(file)
-                    raise DataError(f"the server sends more than the {expected} bytes of the file")
                 if progress is not None:
                     progress(archive.file, file.tell(), expected)
     file.flush()
-    return expected
-
-
-def _restart(file: BinaryIO) -> None:
-    file.seek(0)
-    file.truncate()
+    return expected is None or file.tell() >= expected
 
 
 def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:

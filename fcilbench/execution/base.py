@@ -1,25 +1,30 @@
-"""The contract between the supervisor, executors (entry points `fcilbench.executors`) and displays of a run."""
+"""The contract between the supervisor, executors (entry points `fcilbench.executors`) and displays of a run.
+
+`job_environment` and `attempt` are what executors share.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from fcilbench.errors import UsageError, nearest
-from fcilbench.registry.process import Event
+from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.params import Params
 from fcilbench.spec.row import Row
 
-TERMINAL = frozenset({"finished", "skipped", "failed", "oom"})
-"""The events that end a job: a worker sends exactly one of them, as its last one."""
+TERMINAL = frozenset({"finished", "skipped", "failed", "oom", "died"})
+"""The events that end a job: a worker sends one as its last one, or `died` stands for a worker that sent none."""
 
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
+Device = Literal["cpu", "cuda"]
+_LOOK_SECONDS = 0.5
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 P = TypeVar("P", bound=Params)
 
 
@@ -36,7 +41,6 @@ class RunOptions:
         offline: Refuse the network to workers.
         suite_digest: Digest of the resolved suite (`Store.save_suite`), which rows record.
         worker: Command line of a worker without its pipes; `None` for the built-in one.
-        grace_seconds: Time between asking a worker to end and killing it, on an interrupt.
         start_seconds: Time that a worker may take until it starts with its first job.
     """
 
@@ -48,75 +52,109 @@ class RunOptions:
     offline: bool = False
     suite_digest: str | None = None
     worker: tuple[str, ...] | None = None
-    grace_seconds: float = 5.0
     start_seconds: float = 300.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """One cell in its JSON form, as a worker gets it.
+    """One attempt at a cell, which is in its JSON form as a worker gets it.
 
     Attributes:
         workdir: The cell's folder in the store, with its log, its curve and perhaps a checkpoint.
         device: Kind of torch device; the executor decides which GPU it is.
         alone: Whether the job must have a device to itself.
+        token: Unique to the attempt.
     """
 
     cell: dict[str, Any]
     cell_id: str
     workdir: str
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     offline: bool = False
     alone: bool = False
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-
-@dataclass(frozen=True)
-class Handle:
-    """A job that an executor has taken: a unique token, and the name of its place, e.g. `gpu0`, for the display."""
-
-    token: str
-    label: str
+    @property
+    def request(self) -> dict[str, Any]:
+        """What a worker is sent."""
+        return {"ask": "run", **vars(self)}
 
 
 class Executor(Protocol):
     """Runs jobs, and reports their deaths instead of failing. Constructed as `Class(options)`.
 
     `poll` returns the events of each job: `ready` with the `environment` of its worker; `started`, when its wall-clock
-    limit begins to count; `phase`, `round` and others; and last one of `TERMINAL`, or `died` (with a `type` such as
+    limit begins to count; `phase`, `round` and others; and last one of `TERMINAL` (`died` has a `type` such as
     `SIGKILL` and a `reason` of one line).
+
+    Attributes:
+        device: Kind of torch device that jobs run on.
+        places: Labels of the places where jobs run at the same time, for the display.
     """
 
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """Kind of torch device that jobs run on."""
-
-    @property
-    def places(self) -> Sequence[str]:
-        """Labels of the places where jobs run at the same time, for the display."""
+    device: Device
+    places: Sequence[str]
 
     def accepts(self, alone: bool) -> bool:
         """Returns whether `submit` can take a job now, on a device of its own if it must be `alone`."""
         ...
 
-    def submit(self, job: Job) -> Handle:
-        """Takes a job; `accepts` must have returned true."""
+    def submit(self, job: Job) -> str:
+        """Takes a job, and returns the label of its place, e.g. `gpu0`; `accepts` must have returned true."""
         ...
 
-    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+    def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         """Waits up to `timeout` seconds and returns the new events, those of one job in their order."""
         ...
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, job: Job) -> None:
         """Ends a job at once; no more events of it are reported."""
-        ...
-
-    def ask_to_end(self) -> None:
-        """Asks all jobs to end (SIGTERM); `poll` reports their deaths."""
         ...
 
     def close(self) -> None:
         """Ends all jobs and frees all resources."""
         ...
+
+
+def job_environment(cpu: bool, offline: bool) -> dict[str, str]:
+    """Returns the environment variables that a worker needs to train, wherever it runs.
+
+    They name the same data root as here, and make cuBLAS deterministic.
+
+    Args:
+        cpu: Hide all GPUs; otherwise those that a scheduler has assigned stay visible.
+        offline: Tell the Hugging Face libraries to ask nobody.
+    """
+    environment = {name: value for name, value in os.environ.items() if name.startswith("FCILBENCH_")}
+    environment["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return environment | ({"CUDA_VISIBLE_DEVICES": ""} if cpu else {}) | (_OFFLINE if offline else {})
+
+
+def attempt(
+    request: Mapping[str, Any],
+    environment: Mapping[str, str],
+    command: Sequence[str] | None = None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Iterator[Event]:
+    """Runs a job in a worker process of the machine that this code runs on, and yields what it reports.
+
+    Args:
+        request: `Job.request`.
+        environment: Environment variables to set (`job_environment`).
+        command: Command line of the worker without its pipes; `None` for the built-in one.
+        wanted: Asked twice a second; once it answers no, the worker is killed and nothing more is yielded.
+    """
+    worker = WorkerProcess({**os.environ, **environment}, command or WORKER)
+    try:
+        worker.send(request)
+        while wanted():
+            wait_for([worker], _LOOK_SECONDS)
+            for event in worker.receive(request["token"]):
+                yield event
+                if event["event"] in TERMINAL:
+                    return
+    finally:
+        worker.close()
 
 
 def executor_settings(model: type[P], options: RunOptions) -> P:
@@ -144,47 +182,28 @@ def executor_settings(model: type[P], options: RunOptions) -> P:
 
 
 class Progress:
-    """Display of a run; this one shows nothing. It is called in the supervisor's thread and must return quickly."""
+    """Display of a run; this one shows nothing. It is called in the supervisor's thread and must return quickly.
+
+    A cell is named by its `cell_id`; only one attempt at it runs at a time.
+    """
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
         """A run starts that will write `cells` rows, with these places for jobs."""
 
-    def cell_started(self, handle: Handle, cell: Cell, cell_id: str, attempt: int) -> None:
-        """An executor has taken an attempt at a cell."""
+    def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:
+        """An executor has taken an attempt at a cell, which runs at a place such as `gpu0`."""
 
-    def cell_event(self, handle: Handle, cell_id: str, event: Event) -> None:
+    def cell_event(self, cell_id: str, event: Event) -> None:
         """The worker reports a phase, a round, a task or a log line."""
 
-    def cell_retried(self, handle: Handle, cell: Cell, cell_id: str, reason: str) -> None:
+    def cell_retried(self, cell: Cell, cell_id: str, reason: str) -> None:
         """An attempt failed, and the cell waits for the next one."""
 
-    def cell_finished(self, handle: Handle | None, row: Row) -> None:
-        """A cell has its row; without a handle it was not started in this run."""
+    def cell_finished(self, row: Row) -> None:
+        """A cell has its row, whether it was started in this run or not."""
 
     def note(self, text: str) -> None:
         """The user should read this."""
 
-    def run_finished(self) -> None:
+    def suite_finished(self, interrupted: bool = False) -> None:
         """The run has written its last row, or was interrupted; called once."""
-
-
-def guarded(observer: T) -> T:
-    """Returns an observer whose exceptions never reach the run; the first one is logged."""
-    return cast(T, _Guarded(observer))
-
-
-class _Guarded:
-    def __init__(self, observer: object) -> None:
-        self._observer = observer
-        self._warned = False
-
-    def __getattr__(self, method: str) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
-            try:
-                getattr(self._observer, method)(*arguments)
-            except Exception as error:  # an observer's failure must not end a run
-                if not self._warned:
-                    self._warned = True
-                    _log.warning("%s: %s: %s", type(self._observer).__name__, type(error).__name__, error)
-
-        return call

@@ -20,7 +20,6 @@ import torch
 
 from fcilbench.data.root import data_root
 from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
-from fcilbench.execution.base import Job
 from fcilbench.execution.devices import find_gpus
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
@@ -64,18 +63,17 @@ def environment() -> dict[str, Any]:
 
 
 def serve(request: dict[str, Any], emit: Emit) -> None:
-    """Runs a job, given by the fields of a `Job`; whatever the plugins do, its last event is one of `TERMINAL`."""
+    """Runs a job (`Job.request`); whatever the plugins do, its last event is one of `TERMINAL`."""
     roots: set[str] = set()
     workdir = Path(request["workdir"])
     try:
         with _switches_kept():
-            job = Job(**request)
             emit({"event": "ready", "environment": environment()})
             (workdir / "traceback.txt").unlink(missing_ok=True)
             emit({"event": "started", "pid": os.getpid()})
-            cell = Cell.model_validate(job.cell)
+            cell = Cell.model_validate(request["cell"])
             torch.set_num_threads(cell.runtime.threads)
-            outcome = run_experiment(build_experiment(cell, job.device, roots), workdir, emit)
+            outcome = run_experiment(build_experiment(cell, request["device"], roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:
         emit({"event": "skipped", "reason": str(reason)[:_LONGEST_MESSAGE]})

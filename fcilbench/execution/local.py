@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fcilbench.errors import UsageError
-from fcilbench.execution.attempt import job_environment
-from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions
+from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, job_environment
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, died, wait_for, worker_environment
 from fcilbench.spec.cell import PLUGIN_KINDS
 
@@ -30,8 +27,7 @@ class _Slot:
 
     visible: str
     worker: WorkerProcess | None = None
-    handle: Handle | None = None
-    alone: bool = False
+    job: Job | None = None
     late: float | None = None
     foreign: frozenset[str] = frozenset()
 
@@ -40,8 +36,8 @@ class _Slot:
         return f"gpu{self.visible}" if self.visible else "cpu"
 
     def stop(self) -> None:
-        """Kills the worker process of this slot and closes its pipes."""
-        worker, self.worker, self.late = self.worker, None, None
+        """Kills the worker process of this slot and forgets its job."""
+        worker, self.worker, self.job, self.late = self.worker, None, None, None
         if worker is not None:
             worker.close()
 
@@ -61,36 +57,26 @@ class LocalExecutor:
         self._options = options
         # The first slot of each device comes before the second ones, so that the first cells go to different devices.
         self._slots = [_Slot(visible) for visible in list(options.devices) * options.jobs]
-        self._waiting: list[tuple[Handle, Event]] = []
-
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """`cuda` if there is a GPU to use."""
-        return "cuda" if any(self._options.devices) else "cpu"
-
-    @property
-    def places(self) -> Sequence[str]:
-        """The label of each slot's device."""
-        return [slot.label for slot in self._slots]
+        self._events: list[tuple[Job, Event]] = []
+        self.device: Device = "cuda" if any(options.devices) else "cpu"
+        self.places = [slot.label for slot in self._slots]
 
     def accepts(self, alone: bool) -> bool:
         """Returns whether a slot is idle, on a device without other jobs if the job must be alone."""
         return self._free(alone) is not None
 
-    def submit(self, job: Job) -> Handle:
+    def submit(self, job: Job) -> str:
         """Starts a job, in a new worker if the slot has none that can be used."""
         slot = self._free(job.alone)
         assert slot is not None, "`accepts` comes first"
         if job.alone:
             for other in self._neighbours(slot):
-                self._drop(other)  # an idle worker still holds memory of the device
-        slot.handle = handle = Handle(uuid.uuid4().hex, slot.label)
-        slot.alone = job.alone
+                other.stop()  # an idle worker still holds memory of the device
         names = {str(job.cell[axis]["name"]) for axis in PLUGIN_KINDS}
         foreign = frozenset(name for name in names if not name.startswith("fcilbench/"))
         if slot.worker is not None and (slot.worker.death() is not None or not slot.foreign <= foreign):
             slot.stop()
-        slot.foreign = foreign
+        slot.job, slot.foreign = job, foreign
         if slot.worker is None:
             try:
                 order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
@@ -98,81 +84,61 @@ class LocalExecutor:
                 environment |= {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
                 slot.worker = WorkerProcess(environment, self._options.worker or WORKER)
             except OSError as error:
-                self._end(slot, died(f"worker cannot be started: {error}"))
-                return handle
+                self._take(slot, died(f"worker cannot be started: {error}"))
+                return slot.label
             slot.late = time.monotonic() + self._options.start_seconds
-        slot.worker.send({"ask": "run", "token": handle.token, **asdict(job)})
-        return handle
+        slot.worker.send(job.request)
+        return slot.label
 
-    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+    def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         """Returns the new events, after waiting up to `timeout` seconds for the first one."""
         deadline = time.monotonic() + timeout
         while True:
-            rest = 0.0 if self._waiting else max(0.0, min(deadline - time.monotonic(), _LOOK))
+            rest = 0.0 if self._events else max(0.0, min(deadline - time.monotonic(), _LOOK))
             wait_for([slot.worker for slot in self._slots if slot.worker is not None], rest)
             for slot in self._slots:
-                self._look(slot)
-            if self._waiting or time.monotonic() >= deadline:
-                events, self._waiting = self._waiting, []
+                if slot.worker is not None:
+                    self._look(slot, slot.worker)
+            if self._events or time.monotonic() >= deadline:
+                events, self._events = self._events, []
                 return events
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, job: Job) -> None:
         """Kills the worker of a job at once."""
+        self._events = [each for each in self._events if each[0] is not job]
         for slot in self._slots:
-            if slot.handle == handle:
-                self._drop(slot)
-
-    def ask_to_end(self) -> None:
-        """Sends SIGTERM to every worker."""
-        for slot in self._slots:
-            if slot.worker is not None:
-                slot.worker.terminate()
+            if slot.job is job:
+                slot.stop()
 
     def close(self) -> None:
         """Kills the workers of all slots, whatever they are doing."""
         for slot in self._slots:
-            self._drop(slot)
+            slot.stop()
 
     def _free(self, alone: bool) -> _Slot | None:
         for slot in self._slots:
-            busy = [other for other in self._neighbours(slot) if other.handle is not None]
-            if slot.handle is None and not (busy if alone else any(other.alone for other in busy)):
+            busy = [other.job for other in self._neighbours(slot) if other.job is not None]
+            if slot.job is None and not (busy if alone else any(job.alone for job in busy)):
                 return slot
         return None
 
     def _neighbours(self, slot: _Slot) -> list[_Slot]:
         return [other for other in self._slots if other.visible == slot.visible and other is not slot]
 
-    def _look(self, slot: _Slot) -> None:
-        """Takes the events of a slot's job and notices its death. Events with another token are dropped."""
-        if slot.worker is None:
-            return
-        death = slot.worker.death()  # before reading: its last events came before its death
-        for event in slot.worker.read():
-            handle = slot.handle
-            if handle is None or event.pop("token", None) != handle.token:
-                continue
-            slot.late = None
-            if event["event"] not in TERMINAL:
-                self._waiting.append((handle, event))
-                continue
-            self._end(slot, event)
-            if event["event"] in ("failed", "oom"):
-                slot.stop()  # the failure may have left the process in a bad state
-                return
-        if death is None and slot.late is not None and time.monotonic() >= slot.late:
-            death = died(f"the worker was not ready after {self._options.start_seconds:g} s", "start")
-        if death is not None:
-            self._end(slot, death)
-            slot.stop()
+    def _look(self, slot: _Slot, worker: WorkerProcess) -> None:
+        """Takes the events of a slot's job, and the death of its worker."""
+        events = worker.receive(slot.job.token if slot.job else "")
+        if not events and slot.late is not None and time.monotonic() >= slot.late:
+            events = [died(f"the worker was not ready after {self._options.start_seconds:g} s", "start")]
+        for event in events:
+            self._take(slot, event)
 
-    def _end(self, slot: _Slot, event: Event) -> None:
-        if slot.handle is not None:
-            self._waiting.append((slot.handle, event))
-        slot.handle, slot.alone = None, False
-
-    def _drop(self, slot: _Slot) -> None:
-        """Ends a slot's worker and forgets its job."""
-        self._waiting = [(handle, event) for handle, event in self._waiting if handle != slot.handle]
-        slot.handle, slot.alone = None, False
-        slot.stop()
+    def _take(self, slot: _Slot, event: Event) -> None:
+        """Keeps an event of a slot's job for `poll`; the last one frees the slot."""
+        if slot.job is not None:
+            self._events.append((slot.job, event))
+        slot.late = None
+        if event["event"] in ("failed", "oom", "died"):
+            slot.stop()  # the failure may have left the process in a bad state
+        elif event["event"] in TERMINAL:
+            slot.job = None

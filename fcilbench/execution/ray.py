@@ -10,10 +10,7 @@ import logging
 import math
 import socket
 import time
-import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 try:
     import ray
@@ -23,8 +20,7 @@ except ImportError as error:
     raise PrerequisiteError("Ray is not installed", hint="pip install 'fcilbench[ray]'") from error
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.attempt import attempt, job_environment
-from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions, executor_settings
+from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, attempt, executor_settings, job_environment
 from fcilbench.registry.process import Event, died
 from fcilbench.spec.params import Field, Params
 
@@ -39,15 +35,18 @@ class RaySettings(Params):
 
 
 class RayExecutor:
-    """Runs jobs as tasks of a Ray cluster; which node takes one, and when, Ray decides."""
+    """Runs jobs as tasks of a Ray cluster; which node takes one, and when, Ray decides.
+
+    `places` has one label for each core or share of a GPU of the cluster as it is at the start; a cluster may grow.
+    """
 
     version: ClassVar[str] = "1"
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._settings = executor_settings(RaySettings, options)
-        self._events: dict[Handle, ray.ObjectRefGenerator] = {}
-        address = self._settings.address
+        self._events: dict[Job, ray.ObjectRefGenerator] = {}
+        settings, address = self._settings, self._settings.address
         host, _, port = address.rpartition(":")
         try:
             if host and port.isdecimal():  # Ray itself waits for minutes
@@ -57,37 +56,26 @@ class RayExecutor:
             hint = "start one with `ray start --head`, or say --executor ray,address=local"
             reason = str(error).splitlines()[0]
             raise PrerequisiteError(f"no Ray cluster at {address!r}: {reason}", hint=hint) from error
-
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """The GPU, if cells ask for a share of one."""
-        return "cuda" if self._settings.gpus else "cpu"
-
-    @property
-    def places(self) -> Sequence[str]:
-        """One label for each core or share of a GPU of the cluster as it is now; a cluster may grow."""
-        settings = self._settings
+        self.device: Device = "cuda" if settings.gpus else "cpu"
         whole = ray.cluster_resources()  # type: ignore[no-untyped-call]
         slots = whole.get("GPU", 0) / settings.gpus if settings.gpus else whole.get("CPU", 1) / (settings.cpus or 1)
-        return ["ray"] * max(1, int(slots))
+        self.places = ["ray"] * max(1, int(slots))
 
     def accepts(self, alone: bool) -> bool:
         """Says whether fewer cells than `queue` are with Ray; those that wait for a node are among them."""
         return len(self._events) < self._settings.queue
 
-    def submit(self, job: Job) -> Handle:
+    def submit(self, job: Job) -> str:
         """Starts an attempt as a Ray task with the resources that the job needs."""
-        handle = Handle(uuid.uuid4().hex, "ray")
-        request = {"ask": "run", "token": handle.token, **asdict(job)}
         cpus, gpus = self._settings.cpus or int(job.cell["runtime"]["threads"]), self._settings.gpus
         if job.alone:  # all cores of the largest node, and no share of a GPU: nothing else runs beside it
             cpus, gpus = max(cpus, _largest_node()), math.ceil(gpus)
         task = _task.options(num_cpus=cpus, num_gpus=gpus, num_returns="streaming", max_retries=0)
         environment = job_environment(job.device == "cpu", job.offline)
-        self._events[handle] = task.remote(request, environment, self._options.worker)
-        return handle
+        self._events[job] = task.remote(job.request, environment, self._options.worker)
+        return "ray"
 
-    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+    def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         """Waits up to `timeout` seconds for events and returns what has come."""
         if not self._events:
             time.sleep(timeout)
@@ -97,11 +85,11 @@ class RayExecutor:
         if ready:
             ready, _ = ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
         found = []
-        for handle in [handle for handle, events in self._events.items() if events in ready]:
-            event = self._next(self._events[handle])
-            found.append((handle, event))
-            if event["event"] in TERMINAL or event["event"] == "died":
-                del self._events[handle]
+        for job in [job for job, events in self._events.items() if events in ready]:
+            event = self._next(self._events[job])
+            found.append((job, event))
+            if event["event"] in TERMINAL:
+                del self._events[job]
         return found
 
     def _next(self, events: ray.ObjectRefGenerator) -> Event:
@@ -115,20 +103,15 @@ class RayExecutor:
             return died(reason, type(error).__name__)
         return event
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, job: Job) -> None:
         """Cancels a job; its worker process dies with the task."""
-        if (events := self._events.pop(handle, None)) is not None:
-            ray.cancel(events, force=True)
-
-    def ask_to_end(self) -> None:
-        """Cancels all jobs; each then reports that it died."""
-        for events in self._events.values():
+        if (events := self._events.pop(job, None)) is not None:
             ray.cancel(events, force=True)
 
     def close(self) -> None:
         """Cancels what still runs and leaves the cluster."""
-        for handle in list(self._events):
-            self.kill(handle)
+        for job in list(self._events):
+            self.kill(job)
         ray.shutdown()
 
 

@@ -84,7 +84,7 @@ def run_plan(
         progress=progress or Progress(),
         options=options or RunOptions(),
     )
-    return Summary({**rows, **run.written}, run.ran, run.elsewhere, run.interrupts > 0)
+    return Summary({**rows, **run.written}, run.ran, run.elsewhere, run.interrupted)
 
 
 def supervise(

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.attempt import attempt, job_environment
-from fcilbench.execution.base import TERMINAL, Handle, Job, RunOptions, executor_settings
+from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, attempt, executor_settings, job_environment
 from fcilbench.registry.process import Event, LineBuffer, decode, died
 from fcilbench.spec.params import Field, Params
 
@@ -54,103 +52,90 @@ class _Submitted:
 
     Attributes:
         offset: Bytes of its events that were read.
-        job: What submitit knows of it, once it is submitted.
+        known: What submitit knows of it, once it is submitted.
     """
 
-    handle: Handle
+    job: Job
     task: Task
-    lines: LineBuffer
+    lines: LineBuffer = field(default_factory=LineBuffer)
     offset: int = 0
-    job: submitit.Job[None] | None = None
+    known: submitit.Job[None] | None = None
 
 
 class SlurmExecutor:
-    """Submits jobs in arrays, reads their events from the shared disk, and asks the scheduler every 15 seconds."""
+    """Submits jobs in arrays, reads their events from the shared disk, and asks the scheduler every 15 seconds.
+
+    `places` has one label for each job that an array may run at the same time.
+    """
 
     version: ClassVar[str] = "1"
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._settings = executor_settings(SlurmSettings, options)
-        self._jobs: dict[Handle, _Submitted] = {}
-        self._ended: list[tuple[Handle, Event]] = []
+        self._jobs: dict[Job, _Submitted] = {}
+        self._refused: list[tuple[Job, Event]] = []
         self._next_question = 0.0
+        self.device: Device = "cuda" if self._settings.gpus else "cpu"
+        self._label = self._settings.partition or self._settings.cluster
+        self.places = [self._label] * self._settings.parallel
         if self._settings.cluster == "slurm" and _squeue() is None:
             hint = "run on a login node, or say --executor slurm,cluster=local"
             raise PrerequisiteError("`squeue` does not answer: there is no Slurm here", hint=hint)
-
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """The GPU, if cells ask for one."""
-        return "cuda" if self._settings.gpus else "cpu"
-
-    @property
-    def places(self) -> Sequence[str]:
-        """One label for each job that an array may run at the same time."""
-        return [self._settings.partition or self._settings.cluster] * self._settings.parallel
 
     def accepts(self, alone: bool) -> bool:
         """Says whether fewer cells than `queue` are with Slurm; those that wait there are among them."""
         return len(self._jobs) < self._settings.queue
 
-    def submit(self, job: Job) -> Handle:
+    def submit(self, job: Job) -> str:
         """Keeps a job for the next array, which `poll` submits."""
-        handle = Handle(uuid.uuid4().hex, self._settings.partition or self._settings.cluster)
-        request = {"ask": "run", "token": handle.token, **asdict(job)}
-        task = Task(request, self._options.worker)
+        task = Task(job.request, self._options.worker)
         task.events.unlink(missing_ok=True)
-        self._jobs[handle] = _Submitted(handle, task, LineBuffer())
-        return handle
+        self._jobs[job] = _Submitted(job, task)
+        return self._label
 
-    def poll(self, timeout: float) -> list[tuple[Handle, Event]]:
+    def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         """Submits what is new, waits, and returns the events that have come."""
         self._submit_array()
-        deadline = time.monotonic() + max(timeout, _READ_SECONDS if self._jobs else 0.0)
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(0.1)
-        found, self._ended = self._ended, []
+        if not self._refused:
+            time.sleep(max(timeout, _READ_SECONDS if self._jobs else 0.0))
+        found, self._refused = self._refused, []
         gone = self._gone()  # before reading: the last events of a job came before its end
         for submitted in list(self._jobs.values()):
             events = _read(submitted)
-            last = bool(events) and events[-1]["event"] in (*TERMINAL, "died")
+            last = bool(events) and events[-1]["event"] in TERMINAL
             if not last and submitted in gone:
                 events.append(died("the job ended without a result; see the folder slurm in the results"))
                 last = True
-            found += [(submitted.handle, event) for event in events]
+            found += [(submitted.job, event) for event in events]
             if last:
-                del self._jobs[submitted.handle]
+                del self._jobs[submitted.job]
         return found
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, job: Job) -> None:
         """Cancels a job with `scancel`, whether it waits or runs."""
-        submitted = self._jobs.pop(handle, None)
-        if submitted is not None and submitted.job is not None:
-            submitted.job.cancel(check=False)
-
-    def ask_to_end(self) -> None:
-        """Cancels all jobs and reports their deaths."""
-        for handle in list(self._jobs):
-            self.kill(handle)
-            self._ended.append((handle, died("cancelled")))
+        submitted = self._jobs.pop(job, None)
+        if submitted is not None and submitted.known is not None:
+            submitted.known.cancel(check=False)
 
     def close(self) -> None:
         """Cancels what Slurm still has."""
-        for handle in list(self._jobs):
-            self.kill(handle)
+        for job in list(self._jobs):
+            self.kill(job)
 
     def _submit_array(self) -> None:
-        new = [submitted for submitted in self._jobs.values() if submitted.job is None]
+        new = [submitted for submitted in self._jobs.values() if submitted.known is None]
         if not new:
             return
         executor = self._executor(new[0].task.folder.parents[1] / "slurm")
         try:
             with executor.batch():
                 for submitted in new:
-                    submitted.job = executor.submit(submitted.task)
+                    submitted.known = executor.submit(submitted.task)
         except submitit.core.utils.FailedJobError as error:
             for submitted in new:
-                del self._jobs[submitted.handle]
-                self._ended.append((submitted.handle, died(f"sbatch refuses the job: {error}")))
+                del self._jobs[submitted.job]
+                self._refused.append((submitted.job, died(f"sbatch refuses the job: {error}")))
         self._next_question = time.monotonic() + _ASK_SECONDS
 
     def _executor(self, folder: Path) -> submitit.AutoExecutor:
@@ -175,7 +160,7 @@ class SlurmExecutor:
         if time.monotonic() < self._next_question:
             return set()
         self._next_question = time.monotonic() + _ASK_SECONDS
-        known = {submitted: submitted.job for submitted in self._jobs.values() if submitted.job is not None}
+        known = {submitted: submitted.known for submitted in self._jobs.values() if submitted.known is not None}
         if self._settings.cluster == "local":
             return {submitted for submitted, job in known.items() if job.done()}
         queued = _squeue()
@@ -245,4 +230,4 @@ def _read(submitted: _Submitted) -> list[Event]:
         return []
     submitted.offset += len(chunk)
     events = [event for line in submitted.lines.feed(chunk) if (event := decode(line)) is not None]
-    return [event for event in events if event.pop("token", None) == submitted.handle.token]
+    return [event for event in events if event.pop("token", None) == submitted.job.token]

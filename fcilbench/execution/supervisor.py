@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from fcilbench.execution import lease
-from fcilbench.execution.base import TERMINAL, Executor, Handle, Job, Progress, RunOptions, guarded
+from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.execution.tasks import Feed, Result, Task, interrupted, result_of, stopped, take
 from fcilbench.results.provenance import Provenance, capture
@@ -25,8 +26,8 @@ from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Tracker
 
+_log = logging.getLogger(__name__)
 _TICK = 0.2
-_OVER = TERMINAL | {"died"}
 _RESUMABLE = "the run was interrupted; the same command resumes the cell"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,7 +42,7 @@ class _Running:
     """
 
     task: Task
-    handle: Handle
+    job: Job
     lease: Lease
     begun: float
     deadline: float | None = None
@@ -55,7 +56,7 @@ class Supervisor:
         written: Rows that this run wrote, or found written by another run, by `cell_id`.
         ran: Ids of the cells that were started and got a row.
         elsewhere: Cells that another living process works on, with that process.
-        interrupts: How often the user asked to stop: 0 continue, 1 end in good order, 2 or more end at once.
+        interrupted: Whether the user asked to stop.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class Supervisor:
         self.written: dict[str, Row] = {}
         self.ran: set[str] = set()
         self.elsewhere: dict[str, str] = {}
-        self.interrupts = 0
+        self.interrupted = False
         self._waiting = deque(tasks)
         self._alone: deque[Task] = deque()
         self._awaited: list[Task] = []  # another run works on them
         self._store = store
         self._executor = executor
-        self._trackers = [guarded(tracker) for tracker in trackers]
-        self._progress = guarded(progress)
+        self._observers: tuple[Tracker | Progress, ...] = (*trackers, progress)
+        self._broken: set[int] = set()
         self._options = options
         self._feed = feed
-        self._running: dict[Handle, _Running] = {}
+        self._running: dict[Job, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
         self._provenance: dict[str, Provenance] = {}
@@ -92,21 +93,28 @@ class Supervisor:
 
         Trackers get the name of the suite and facts about the run.
         """
-        self._progress.run_started(len(self._waiting) + self._feed.cells, self._executor.places)
-        for tracker in self._trackers:
-            tracker.suite_started(suite, facts)
+        self._tell("run_started", len(self._waiting) + self._feed.cells, self._executor.places)
+        self._tell("suite_started", suite, facts)
         try:
             self._run()
         finally:
-            self._progress.run_finished()
-            for tracker in self._trackers:
-                tracker.suite_finished(self.interrupts > 0)
+            self._tell("suite_finished", self.interrupted)
+
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook of all trackers and of the display, where they have it; logs the first exception of each."""
+        for number, observer in enumerate(self._observers):
+            try:
+                getattr(observer, hook, lambda *_: None)(*arguments)
+            except Exception as error:  # an observer's failure must not end a run
+                if number not in self._broken:
+                    self._broken.add(number)
+                    _log.warning("%s: %s: %s", type(observer).__name__, type(error).__name__, error)
 
     def _run(self) -> None:
-        with self._signals_counted():
+        with self._signals_noted():
             try:
                 while self._running or (self._more and not self._stop):
-                    if self.interrupts:
+                    if self.interrupted:
                         self._interrupt()
                         break
                     self._assign()
@@ -140,13 +148,13 @@ class Supervisor:
         held = take(task, self._store)
         if isinstance(held, Owner):
             self.elsewhere[task.cell_id] = str(held)
-            self._progress.note(f"cell {task.cell_id[:12]} is left to {held}, which works on it")
+            self._tell("note", f"cell {task.cell_id[:12]} is left to {held}, which works on it")
             if self._options.wait:
                 self._awaited.append(task)
             return
         self.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
-            self._adopt(held, None)
+            self._adopt(held)
             return
         job = Job(
             cell=task.cell.model_dump(mode="json"),
@@ -156,13 +164,13 @@ class Supervisor:
             offline=self._options.offline,
             alone=task.alone,
         )
-        handle = self._executor.submit(job)
-        self._running[handle] = _Running(task, handle, held, time.monotonic())
-        self._progress.cell_started(handle, task.cell, task.cell_id, task.attempts)
+        place = self._executor.submit(job)
+        self._running[job] = _Running(task, job, held, time.monotonic())
+        self._tell("cell_started", place, task.cell, task.cell_id, task.attempts)
 
     def _listen(self) -> None:
-        for handle, event in self._executor.poll(_TICK):
-            running = self._running.get(handle)
+        for job, event in self._executor.poll(_TICK):
+            running = self._running.get(job)
             if running is None:
                 continue  # of a job that has ended meanwhile
             if event["event"] == "ready":
@@ -171,14 +179,12 @@ class Supervisor:
                 limit = running.task.cell.limits.wall_seconds
                 running.begun = time.monotonic()
                 running.deadline = None if limit is None else running.begun + limit
-            elif event["event"] in _OVER:
-                asked = self.interrupts and event["event"] == "died"
-                folder = f"cells/{running.task.cell_id}"
-                self._end(running, interrupted(_RESUMABLE) if asked else result_of(event, folder))
+            elif event["event"] in TERMINAL:
+                asked = self.interrupted and event["event"] == "died"
+                self._end(running, interrupted(_RESUMABLE) if asked else result_of(event, f"cells/{job.cell_id}"))
             else:
-                self._progress.cell_event(handle, running.task.cell_id, event)
-                if reason := self._feed.reported(running.task.cell_id, event):
-                    self._executor.kill(handle)
+                self._tell("cell_event", job.cell_id, event)
+                if reason := self._feed.reported(job.cell_id, event):
                     self._end(running, stopped("interrupted", "pruned", "pruned", reason))
 
     def _watch(self) -> None:
@@ -191,7 +197,6 @@ class Supervisor:
         now = time.monotonic()
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
-                self._executor.kill(running.handle)
                 message = f"stopped after {running.task.cell.limits.wall_seconds:g} s, the suite's limits.wall"
                 self._end(running, stopped("timeout", "timeout", "wall", message))
         if now < self._next_beat:
@@ -199,23 +204,24 @@ class Supervisor:
         self._next_beat = now + lease.HEARTBEAT_SECONDS
         for running in list(self._running.values()):
             if not running.lease.beat():  # this machine slept, and another run took the cell
-                self._executor.kill(running.handle)
-                del self._running[running.handle]
+                self._executor.kill(running.job)
+                del self._running[running.job]
                 running.lease.release()
                 self.elsewhere[running.task.cell_id] = "a run that took it over"
-                self._progress.note(f"cell {running.task.cell_id[:12]} was taken over by another run")
+                self._tell("note", f"cell {running.task.cell_id[:12]} was taken over by another run")
 
     def _end(self, running: _Running, end: Result) -> None:
         """Ends an attempt: the cell is tried again if the suite allows it and that may help, else it gets its row."""
         task = running.task
-        del self._running[running.handle]
+        self._executor.kill(running.job)  # does nothing to a job that has ended
+        del self._running[running.job]
         task.seconds += time.monotonic() - running.begun
         retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not task.alone)
-        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self.interrupts:
+        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self.interrupted:
             task.alone = task.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
-            self._progress.cell_retried(running.handle, task.cell, task.cell_id, reason)
+            self._tell("cell_retried", task.cell, task.cell_id, reason)
             # Retries come last: other cells do not wait for them.
             (self._alone if task.alone else self._waiting).append(task)
             return
@@ -231,13 +237,8 @@ class Supervisor:
     def _interrupt(self) -> None:
         """Ends all jobs; the same command resumes their cells from the checkpoints."""
         self._stop = "not started: the run was interrupted"
-        self._progress.note("stopping: finished cells and saved rounds are kept")  # jobs may take some seconds to end
-        self._executor.ask_to_end()
-        deadline = time.monotonic() + self._options.grace_seconds
-        while self._running and time.monotonic() < deadline and self.interrupts < 2:
-            self._listen()
+        self._tell("note", "stopping: finished cells and saved rounds are kept")
         for running in list(self._running.values()):
-            self._executor.kill(running.handle)
             self._end(running, interrupted(_RESUMABLE))
 
     def _record(self, task: Task, result: Result, running: _Running | None = None) -> None:
@@ -259,14 +260,12 @@ class Supervisor:
         )
         if running is not None:
             self.ran.add(task.cell_id)
-        self._adopt(self._store.append(row), running.handle if running else None)
+        self._adopt(self._store.append(row))
 
-    def _adopt(self, row: Row, handle: Handle | None) -> None:
+    def _adopt(self, row: Row) -> None:
         """Shows a row that is in the store to trackers, display and feed."""
         self.written[row.cell_id] = row
-        for tracker in self._trackers:
-            tracker.cell_finished(row)
-        self._progress.cell_finished(handle, row)
+        self._tell("cell_finished", row)
         self._feed.ended(row)
 
     def _capture(self, worker: Mapping[str, Any]) -> Provenance:
@@ -278,8 +277,8 @@ class Supervisor:
         return self._provenance[key]
 
     @contextmanager
-    def _signals_counted(self) -> Iterator[None]:
-        """Counts Ctrl-C, SIGTERM and SIGHUP for the loop to read, instead of raising exceptions in it.
+    def _signals_noted(self) -> Iterator[None]:
+        """Notes Ctrl-C, SIGTERM and SIGHUP for the loop to read, instead of raising exceptions in it.
 
         Python allows this in the main thread only; in another one it does nothing.
         """
@@ -289,12 +288,12 @@ class Supervisor:
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # nohup
         for number in before:
-            signal.signal(number, self._count_interrupt)
+            signal.signal(number, self._note_interrupt)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _count_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        self.interrupts += 1
+    def _note_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        self.interrupted = True

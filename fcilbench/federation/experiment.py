@@ -27,7 +27,8 @@ from fcilbench.errors import DataError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
-from fcilbench.federation.tasks import TaskStream, equal_tasks, partition, seed_torch, stream, validation_split
+from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
+from fcilbench.spec.cell import split_classes
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
 
 _QUERY_BATCH = 128
@@ -137,7 +138,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     device, protocol, method = torch.device(experiment.device), experiment.protocol, experiment.aggregator
     corpus, fingerprint = _corpus(experiment, decoding)
     classes = len(corpus.class_names)
-    sizes = equal_tasks(classes, experiment.dataset.default_tasks if experiment.tasks is None else experiment.tasks)
+    sizes = split_classes(experiment.tasks, classes, experiment.dataset.default_tasks)
     tasks = TaskStream.draw(classes, sizes, experiment.seeds.of("order"))
     labels, test_labels = tasks.internal(corpus.train.labels), tasks.internal(corpus.test.labels)
     phases = _phases(experiment, tasks.tasks, labels)

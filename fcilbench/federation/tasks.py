@@ -17,7 +17,7 @@ import torch
 
 from fcilbench.api import Partition, Task
 from fcilbench.api.schedule import Indices
-from fcilbench.errors import PartitionError, UsageError
+from fcilbench.errors import PartitionError
 
 Shares = npt.NDArray[np.float64]
 
@@ -43,22 +43,11 @@ class TaskStream:
 
     Attributes:
         order: Original label of each internal label, a permutation of `0..C-1`.
-        sizes: Classes of each task; they may be uneven.
-
-    Raises:
-        UsageError: If the sizes do not sum to C.
+        sizes: Classes of each task; they may be uneven, and sum to C.
     """
 
     order: tuple[int, ...]
     sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        classes = len(self.order)
-        if sum(self.sizes) != classes or min(self.sizes, default=0) < 1:
-            raise UsageError(
-                f"task sizes {list(self.sizes)} sum to {sum(self.sizes)}, the data set has {classes} classes",
-                hint="give each task at least one class and use every class once",
-            )
 
     @classmethod
     def draw(cls, classes: int, sizes: Sequence[int], seed: int) -> TaskStream:
@@ -81,18 +70,6 @@ class TaskStream:
     def names(self, class_names: Sequence[str]) -> list[list[str]]:
         """Returns the class names of each task, in internal order."""
         return [[class_names[self.order[i]] for i in range(t.offset, t.seen)] for t in self.tasks]
-
-
-def equal_tasks(classes: int, tasks: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns the number of classes of each task: C cut into equal tasks, or the sizes as given."""
-    if not isinstance(tasks, int):
-        return tuple(tasks)
-    if tasks < 1 or classes % tasks:
-        raise UsageError(
-            f"{classes} classes cannot be cut into {tasks} equal tasks",
-            hint="list the classes of each task, e.g. tasks: [19, 19, ..., 25]",
-        )
-    return (classes // tasks,) * tasks
 
 
 def validation_split(labels: Indices, share: float, random: np.random.Generator) -> tuple[Indices, Indices]:

@@ -33,7 +33,6 @@ ANSWER_SECONDS = 300.0
 
 _CHUNK, _CHUNKS_PER_READ = 1 << 16, 16
 _LAST_WORDS = 2000
-_DEAF_SECONDS = 5.0
 
 
 class EventTooLargeError(Exception):
@@ -79,7 +78,7 @@ class LineBuffer:
 def worker_environment() -> dict[str, str]:
     """Returns the environment of a worker, with the search path of this process, but without the working folder."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}
+    return {**os.environ, "PYTHONPATH": path}
 
 
 class WorkerProcess:
@@ -96,6 +95,7 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._mark = f"FCILBENCH_WORKER={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
+        own = {name: value, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}
         try:
             self._process = subprocess.Popen(
                 [*command, str(request_read), str(event_write)],
@@ -103,7 +103,7 @@ class WorkerProcess:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(request_read, event_write),
-                env={**(worker_environment() if environment is None else environment), name: value},
+                env={**(worker_environment() if environment is None else environment), **own},
                 start_new_session=True,
             )
         except OSError:
@@ -113,46 +113,47 @@ class WorkerProcess:
             os.close(request_read)
             os.close(event_write)
         self._lines = LineBuffer()
-        self._deaf_since: float | None = None
-
-    @property
-    def deaf(self) -> bool:
-        """Whether its event pipe is closed, so that no event can come any more."""
-        return self._deaf_since is not None
+        self._deaf = False
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Sends a request; if the worker is dead, `death` says so."""
         with contextlib.suppress(BrokenPipeError):
             write_all(self._requests, encode(request))
 
-    def read(self) -> list[Event]:
-        """Returns the events that have arrived, at most a megabyte of them."""
+    def receive(self, token: str) -> list[Event]:
+        """Returns the events of one request that have arrived, without their token, at most a megabyte of them.
+
+        The last one is `died` if the process has ended.
+        """
+        death = self.death()  # before reading: its last events came before its death
+        events = [event for event in self._read() if event.pop("token", None) == token]
+        return events if death is None else [*events, death]
+
+    def _read(self) -> list[Event]:
         lines: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(_CHUNKS_PER_READ):
                 chunk = os.read(self.events, _CHUNK)
                 if not chunk:
-                    self._deaf_since = self._deaf_since or time.monotonic()
+                    self._deaf = True
                     break
                 lines += self._lines.feed(chunk)
         return [event for line in lines if (event := decode(line)) is not None]
 
     def death(self) -> Event | None:
-        """Returns the `died` event once the process has ended, else `None`; kills one that closed its event pipe."""
-        code = self._process.poll()
-        if code is None:
-            if self._deaf_since is not None and time.monotonic() - self._deaf_since > _DEAF_SECONDS:
-                self._signal(signal.SIGKILL)
-            return None
-        return _obituary(code, self._last_words())
+        """Returns the `died` event once the process has ended, else `None`.
 
-    def terminate(self) -> None:
-        """Asks the worker and what it started to end."""
-        self._signal(signal.SIGTERM)
+        It kills a process whose event pipe is closed, of which no event can come any more.
+        """
+        if self._deaf:
+            self._kill()  # does not change the exit code of a process that is ending
+            self._process.wait()
+        code = self._process.poll()
+        return None if code is None else _obituary(code, self._last_words())
 
     def close(self) -> None:
         """Kills the worker and the processes that it started, also those in a session of their own."""
-        self._signal(signal.SIGKILL)
+        self._kill()
         self._process.wait()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it is gone, or another user's
@@ -165,10 +166,10 @@ class WorkerProcess:
         os.close(self.events)
         self._output.close()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _kill(self) -> None:
         # The group exists while any of its processes lives, even after the worker itself has ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         size = self._output.seek(0, os.SEEK_END)
@@ -196,8 +197,7 @@ def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> None:
     """Waits until one of these workers has something to read, at most so many seconds."""
     waiting = select.poll()
     for worker in workers:
-        if not worker.deaf:
-            waiting.register(worker.events, select.POLLIN)
+        waiting.register(worker.events, select.POLLIN)
     waiting.poll(1000 * seconds)
 
 
@@ -230,18 +230,16 @@ class Asker:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             wait_for([worker], min(0.1, patience))
-            died = worker.death()
-            for event in worker.read():
-                if event.pop("token", None) != token:
-                    continue
-                if event.pop("event") == "answer":
+            for event in worker.receive(token):
+                kind = event.pop("event")
+                if kind == "answer":
                     return event
+                if kind == "died":
+                    self._stop()
+                    return {"problem": event["reason"]}
                 deadline = time.monotonic() + patience
                 if on_progress is not None:
                     on_progress(event)
-            if died is not None:
-                self._stop()
-                return {"problem": died["reason"]}
         self._stop()
         return {"problem": f"no answer within {patience:g} s"}
 

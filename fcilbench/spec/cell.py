@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from fcilbench.errors import UsageError
 from fcilbench.spec.protocol import (
     Closed,
     Evaluation,
@@ -80,3 +82,32 @@ class Cell(Closed):
             "stress": self.stress.label,
             "seed": self.seeds.index,
         }
+
+
+def split_classes(tasks: int | Sequence[int] | None, classes: int, default: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns the number of classes of each task.
+
+    Args:
+        tasks: Number of equal tasks, or classes of each task; `None` takes the data set's default.
+        classes: Classes of the data set.
+        default: Its default split.
+
+    Raises:
+        UsageError: If the split does not use every class exactly once; it proposes one that does.
+
+    Example:
+        >>> split_classes(5, 10, 2)
+        (2, 2, 2, 2, 2)
+    """
+    wanted = default if tasks is None else tasks
+    if not isinstance(wanted, int):
+        if sum(wanted) != classes or min(wanted, default=0) < 1:
+            raise UsageError(f"tasks {list(wanted)} hold {sum(wanted)} classes, the data set has {classes}")
+        return tuple(wanted)
+    if not 1 <= wanted <= classes:
+        raise UsageError(f"{wanted} tasks do not fit the data set's {classes} classes")
+    if classes % wanted:
+        size, larger = divmod(classes, wanted)
+        proposal = [size + 1] * larger + [size] * (wanted - larger)
+        raise UsageError(f"{classes} classes do not split into {wanted} equal tasks; list them: tasks: {proposal}")
+    return (classes // wanted,) * wanted

@@ -15,7 +15,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.cell import PLUGIN_KINDS, Cell, PluginUse
+from fcilbench.spec.cell import PLUGIN_KINDS, Cell, PluginUse, split_classes
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
 from fcilbench.suite.load import LoadedSuite
@@ -103,35 +103,6 @@ def _steps(grid: Grid) -> list[list[dict[Axis, int]]]:
     zipped = [axis for axis in AXES if axis in grid.zip]
     groups = [zipped if axis in zipped else [axis] for axis in AXES if axis not in zipped[1:]]
     return [[dict.fromkeys(group, i) for i in range(len(getattr(grid, group[0])))] for group in groups]
-
-
-def split_classes(tasks: int | list[int] | None, classes: int, default: int | list[int]) -> tuple[int, ...]:
-    """Returns the number of classes of each task.
-
-    Args:
-        tasks: Number of equal tasks, or classes of each task; `None` takes the data set's default.
-        classes: Classes of the data set.
-        default: Its default split.
-
-    Raises:
-        ValueError: If the split does not use every class exactly once; it proposes one that does.
-
-    Example:
-        >>> split_classes(5, 10, 2)
-        (2, 2, 2, 2, 2)
-    """
-    wanted = default if tasks is None else tasks
-    if isinstance(wanted, list):
-        if sum(wanted) != classes:
-            raise ValueError(f"tasks {wanted} hold {sum(wanted)} classes, the data set has {classes}")
-        return tuple(wanted)
-    if wanted > classes:
-        raise ValueError(f"{wanted} tasks are more than the data set's {classes} classes")
-    if classes % wanted:
-        size, larger = divmod(classes, wanted)
-        proposal = [size + 1] * larger + [size] * (wanted - larger)
-        raise ValueError(f"{classes} classes do not split into {wanted} equal tasks; list them: tasks: {proposal}")
-    return (classes // wanted,) * wanted
 
 
 def _grid_problems(suite: Suite) -> list[Problem]:
@@ -251,7 +222,7 @@ class _Builder:
         tasks = getattr(entry.written, "tasks", None)
         try:
             return split_classes(tasks, int(answer.facts["classes"]), answer.facts["default_tasks"])
-        except ValueError as error:
+        except UsageError as error:
             message = f"dataset {entry.label!r}: {error}"
             self.problems.append(Problem(message, (*entry.path, "tasks"), check="tasks"))
         except KeyError as error:

@@ -21,9 +21,9 @@ from fcilbench.api import (
 )
 from fcilbench.data.open import open_dataset
 from fcilbench.data.root import data_root, find_layout
-from fcilbench.errors import DataError, FcilbenchError
+from fcilbench.errors import DataError, UsageError
 from fcilbench.federation.probe import probe
-from fcilbench.federation.tasks import equal_tasks
+from fcilbench.spec.cell import split_classes
 from fcilbench.testing.bench import Bench
 from fcilbench.testing.check import SHARED, CheckFailed, Checks, NotApplicable, Subject
 
@@ -209,11 +209,9 @@ def default_tasks(subject: DatasetSubject) -> None:
     """
     plugin = subject.make()
     try:
-        sizes = equal_tasks(plugin.classes, plugin.default_tasks)
-    except FcilbenchError as error:
+        split_classes(None, plugin.classes, plugin.default_tasks)
+    except UsageError as error:
         raise CheckFailed(str(error)) from error
-    if sum(sizes) != plugin.classes or min(sizes) < 1:
-        raise CheckFailed(f"tasks {list(sizes)} sum to {sum(sizes)}, there are {plugin.classes} classes")
 
 
 @DATASET_CHECKS.add

@@ -7,7 +7,6 @@ from rich.console import Console
 from fcilbench.cli import console, progress
 from fcilbench.cli.console import duration
 from fcilbench.cli.progress import cell_name, standing
-from fcilbench.execution.base import Handle
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
 
@@ -34,20 +33,20 @@ def test_texts():
 
 def play(shown, make_cell, make_row, pause=0.0):
     """Two cells: one is killed, retried and ok; the other fails."""
-    slot, cell = Handle("t", "cpu"), make_cell("sum")
+    cell, cell_id = make_cell("sum"), "a" * 64
     shown.run_started(2, ["cpu"])
-    shown.cell_started(slot, cell, "a" * 64, 1)
-    shown.cell_event(slot, "a" * 64, ROUND)
-    shown.cell_retried(slot, cell, "a" * 64, "the worker died of SIGKILL")
-    shown.cell_started(slot, cell, "a" * 64, 2)
-    shown.cell_event(slot, "a" * 64, {"event": "decoding", "done": 10, "total": 30000})
+    shown.cell_started("cpu", cell, cell_id, 1)
+    shown.cell_event(cell_id, ROUND)
+    shown.cell_retried(cell, cell_id, "the worker died of SIGKILL")
+    shown.cell_started("cpu", cell, cell_id, 2)
+    shown.cell_event(cell_id, {"event": "decoding", "done": 10, "total": 30000})
     time.sleep(pause)  # bars are drawn four times a second
-    shown.cell_event(slot, "a" * 64, ROUND)
+    shown.cell_event(cell_id, ROUND)
     time.sleep(pause)
     shown.note("cell [bold]x is left to process 1")
-    shown.cell_finished(slot, make_row(cell, {"faa/none": 0.6}))
-    shown.cell_finished(None, make_row(make_cell("fedavg"), "failed"))
-    shown.run_finished()
+    shown.cell_finished(make_row(cell, {"faa/none": 0.6}))
+    shown.cell_finished(make_row(make_cell("fedavg"), "failed"))
+    shown.suite_finished()
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +64,7 @@ def test_plain_lines_are_seldom(make_cell, make_row, capsys, monkeypatch):
     assert lines[0] == "running 2 cells in 1 slot on cpu"
     assert lines[1].startswith("start cpu aaaaaaaaaaaa ")
     assert lines[2].endswith("task 2/4 round 1/2 loss 0.412")
-    assert lines[3].startswith("retry cpu aaaaaaaaaaaa")
+    assert lines[3].startswith("retry aaaaaaaaaaaa")
     assert lines[4].endswith("(attempt 2)")
     assert lines[5] == "cell [bold]x is left to process 1"
     assert lines[6].startswith("[1/2] ok ")

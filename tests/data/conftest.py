@@ -59,7 +59,6 @@ class DecisionRule:
     Attributes:
         body: What the file is.
         status: Status code.
-        kind: Content type.
         stops: Bytes after which each connection breaks off; `None` sends all.
         ranges: Whether it can go on in the middle.
         length: Whether it says how long the file is.
@@ -67,7 +66,6 @@ class DecisionRule:
 
     body: bytes = b""
     status: int = 200
-    kind: str = "application/octet-stream"
     stops: int | None = None
     ranges: bool = False
     length: bool = True
@@ -93,11 +91,10 @@ def _handler(web):
         def do_GET(self):
             wanted = self.headers.get("Range", "")
             web.asked.append((self.path, wanted))
-            answer = web.answers.get(self.path, DecisionRule(b"<html>gone</html>", 404, "text/html"))
+            answer = web.answers.get(self.path, DecisionRule(b"<html>gone</html>", 404))
             start = int(wanted.removeprefix("bytes=").removesuffix("-")) if answer.ranges and wanted else 0
             body = answer.body[start:]
             self.send_response(206 if start else answer.status)
-            self.send_header("Content-Type", answer.kind)
             if answer.length:
                 self.send_header("Content-Length", str(len(body)))
             if answer.ranges:

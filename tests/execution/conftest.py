@@ -68,4 +68,4 @@ def kit(tmp_path):
 
 @pytest.fixture
 def options():
-    return RunOptions(worker=(sys.executable, str(FAKE_WORKER)), grace_seconds=2.0)
+    return RunOptions(worker=(sys.executable, str(FAKE_WORKER)))

@@ -115,8 +115,6 @@ def work() -> None:
 
 if len(sys.argv) > 3:
     time.sleep(float(sys.argv[1]))  # as an import does
-if "stubborn" in os.environ.get("FAKE_WORKER", ""):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 queue: list[dict] = []
 jobs_ready = threading.Semaphore(0)
 threading.Thread(target=work, daemon=True).start()

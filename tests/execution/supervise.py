@@ -1,7 +1,6 @@
 """A real supervisor process: `python supervise.py STORE JOBS CELL...`, each cell as `name=behaviour,behaviour`."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ kit = conftest.Kit(store)
 cells = [kit.cell(name, script.split(",")) for name, _, script in (text.partition("=") for text in sys.argv[3:])]
 known = store.latest()
 todo = [cell for cell in cells if (row := known.get(kit.id(cell.aggregator.label))) is None or row.status != "ok"]
-grace = float(os.environ.get("GRACE", "2"))
-options = RunOptions(worker=(sys.executable, str(here / "fake_worker.py")), jobs=int(sys.argv[2]), grace_seconds=grace)
+options = RunOptions(worker=(sys.executable, str(here / "fake_worker.py")), jobs=int(sys.argv[2]))
 assert "torch" not in sys.modules
 sys.exit(run_plan(kit.plan(*todo), store, options=options).exit_code)

@@ -76,18 +76,6 @@ def test_ctrl_c_leaves_interrupted_rows_and_a_resumable_state(kit, start):
     assert kit.row("a").attempts == 2
 
 
-def test_second_ctrl_c_does_not_wait(kit, start, monkeypatch):
-    monkeypatch.setenv("FAKE_WORKER", "stubborn")
-    monkeypatch.setenv("GRACE", "600")
-    supervisor = start("a=rounds:1:0:hang")
-    wait_for(has_begun(kit, "a"))
-    supervisor.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(60) == INTERRUPTED
-    assert gone(kit.pids("a")[0])
-
-
 def test_kill_of_the_supervisor_ends_its_workers_and_the_next_run_takes_over(kit, start):
     cells = ["a=rounds:8:0.1", "b=rounds:2:0"]
     supervisor = start(*cells)

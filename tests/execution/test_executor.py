@@ -6,7 +6,6 @@ from dataclasses import replace
 from fcilbench.execution.run import run_plan
 
 QUEUE = """
-from fcilbench.execution.base import Handle
 from fcilbench.execution.local import LocalExecutor
 import time
 
@@ -16,32 +15,26 @@ class Queue:
     version, device = "1", "cpu"
 
     def __init__(self, options):
-        self._node, self._jobs, self._names = LocalExecutor(options), [], {}
+        self._node, self._jobs = LocalExecutor(options), []
         self.places = ["partition a"]
 
     def accepts(self, alone):
         return True
 
     def submit(self, job):
-        handle = Handle(f"queued-{job.cell_id}", "partition a")
-        self._jobs.append((time.monotonic() + 1.0, handle, job))
-        return handle
+        self._jobs.append((time.monotonic() + 1.0, job))
+        return "partition a"
 
     def poll(self, timeout):
         for entry in list(self._jobs):
-            begin, handle, job = entry
+            begin, job = entry
             if time.monotonic() >= begin and self._node.accepts(job.alone):
                 self._jobs.remove(entry)
-                self._names[self._node.submit(job)] = handle
-        return [(self._names[handle], event) for handle, event in self._node.poll(timeout)]
+                self._node.submit(job)
+        return self._node.poll(timeout)
 
-    def kill(self, handle):
-        for own, name in self._names.items():
-            if name == handle:
-                self._node.kill(own)
-
-    def ask_to_end(self):
-        self._node.ask_to_end()
+    def kill(self, job):
+        self._node.kill(job)
 
     def close(self):
         self._node.close()

@@ -192,8 +192,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(kit, options, broken, type_,
     assert message in kit.row("a").failure.message
 
 
-def test_a_deaf_worker_is_killed(kit, options, monkeypatch):
-    monkeypatch.setattr("fcilbench.registry.process._DEAF_SECONDS", 0.3)
+def test_a_deaf_worker_is_killed(kit, options):
     run_plan(kit.plan(kit.cell("a", ["deaf"], retries=0), kit.cell("b")), kit.store, options=options)
     assert kit.row("a").status == "killed"
     assert kit.row("b").status == "ok"
@@ -265,13 +264,13 @@ class Spans(Progress):
         self._begun: dict[str, list[float]] = {}
         self._ended: dict[str, list[float]] = {}
 
-    def cell_started(self, slot, cell, cell_id, attempt):
+    def cell_started(self, place, cell, cell_id, attempt):
         self._begun.setdefault(cell_id, []).append(time.monotonic())
 
-    def cell_retried(self, slot, cell, cell_id, reason):
+    def cell_retried(self, cell, cell_id, reason):
         self._ended.setdefault(cell_id, []).append(time.monotonic())
 
-    def cell_finished(self, slot, row):
+    def cell_finished(self, row):
         self._ended.setdefault(row.cell_id, []).append(time.monotonic())
 
     def last(self, cell_id):

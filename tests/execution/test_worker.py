@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,18 +48,12 @@ class Worker:
         self.folder = folder
         self.events: list[Event] = []
 
-    def wait(self, until, seconds=120.0):
+    def wait(self, token, seconds=120.0):
         deadline = time.monotonic() + seconds
-        seen = 0
         while True:
-            self.events += self.child.read()
-            for event in self.events[seen:]:
-                if until(event):
-                    return event
-            seen = len(self.events)
-            died = self.child.death()
-            if died is not None:
-                return died
+            self.events += self.child.receive(token)
+            if self.events and self.events[-1]["event"] in TERMINAL:
+                return self.events[-1]
             assert time.monotonic() < deadline, f"the worker said only {self.events}"
             time.sleep(0.02)
 
@@ -69,8 +62,8 @@ class Worker:
         workdir = self.folder / name
         workdir.mkdir()
         fields = cell.model_dump(mode="json") if isinstance(cell, Cell) else cell
-        self.child.send({"ask": "run", "token": name, **asdict(Job(fields, name, str(workdir), **options))})
-        return self.wait(lambda event: event["event"] in TERMINAL and event["token"] == name), workdir
+        self.child.send(Job(fields, name, str(workdir), token=name, **options).request)
+        return self.wait(name), workdir
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,6 @@ def test_one_process_runs_cell_after_cell(worker):
     kinds = [event["event"] for event in worker.events]
     assert kinds[:2] == ["ready", "started"]
     assert set(worker.events[0]["environment"]) >= {"torch", "cuda", "gpu"}
-    assert {event["token"] for event in worker.events} == {"first"}
     assert kinds.count("round") == 2
     assert (workdir / "log.txt").read_text().startswith("--- ")
     assert (workdir / "rounds.jsonl").is_file()

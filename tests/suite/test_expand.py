@@ -1,7 +1,9 @@
 import pytest
 
+from fcilbench.errors import UsageError
+from fcilbench.spec.cell import split_classes
 from fcilbench.spec.identity import cell_id
-from fcilbench.suite.expand import expand, split_classes
+from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.resolve import route
 
@@ -62,7 +64,7 @@ def test_a_data_set_by_parameters_has_its_own_classes_and_digest(cells, base):
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
-    [("[3, 3]", "tasks [3, 3] hold 6 classes, the data set has 10"), ("11", "11 tasks are more than")],
+    [("[3, 3]", "tasks [3, 3] hold 6 classes, the data set has 10"), ("11", "11 tasks do not fit")],
 )
 def test_splits_that_do_not_fit(problems, base, tasks, message):
     (found,) = problems(base.replace("[ten]", f"[{{use: ten, tasks: {tasks}}}]"))
@@ -351,7 +353,7 @@ def test_split_by_hand():
 
 @pytest.mark.parametrize("count", [2, 3, 7, 10, 99])
 def test_the_proposed_split_is_valid(count):
-    with pytest.raises(ValueError, match="list them: tasks: ") as hit:
+    with pytest.raises(UsageError, match="list them: tasks: ") as hit:
         split_classes(count, 101, 1)
     proposal = [int(word) for word in str(hit.value).rpartition("[")[2].rstrip("]").split(", ")]
     assert len(split_classes(proposal, 101, 1)) == count
