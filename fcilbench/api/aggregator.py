@@ -37,10 +37,7 @@ class Request:
 
     Attributes:
         modality: `vision` or `text`.
-        classes: Number of classes C.
         tasks: Number of classes of each task.
-        clients: Number of registered clients N.
-        protocol: The federated protocol.
         backbone: Facts of the backbone: its `facts()` and its hyperparameters under `params`.
     """
 

@@ -37,7 +37,6 @@ class Net(ABC):
     Attributes:
         parameters: Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights.
         vector: State vector, float32 `[D]`; its first P entries are the parameters.
-        layout: Slices of the state vector.
     """
 
     parameters: torch.Tensor
@@ -53,11 +52,7 @@ class Net(ABC):
         """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
 
     def piece(self, name: str) -> torch.Tensor:
-        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
-
-        Raises:
-            KeyError: If the state vector has no tensor of that name.
-        """
+        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter."""
         piece = self.layout.piece(name)
         vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self.vector
         return vector[piece.span].view(piece.shape)
@@ -94,7 +89,6 @@ class Batch:
         memo: What `Aggregator.query` returned for these samples, `[B, ...]`; `None` without a query.
         extra: As many samples again, drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
             earlier task.
-        protocol: The federated protocol.
     """
 
     inputs: torch.Tensor
@@ -125,17 +119,13 @@ class Client(Protocol):
     """A client as its statistics hooks see it: after local training, in eval mode, without augmentation or gradient.
 
     Attributes:
-        id: Registered client id.
         samples: Number of its training samples n_k in the current task.
         steps: Optimiser steps that it takes in a round of this task.
-        task: The current task.
-        protocol: The federated protocol.
         state: The client's own persistent tensors; kept between rounds and in checkpoints.
         received: The method's broadcasts of this round, the task's included; empty at the end of a task.
         received_model: The global vector `[D]` that it received last. Do not change it.
         net: The network with this client's parameters (task-end statistics: with the global ones).
         network: The module behind `net`, for forward and backward hooks; remove them again.
-        feature_dim: Number of features F.
     """
 
     id: int

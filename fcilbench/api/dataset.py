@@ -83,8 +83,6 @@ class Dataset(Plugin):
 
     Attributes:
         default_tasks: Number of equal tasks, or classes per task, when a suite does not say.
-        train_samples: Expected number of training samples.
-        test_samples: Expected number of test samples.
         fingerprint: Expected content digest (`fcilbench.data.content.number`), or "" if it cannot be declared.
         augmentation: Training augmentation that the field uses for it.
         cached: Whether the decoded samples, arrays of numbers, are kept in the cache folder until the files of the
@@ -92,9 +90,6 @@ class Dataset(Plugin):
         layouts: Alternative sets of paths under the data root, one of which holds the data; () if it needs no files.
         archives: What `fcilbench data fetch` gets and unpacks.
         by_hand: Where to get the archives that have no address, and why.
-        licence: Terms of the data.
-        homepage: Where it comes from.
-        citation: Whom to cite.
     """
 
     modality: Modality = "vision"

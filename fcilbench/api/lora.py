@@ -73,7 +73,6 @@ class LoraLinear(nn.Linear):
 
     Args:
         linear: The layer whose weight and bias are taken over, and frozen.
-        rank: Rank of each product.
         alpha: Products are scaled by alpha / rank.
         parts: Which of `q`, `k` and `v` are adapted in a fused projection; empty for one adapter of the whole layer.
         tasks: Number of adapters, one for each task, which add up; their factors' names end in `_0`, `_1`, and so on.
@@ -174,12 +173,8 @@ def merge_adapters(
 
     Adapters whose A is not part of the state vector do not change: with one A for all, merging B merges B A.
 
-    Args:
-        direction: The merged update `[D]`; its parts for A and B hold the clients' mean update.
-        start: The state vector `[D]` that the clients received.
-        delta: Their updates `[N, D]`.
-        layout: Slices of these vectors.
-        merge: Merges the clients' products of a layer.
+    `direction` is the merged update `[D]`, whose parts for A and B hold the mean of the clients' updates `delta`
+    `[N, D]` of the state vector `start` `[D]`; `merge` merges the clients' products of a layer.
 
     Returns:
         The share of a merged product's squared norm that is lost at this rank, the largest of all adapters; `None`

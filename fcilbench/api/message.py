@@ -52,7 +52,6 @@ class Piece:
 
     Attributes:
         name: Its name in the network, e.g. `extractor.body.blocks.0.attn.qkv.weight`, `head.weight`, `head.bias`.
-        shape: Its shape.
         start: Position of its first entry in the vector.
     """
 
@@ -74,9 +73,6 @@ class Layout:
         backbone: All trainable parameters but the classifier head.
         head: Weight `[C, F]` then bias `[C]` of the classifier head, flattened.
         buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
-        classes: Number of classes C.
-        features: Number of features F.
-        pieces: The tensors that make up the vector, in its order.
     """
 
     backbone: slice
@@ -87,11 +83,7 @@ class Layout:
     pieces: tuple[Piece, ...] = ()
 
     def piece(self, name: str) -> Piece:
-        """Returns the place of one tensor.
-
-        Raises:
-            KeyError: If the vector has no tensor of that name.
-        """
+        """Returns the place of one tensor."""
         for piece in self.pieces:
             if piece.name == name:
                 return piece

@@ -51,7 +51,6 @@ class Predictors:
     Attributes:
         modules: By name, functions that build each deployed model when it is needed; a tensor `[D]` stands for
             `Module(tensor)`.
-        rules: The rule for each task identity.
     """
 
     modules: Mapping[str, Callable[[], Module | torch.Tensor]]

@@ -18,7 +18,6 @@ class Task:
     Attributes:
         index: Position t in the stream, from 0.
         offset: Number of classes of all earlier tasks.
-        size: Number of classes of this task.
     """
 
     index: int
@@ -47,9 +46,6 @@ class Phase:
     Attributes:
         task: The classes that are trained.
         clients: For each registered client the positions of its training samples (may be empty).
-        rounds: Communication rounds R.
-        epochs: Local epochs E per round.
-        batch_size: Samples per local step.
         after: Index of the last stream task that has been seen when this phase ends.
         restart: Whether the phase starts from the initial model instead of the current one.
         participation: Share of the clients sampled each round; `None`: the protocol's.

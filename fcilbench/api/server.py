@@ -24,10 +24,7 @@ class Updates:
 
     Attributes:
         delta: float32 `[N, D]`, each client's state vector minus the broadcast one. Do not change it in place.
-        samples: Number of samples n_k of each row.
-        clients: Client id of each row.
         statistics: Each client's statistics message.
-        layout: Slices of a row.
     """
 
     delta: torch.Tensor
@@ -75,12 +72,8 @@ class Server(Protocol):
     Attributes:
         vector: Global state vector, float32 `[D]`; change it through `step`.
         state: The method's own persistent state.
-        layout: Slices of `vector`.
-        task: The current task.
         tasks: The tasks of the stream seen so far, the current one included.
         round: Round within the task, from 0.
-        clients: Number of registered clients N.
-        protocol: The federated protocol.
         image_input: Size and normalisation of a vision backbone's inputs; `None` for text.
     """
 

@@ -30,12 +30,7 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Puts a data set under the data root; the network is not used if it is there, or if its archives are.
 
-    Args:
-        name: Name of the data set.
-        facts: What its plugin declares: `layouts`, `archives`, `by_hand`, `homepage`.
-        root: The data root.
-        offline: Refuse the network.
-        progress: Called while an archive is fetched.
+    `facts` are what its plugin declares: `layouts`, `archives`, `by_hand`, `homepage`.
 
     Returns:
         Its paths; empty if it needs no files.
@@ -178,10 +173,8 @@ def _receive(archive: Archive, file: BinaryIO, progress: Progress | None) -> boo
 def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> list[Path]:
     """Unpacks the wanted entries of an archive, each under its name only once it is complete.
 
-    Args:
-        archive: A zip file, a tar file in any compression, or a plain file, which is its own entry.
-        folder: Where they go.
-        wanted: Names at the top of the archive; the rest is left out.
+    The archive is a zip file, a tar file in any compression, or a plain file, which is its own entry. `wanted` are
+    names at its top; the rest is left out.
 
     Returns:
         The entries that existed already and were left as they are.

@@ -35,7 +35,6 @@ class ImageFiles:
     """Images of one split that are still files, as `Samples.inputs`; iteration decodes them one by one.
 
     Attributes:
-        size: Height and width of a decoded image.
         margin: Length of the shorter side before the central crop, in units of `size`.
         known: SHA-256 of each file, once it has been computed.
     """
@@ -109,11 +108,7 @@ class ImageDataset(Dataset):
         self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
 
     def official(self, paths: tuple[Path, ...]) -> Corpus:
-        """Lists the images of the official layout at `paths`: by default class folders that are split here.
-
-        Raises:
-            DataError: If something is missing or damaged.
-        """
+        """Lists the images of the official layout at `paths`: by default class folders that are split here."""
         names, images = class_folders(paths[0])
         total = self.train_samples + self.test_samples
         if len(images) != total:
@@ -196,9 +191,6 @@ def read_image(path: Path, size: int, margin: float) -> Pixels:
 
     Returns:
         uint8 `[size, size, 3]`, RGB.
-
-    Raises:
-        DataError: If the file cannot be decoded.
     """
     try:
         with Image.open(path) as image:

@@ -46,11 +46,7 @@ def open_dataset(
 ) -> tuple[Corpus, str]:
     """Loads, verifies and numbers the samples by content, then keeps the requested number of each class.
 
-    Args:
-        dataset: The data set; if it is `cached`, a cache is used, or made.
-        root: The data root.
-        progress: Called while a cache is made.
-        fresh: Read the data set again, even if there is a cache.
+    For a data set that is `cached`, a cache is used, or made, with calls of `progress`; `fresh` makes it again.
 
     Returns:
         The corpus, whose arrays may be changed, and the content digest of the whole data set.

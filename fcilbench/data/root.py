@@ -61,11 +61,7 @@ def _find(name: str, folder: Path, there: Callable[[Path], bool], what: str = ""
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Returns the digest of a file's content in hexadecimal digits.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
+    """Returns the digest of a file's content in hexadecimal digits."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, algorithm).hexdigest()
@@ -108,9 +104,7 @@ class MissingData:
 def missing_data(facts: Mapping[str, dict[str, Any]], root: Path | None = None) -> list[MissingData]:
     """Returns the data sets whose files are not under the data root, without looking into the files.
 
-    Args:
-        facts: Facts of plugins by `<axis>:<label>`, as the expansion of a suite has them.
-        root: The data root; `data_root()` if not given.
+    `facts` are those of plugins by `<axis>:<label>`, as the expansion of a suite has them.
     """
     found = []
     for key, declared in sorted(facts.items()):

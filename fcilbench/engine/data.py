@@ -56,10 +56,6 @@ class DeviceImages(DeviceData):
 
     Args:
         samples: uint8 `[n, H, W, C]` with internal labels.
-        spec: Size, channels and normalisation of the inputs.
-        augmentation: How training inputs are cropped and flipped.
-        device: Where the images are kept.
-        layout: Memory layout of the inputs.
     """
 
     def __init__(

@@ -58,7 +58,6 @@ class FlatModel(Net):
 
     Attributes:
         network: The module; its trainable parameters and float buffers are views of `vector`.
-        vector: `[D]`.
         gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
         counters: int64 `[K]`, as the network began.
         batch_norms: The modules that normalise by the statistics of a batch.

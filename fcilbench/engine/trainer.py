@@ -51,8 +51,6 @@ class Work:
 
     Attributes:
         index: Positions of its samples, int64 `[n]` on the device, n > 0.
-        task: The current task.
-        epochs: Number of passes E.
         batch_size: Samples per step; the last step of a pass takes what is left.
         train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
         extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.

@@ -63,7 +63,6 @@ class Job:
         workdir: The cell's folder in the store, with its log, its curve and perhaps a checkpoint.
         device: Kind of torch device; the executor decides which GPU it is.
         alone: Whether the job must have a device to itself.
-        token: Unique to the attempt.
     """
 
     cell: dict[str, Any]
@@ -120,10 +119,6 @@ def job_environment(cpu: bool, offline: bool) -> dict[str, str]:
     """Returns the environment variables that a worker needs to train, wherever it runs.
 
     They name the same data root as here, and make cuBLAS deterministic.
-
-    Args:
-        cpu: Hide all GPUs; otherwise those that a scheduler has assigned stay visible.
-        offline: Tell the Hugging Face libraries to ask nobody.
     """
     environment = {name: value for name, value in os.environ.items() if name.startswith("FCILBENCH_")}
     environment["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -32,7 +32,6 @@ class Owner:
     """The process that holds a lease.
 
     Attributes:
-        token: Unique to one lease.
         namespace: PID namespace; two containers on one host have different ones.
         heartbeat: Seconds since the epoch of its last sign of life.
     """

@@ -65,9 +65,6 @@ def run_plan(
     """Trains the cells that a plan marks, and returns the rows of all cells of the plan.
 
     A plan with nothing to run starts no process and tells no tracker.
-
-    Raises:
-        PrerequisiteError: If the results folder can no longer be written; the same command continues later.
     """
     rows = {item.cell_id: item.row for item in plan.items if item.row is not None}
     # Equal points of the grid are one cell. The run also waits for cells that other runs work on.

@@ -170,12 +170,7 @@ class SlurmExecutor:
 
 
 class Task:
-    """What a job of Slurm runs: one attempt at a cell, whose events it appends to a file.
-
-    Attributes:
-        folder: The cell's folder in the store.
-        events: The file, lines of JSON.
-    """
+    """What a job of Slurm runs: one attempt at a cell, whose events it appends to a file."""
 
     def __init__(self, request: dict[str, Any], command: Sequence[str] | None) -> None:
         self._request, self._command = request, command

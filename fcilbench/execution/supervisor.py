@@ -55,8 +55,6 @@ class Supervisor:
     Attributes:
         written: Rows that this run wrote, or found written by another run, by `cell_id`.
         ran: Ids of the cells that were started and got a row.
-        elsewhere: Cells that another living process works on, with that process.
-        interrupted: Whether the user asked to stop.
     """
 
     def __init__(

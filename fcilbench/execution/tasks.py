@@ -28,7 +28,6 @@ class Task:
     """A cell that must get a row in this run.
 
     Attributes:
-        known: Its row when the run was planned.
         attempts: Attempts that this run has started.
         earlier: Attempts of earlier runs that the first one continued.
         alone: Whether the next attempt has a device to itself, because memory ran out on a shared one.

@@ -31,7 +31,6 @@ class Channel:
     Attributes:
         stressor: Acts on what the clients `affected` upload.
         counts: Whether messages cross a network; a centralised reference sends nothing.
-        bytes_up: Bytes of all uploads so far.
         bytes_down: Bytes of all broadcasts so far, once for each client that receives them.
     """
 

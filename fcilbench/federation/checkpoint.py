@@ -27,16 +27,11 @@ class Progress:
     """How far an experiment is, and what it has measured.
 
     Attributes:
-        phase: Index of the next phase.
-        round: Next round within it.
         accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
-        peak_memory: Peak in bytes so far.
         server_state: Largest size of the method's state so far, bytes.
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
-        model_digest: Digest of what is deployed at the end.
-        merged: Updates merged so far.
     """
 
     phase: int = 0

@@ -28,11 +28,8 @@ class Evaluator:
 
     Args:
         model: The resident model with its `initial` state vector `[D]`.
-        test: Test samples.
         index: Positions of each task's test samples, int64.
         ood: Inputs that belong to no class; `None` if there are none.
-        precision: Arithmetic of the forward pass.
-        batch_size: Samples per forward pass.
     """
 
     def __init__(

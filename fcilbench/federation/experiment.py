@@ -44,11 +44,7 @@ class Experiment:
     """Everything that one experiment depends on; it does not know which cell of which grid it is.
 
     Attributes:
-        partition: How samples are spread over clients.
         tasks: Number of equal tasks, classes of each task, or `None` for the data set's default.
-        evaluate: Task identities to measure.
-        data_root: Where data sets and weights are.
-        device: `cpu` or `cuda`.
         declared_fingerprint: Content digest that the plan was made for; "" if none was declared.
     """
 
@@ -94,9 +90,6 @@ class Federation:
 
     Attributes:
         test: Test samples on the device, or the held-out ones that replace them (`Protocol.validation`).
-        test_index: Positions of each task's test samples.
-        fingerprint: Content digest of the data.
-        clients: State of each client by id.
         replay: Samples that clients mix into the training of the current task.
         merged: Number of updates that the last round merged.
     """

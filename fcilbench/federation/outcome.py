@@ -120,7 +120,6 @@ class ModuleFile:
     """A module file in memory.
 
     Attributes:
-        tensors: Everything in the file.
         facts: `model` (its digest), `tasks` ([offset, size] each), `parts`; after an export also `cell`, `method`
             and `version`.
     """

@@ -34,10 +34,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
 
     The checkpoint of a finished experiment is left to the caller, who removes it once the outcome is safe.
 
-    Args:
-        experiment: What to run.
-        workdir: Existing folder for `checkpoint.pt`, `rounds.jsonl` and, if the runtime asks for it, the module file.
-        on_event: Called with each round and task as it ends, and while data are decoded.
+    The folder exists and gets `checkpoint.pt`, `rounds.jsonl` and, if the runtime asks for it, the module file.
+    `on_event` is called with each round and task as it ends, and while data are decoded.
 
     Raises:
         Unsupported: If the method does not run on this cell.

@@ -32,8 +32,6 @@ class Description:
     """One plugin as `plugins show` prints it.
 
     Attributes:
-        summary: First line of its docstring.
-        schema: JSON Schema of its `Params`.
         facts: What its class declares: counts, default tasks, licence.
         origin: `file:line` of the class.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
@@ -69,7 +67,6 @@ class Resolved:
     """A plugin with its options; without `problems` it can be used.
 
     Attributes:
-        params: Every parameter, defaults filled in.
         identity: What of the parameters identifies a cell.
         prerequisite: Whether it cannot because something is missing on this machine (a weight file, a package), so
             that the suite itself may be right.

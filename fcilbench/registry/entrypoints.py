@@ -38,7 +38,6 @@ class PluginRef:
 
     Attributes:
         dist: Normalised name of the distribution that registers it.
-        short: Its name within the distribution.
         target: `module:attribute` of its class.
     """
 

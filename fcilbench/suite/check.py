@@ -33,16 +33,10 @@ def run_checks(
 ) -> tuple[list[CheckResult], Expansion]:
     """Runs the checks on a suite; writes nothing.
 
-    Args:
-        path: The suite's file.
-        overrides: Values of `-s`.
-        deep: Runs the `deep` check on one cell of each combination of plugins; `None` leaves it out.
+    `deep` runs the check of this name on one cell of each combination of plugins; `None` leaves it out.
 
     Returns:
         The result of each check, in order, and the cells of the suite: none if it is invalid.
-
-    Raises:
-        UsageError: If an override is not of the form `path=value`.
     """
     checks = [check for check in CHECKS if deep or check != "deep"]
     expansion = Expansion("")

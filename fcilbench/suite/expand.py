@@ -43,7 +43,6 @@ class Expansion:
 
     Attributes:
         cells: In the order of the grid (data set, backbone, partition, aggregator, stress), seeds innermost.
-        excluded: Coordinates of the cells that an `exclude` rule leaves out, each with its reason.
         prerequisites: What is missing on this machine, one line each.
         blocked: Number of cells that need something missing; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.

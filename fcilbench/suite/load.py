@@ -55,11 +55,9 @@ def _leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | None = None) -> LoadedSuite:
     """Loads and validates a suite.
 
-    Args:
-        path: The suite's file.
-        overrides: `path=value` each; the value is YAML, list indices are allowed
-            (`grid.backbone.0.weights=model.safetensors`).
-        params: Lock file of `fcilbench tune`, whose rules come after those of the suite.
+    Overrides are `path=value` each; the value is YAML, and a path may hold list indices
+    (`grid.backbone.0.weights=model.safetensors`). `params` is a lock file of `fcilbench tune`, whose rules come after
+    those of the suite.
 
     Raises:
         InvalidSuiteError: If a file cannot be read, or anything is wrong with the suite; one line for each problem.

@@ -32,7 +32,6 @@ class PlanItem:
 
     Attributes:
         why: Reason of the state; may be empty.
-        row: Its latest row, `None` without one.
         seconds: Estimated wall-clock seconds of training it.
         basis: Whether they were measured on this hardware.
     """
@@ -100,9 +99,6 @@ def make_plan(
         running: By cell id, the live process that works on a cell.
         hardware: Digest of this machine's hardware; only rows with the same digest count as measured costs.
         gpu: Whether cells would run on a GPU, for the guess where nothing was measured.
-
-    Raises:
-        UsageError: If the policy or an expression is wrong.
     """
     selector = parse_selectors(only)
     asked: set[State] = {"stale"} if "stale" in selector.statuses else set()

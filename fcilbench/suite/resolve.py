@@ -48,7 +48,6 @@ class Entry:
     """One plugin entry of an axis.
 
     Attributes:
-        label: Its name in boards and filters.
         fields: Names of the plugin's parameters; none if the plugin is broken.
         settings: What the entry sets: parameters of the plugin and, for an aggregator, fields of the protocol.
         answers: Answers of the registry by the values that it was asked with.
@@ -226,7 +225,6 @@ class Rule:
         values: What a `tuned` rule sets, by key.
         because: Why an `exclude` rule leaves cells out; empty for a `tuned` rule.
         locked: Whether it comes from a lock file, in which a condition names a label and nothing else.
-        used: Whether it matched a cell.
     """
 
     path: KeyPath

@@ -62,12 +62,7 @@ class Selector:
         return not self.alternatives or any(all(holds(*term) for term in terms) for terms in self.alternatives)
 
     def why_nothing(self, whose: str, coords: Iterable[Mapping[str, str | int]]) -> str:
-        """Returns why none of these cells is selected: the terms that no cell meets, with the nearest or legal values.
-
-        Args:
-            whose: Where the cells come from, e.g. `the grid`.
-            coords: The labels and the seed of each cell.
-        """
+        """Returns why none of these cells is selected: terms that no cell meets, with the nearest or legal values."""
         known, found = list(coords), []
         for key, value in dict.fromkeys(term for terms in self.alternatives for term in terms):
             legal = {str(each[key]) for each in known if key in each}
@@ -96,11 +91,7 @@ def parse_selectors(expressions: Sequence[str]) -> Selector:
 
 
 def parse_rerun(policy: str) -> frozenset[State]:
-    """Returns the states that a policy, or several with commas between them, runs again.
-
-    Raises:
-        UsageError: If there is no such policy.
-    """
+    """Returns the states that a policy, or several with commas between them, runs again."""
     words = [word.strip() for word in policy.split(",")]
     for word in words:
         if word not in POLICIES:

@@ -31,7 +31,6 @@ class InvalidSuiteError(SuiteError):
     """A suite is invalid: one line for each problem, in the order of their places.
 
     Args:
-        problems: At least one, with its place.
         ran: Ids of the checks that ran to their end.
     """
 
@@ -108,10 +107,7 @@ def place(tree: Node, problems: Iterable[Problem]) -> list[Problem]:
 def parse(data: bytes | str, name: str, *, positions: bool = True) -> Node:
     """Parses one YAML document.
 
-    Args:
-        data: The document.
-        name: Name of its file, or the override that it is the value of.
-        positions: Whether a place is a position in the document, or its name alone.
+    `name` is that of its file, or the override that it is the value of; without `positions` places are this name alone.
 
     Raises:
         InvalidSuiteError: If it is not YAML, or more than a suite may hold.

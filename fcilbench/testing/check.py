@@ -1,16 +1,14 @@
-"""What a check of the conformance kit is, how it is run, and the checks of every kind of plugin."""
+"""What a check of the conformance kit is, and the checks of every kind of plugin."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import json
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from fcilbench.errors import PrerequisiteError
 from fcilbench.spec.params import search_space
 from fcilbench.spec.plugin import Plugin
 
@@ -35,11 +33,8 @@ class Check(Generic[S]):
 
     Attributes:
         id: Its name, e.g. `one-client`, as in `Plugin.breaks`.
-        statement: What must hold, in one line.
-        fix: What an author can do if it fails.
         function: Raises CheckFailed or NotApplicable; a PrerequisiteError means that weights or data are missing, and
             any other exception is the plugin's own.
-        gpu: Whether it needs a CUDA device.
         required: Whether it must apply on at least one bench.
     """
 
@@ -82,40 +77,6 @@ class Checks(list[Check[S]]):
         first = statement[:1].lower() if statement[1:2] != "`" else statement[:1]
         self.append(Check(id_, first + statement[1:].rstrip("."), " ".join(fix.split()).rstrip("."), function, **flags))
         return function
-
-
-def run_check(check: Check[S], subjects: Sequence[S], breaks: Mapping[str, str], *, demand: bool = True) -> Result:
-    """Runs one check on every subject; returns the first failure, else `passed` if one passed, else `skipped`.
-
-    `breaks` holds the declared checks with their reasons. With `demand`, a declared check must fail on some bench, and
-    not by an exception.
-    """
-    reason, passed, skips = breaks.get(check.id), False, []
-
-    def result(status: Status, found: str = "", fix: str = "", trace: str = "") -> Result:
-        return Result(check.id, check.statement, status, found, fix, trace)
-
-    for subject in subjects:
-        where = getattr(subject, "where", "")
-        on = f" (on the kit's {where})" if where else ""
-        try:
-            check.function(subject)
-            passed = True
-        except (NotApplicable, PrerequisiteError) as answer:
-            skips.append(str(answer))
-        except CheckFailed as finding:
-            if reason is not None:
-                return result("declared", f"{reason} ({finding}{on})")
-            return result("failed", f"{finding}{on}", check.fix)
-        except Exception as error:
-            found = f"{type(error).__name__}: {' '.join(str(error).split())}{on}"
-            return result("failed", found, check.fix, traceback.format_exc())
-    if not passed:
-        return result("failed" if check.required else "skipped", "; ".join(dict.fromkeys(skips)))
-    if reason is None or not demand:
-        return result("passed")
-    found = f"`breaks` says that the plugin fails this check ({reason}), but it passes"
-    return result("failed", found, f"remove {check.id!r} from `breaks`")
 
 
 @dataclass

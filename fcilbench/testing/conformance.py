@@ -10,21 +10,22 @@ A plugin's whole test file can be:
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from pydantic import ValidationError
 
 from fcilbench.api import Backbone, Plugin
-from fcilbench.errors import UsageError, nearest
+from fcilbench.errors import PrerequisiteError, UsageError, nearest
 from fcilbench.registry import entrypoints
-from fcilbench.registry.entrypoints import PluginRef
 from fcilbench.registry.validation import explain, validate
 from fcilbench.testing import client, merging, state
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
-from fcilbench.testing.check import SHARED, Check, Result, run_check
+from fcilbench.testing.check import SHARED, Check, CheckFailed, NotApplicable, Result, Status
 from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
 
@@ -42,32 +43,67 @@ class Case:
 
     Attributes:
         subjects: The plugin on each of its benches; a subject keeps the runs that several checks need.
-        breaks: Checks that the plugin fails by nature, with its reasons.
         demand: Whether a declared check must fail: `breaks` holds for the default hyperparameters only.
         causes: Exceptions so far, each with the check that met it first.
+
+    Raises:
+        UsageError: If `breaks` names an unknown check or gives no reason.
     """
 
-    ref: PluginRef
+    kind: str
     subjects: Sequence[Any]
     breaks: Mapping[str, str] = field(default_factory=dict)
     demand: bool = True
     causes: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        known = [check.id for check in CHECKS[self.kind]]
+        for id_, reason in self.breaks.items():
+            if id_ not in known:
+                raise UsageError(f"`breaks` names {id_!r}, which is no check{nearest(id_, known)}")
+            if not str(reason).strip():
+                raise UsageError(f"`breaks` gives no reason for {id_!r}", hint="say why it fails by nature")
+
     def run(self, check: Check[Any]) -> Result:
-        """Runs one check with one torch thread; an exception that an earlier check met is not reported again."""
-        with quiet_torch():
-            result = run_check(check, self.subjects, self.breaks, demand=self.demand)
-        if not result.trace:
-            return result
-        innermost = result.trace.rpartition('  File "')[2]  # where it was raised, and the message
-        first = self.causes.setdefault(innermost, check.id)
-        if first == check.id:
-            return result
-        return replace(result, status="skipped", found=f"fails with the same error as {first!r}", fix="", trace="")
+        """Runs one check on every subject; returns the first failure, else `passed` if one passed, else `skipped`.
+
+        A declared check must fail on some bench (`demand`), and not by an exception. An exception that an earlier check
+        met is not reported again.
+        """
+        reason, skips, passed = self.breaks.get(check.id), list[str](), False
+
+        def result(status: Status, found: str = "", fix: str = "", trace: str = "") -> Result:
+            return Result(check.id, check.statement, status, found, fix, trace)
+
+        for subject in self.subjects:
+            where = getattr(subject, "where", "")
+            on = f" (on the kit's {where})" if where else ""
+            try:
+                with quiet_torch():
+                    check.function(subject)
+                passed = True
+            except (NotApplicable, PrerequisiteError) as answer:
+                skips.append(str(answer))
+            except CheckFailed as finding:
+                if reason is not None:
+                    return result("declared", f"{reason} ({finding}{on})")
+                return result("failed", f"{finding}{on}", check.fix)
+            except Exception as error:
+                trace = traceback.format_exc()
+                innermost = trace.rpartition('  File "')[2]  # where it was raised, and the message
+                if (first := self.causes.setdefault(innermost, check.id)) != check.id:
+                    return result("skipped", f"fails with the same error as {first!r}")
+                found = f"{type(error).__name__}: {' '.join(str(error).split())}{on}"
+                return result("failed", found, check.fix, trace)
+        if passed and reason is not None and self.demand:
+            found = f"`breaks` says that the plugin fails this check ({reason}), but it passes"
+            return result("failed", found, f"remove {check.id!r} from `breaks`")
+        status: Status = "passed" if passed else "failed" if check.required else "skipped"
+        return result(status, "" if passed else "; ".join(dict.fromkeys(skips)))
 
     def results(self) -> Iterator[Result]:
         """Runs all checks, one after the other."""
-        return map(self.run, CHECKS[self.ref.kind])
+        return map(self.run, CHECKS[self.kind])
 
 
 def case(
@@ -80,16 +116,11 @@ def case(
 ) -> Case:
     """Finds a plugin and prepares its checks.
 
-    Args:
-        kind: `aggregators`, `backbones` or `datasets`.
-        name: Short name or `dist/name`.
-        options: Hyperparameters that differ from the defaults.
-        network: Makes the backbone on which an aggregator is tried, instead of the kit's own two.
-        root: Data root for data sets.
+    `options` are hyperparameters that differ from the defaults; `network` makes the backbone on which an aggregator is
+    tried, instead of the kit's own two; `root` is the data root.
 
     Raises:
         UsageError: If the plugin, checks of its kind, or one of its hyperparameters does not exist or is not valid.
-        BrokenPluginError: If it cannot be imported.
     """
     if kind not in CHECKS:
         raise UsageError(f"there are no checks for {kind}{nearest(kind, CHECKS)}")
@@ -112,18 +143,7 @@ def case(
         subjects = [BackboneSubject(plugin, given)]
     else:
         subjects = [DatasetSubject(plugin, given, root)]
-    return Case(ref, subjects, checked_breaks(ref.name, cls.breaks, CHECKS[kind]), demand=not given)
-
-
-def checked_breaks(plugin: str, breaks: Mapping[str, str], checks: Sequence[Check[Any]]) -> Mapping[str, str]:
-    """Returns a plugin's `breaks`; raises a UsageError if it names an unknown check or gives no reason."""
-    known = [check.id for check in checks]
-    for id_, reason in breaks.items():
-        if id_ not in known:
-            raise UsageError(f"{plugin}: `breaks` names {id_!r}, which is no check{nearest(id_, known)}")
-        if not str(reason).strip():
-            raise UsageError(f"{plugin}: `breaks` gives no reason for {id_!r}", hint="say why it fails by nature")
-    return breaks
+    return Case(kind, subjects, cls.breaks, demand=not given)
 
 
 class _Conformance:
@@ -160,13 +180,10 @@ class _Conformance:
             pytest.fail(f"{self.plugin}: {result}\n{result.trace}", pytrace=False)
 
     @classmethod
+    @cache
     def case(cls) -> Case:
         """Returns the plugin ready to be checked; it is made once for a class."""
-        if "_case" not in vars(cls):
-            cls._case = case(cls.kind, cls.plugin, cls.params, network=cls.backbone, root=cls.root)
-        return cls._case
-
-    _case: ClassVar[Case]
+        return case(cls.kind, cls.plugin, cls.params, network=cls.backbone, root=cls.root)
 
 
 class AggregatorConformance(_Conformance):

@@ -9,11 +9,8 @@ import torch
 
 from fcilbench.api import Aggregator, Module, No, Predictors, Samples, Wire
 from fcilbench.errors import UsageError
-from fcilbench.registry.entrypoints import PluginRef
 from fcilbench.testing import CHECKS, Case, case
 from fcilbench.testing.bench import BENCHES
-from fcilbench.testing.check import run_check
-from fcilbench.testing.conformance import checked_breaks
 from fcilbench.testing.subject import AggregatorSubject
 
 SPEC = importlib.util.spec_from_file_location("broken", Path(__file__).parent / "broken.py")
@@ -29,7 +26,7 @@ def on(cls, *benches):
 
 
 def result(id_, cls, *benches):
-    return run_check(BY_ID[id_], on(cls, *benches), cls.breaks)
+    return Case("aggregators", on(cls, *benches), cls.breaks).run(BY_ID[id_])
 
 
 @pytest.mark.parametrize(("id_", "cls"), PAIRS, ids=lambda value: getattr(value, "__name__", value))
@@ -194,13 +191,12 @@ def test_a_crash_is_no_declared_failure():
 )
 def test_declarations_are_checked_themselves(breaks, text):
     with pytest.raises(UsageError) as info:
-        checked_breaks("acme/x", breaks, CHECKS["aggregators"])
-    assert str(info.value) == f"acme/x: {text}"
+        Case("aggregators", [], breaks)
+    assert str(info.value) == text
 
 
 def results_of(cls):
-    ref = PluginRef("aggregators", "acme", "1", "x", "acme:X")
-    return {each.check: each for each in Case(ref, on(cls)).results()}
+    return {each.check: each for each in Case("aggregators", on(cls)).results()}
 
 
 def test_a_prepare_that_raises_is_reported_once():

@@ -15,9 +15,8 @@ from fcilbench.cli.main import app
 from fcilbench.cli.scaffold import KINDS as SCAFFOLDS
 from fcilbench.cli.scaffold import TEMPLATES
 from fcilbench.data.open import open_dataset
-from fcilbench.testing import CHECKS
+from fcilbench.testing import Case
 from fcilbench.testing.bench import BENCHES
-from fcilbench.testing.check import run_check
 from fcilbench.testing.others import BackboneSubject, DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
 
@@ -111,8 +110,7 @@ def test_examples_pass_the_checks(name):
     subjects = [KINDS[kind][1](cls)]
     if kind == "aggregators":
         subjects = [AggregatorSubject(cls, bench=bench) for bench in BENCHES]
-    for check in CHECKS[kind]:
-        result = run_check(check, subjects, cls.breaks)
+    for result in Case(kind, subjects, cls.breaks).results():
         assert result.status in ("passed", "skipped"), f"{result}\n{result.trace}"
 
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from fcilbench.api import Backbone, Corpus, Dataset, FeatureExtractor, ImageInput, Samples
 from fcilbench.errors import UsageError
-from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, DatasetConformance, case
+from fcilbench.testing import CHECKS, AggregatorConformance, BackboneConformance, Case, DatasetConformance, case
 from fcilbench.testing.bench import ConvNet, SmallViT
-from fcilbench.testing.check import run_check
 from fcilbench.testing.others import BackboneSubject, DatasetSubject
 
 
@@ -85,13 +84,13 @@ class NoFederation(ConvNet):  # works for one batch size only
 )
 def test_a_broken_backbone_is_found(id_, cls):
     checks = {check.id: check for check in CHECKS["backbones"]}
-    assert run_check(checks[id_], [BackboneSubject(cls)], {}).status == "failed"
+    assert Case("backbones", [BackboneSubject(cls)]).run(checks[id_]).status == "failed"
 
 
 @pytest.mark.parametrize("network", [ConvNet, SmallViT])
 def test_the_benches_networks_pass_the_checks_of_backbones(network):
     subject = BackboneSubject(network)
-    results = [run_check(check, [subject], {}) for check in CHECKS["backbones"]]
+    results = list(Case("backbones", [subject]).results())
     assert {result.status for result in results} == {"passed"}
 
 
@@ -129,8 +128,8 @@ class Floats(Toy):  # gives images as floats
 )
 def test_a_broken_data_set_is_found(id_, cls):
     checks = {check.id: check for check in CHECKS["datasets"]}
-    assert run_check(checks[id_], [DatasetSubject(cls)], {}).status == "failed"
-    assert run_check(checks[id_], [DatasetSubject(Toy)], {}).status == "passed"
+    assert Case("datasets", [DatasetSubject(cls)]).run(checks[id_]).status == "failed"
+    assert Case("datasets", [DatasetSubject(Toy)]).run(checks[id_]).status == "passed"
 
 
 def test_missing_data_are_no_failure(tmp_path):
