@@ -44,7 +44,7 @@ class KillAt(Progress):
     def __init__(self, store, task, round_):
         self._store, self._at, self.kills = store, (task, round_), 0
 
-    def cell_event(self, slot, cell_id, event):
+    def cell_event(self, cell_id, event):
         if event["event"] == "round" and (event["task"], event["round"]) == self._at and not self.kills:
             self.kills += 1
             log = (self._store.cell_dir(cell_id) / "log.txt").read_text()
@@ -135,6 +135,6 @@ class Rounds(Progress):
     def __init__(self):
         self.seen: list[tuple[int, int]] = []
 
-    def cell_event(self, slot, cell_id, event):
+    def cell_event(self, cell_id, event):
         if event["event"] == "round":
             self.seen.append((event["task"], event["round"]))
