@@ -32,7 +32,7 @@ def check(
     """
     from fcilbench.data.root import missing_data
     from fcilbench.execution.probe import probe_cells
-    from fcilbench.suite.check import run_checks
+    from fcilbench.suite.expand import run_checks
 
     def probe(cells: Sequence[Cell]) -> list[str | None]:
         console.say(f"probing {len(cells)} combinations of plugins")

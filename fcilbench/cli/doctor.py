@@ -144,8 +144,7 @@ def _source() -> Finding:
 def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
     """Reports whether a suite will run here: plugins, weights, data, and a tiny round of each combination."""
     from fcilbench.execution.probe import probe_cells
-    from fcilbench.suite.check import probe_combinations
-    from fcilbench.suite.expand import expand
+    from fcilbench.suite.expand import expand, probe_combinations
     from fcilbench.suite.load import load_suite
 
     expansion = expand(load_suite(path, overrides))

@@ -14,7 +14,7 @@ from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, Prerequisit
 
 if TYPE_CHECKING:
     from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.run import Summary
+    from fcilbench.execution.supervisor import Summary
     from fcilbench.results.store import Store
     from fcilbench.tracking.base import Tracker
 
@@ -88,7 +88,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
         digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
         settings = replace(settings, suite_digest=digest)
         trackers = open_trackers(prepared.store, tracking)
-    return run_plan(plan, prepared.store, trackers, RunProgress(), settings)
+    return run_plan(plan, prepared.store, [*trackers, RunProgress()], settings)
 
 
 def open_trackers(store: Store, option: str | None) -> list[Tracker]:

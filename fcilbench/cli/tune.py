@@ -63,6 +63,7 @@ def start(
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices, default_jobs
     from fcilbench.execution.run import supervise
+    from fcilbench.execution.supervisor import Observer, Summary
     from fcilbench.registry import catalog
     from fcilbench.results.store import Store
     from fcilbench.tracking.base import tracking_uri
@@ -80,19 +81,16 @@ def start(
     digest = store.save_suite(trials.model_dump(mode="json", exclude_none=True))
     settings = RunOptions(executor, tuple(devices), jobs, offline=offline, suite_digest=digest)
     database = open_storage(storage_url(store.root, storage))
-    trackers, progress = open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"), RunProgress()
+    observers: list[Observer] = [*open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"), RunProgress()]
     facts = {"trials": sum(each.trials for each in subjects), "rounds": sum(each.budget for each in subjects)}
-    search, name, interrupted = Search(subjects, database, store, console.say), trials.name, False
+    search, name, summary = Search(subjects, database, store, console.say), trials.name, Summary()
     if search.open:
         with contextlib.closing(search), catalog.session():
-            run = supervise(
-                [], store, suite=name, facts=facts, trackers=trackers, progress=progress, options=settings, feed=search
-            )
-        interrupted = run.interrupted
+            supervise([], store, summary, name, facts, observers=observers, options=settings, feed=search)
     lock = store.root / f"{loaded.suite.name}.lock.yaml"
     same = [word for each in set_ or () for word in ("-s", each)]
     command = shlex.join(["fcilbench", "run", str(suite), "--params", str(lock), "--out", str(out), *same])
-    _end(found_by(subjects, database), lock, command, search.trouble, interrupted)
+    _end(found_by(subjects, database), lock, command, search.trouble, summary.interrupted)
 
 
 def _end(found: Sequence[Found], lock: Path, command: str, trouble: str | None, interrupted: bool) -> None:

@@ -7,14 +7,15 @@ import logging
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
 from fcilbench.execution import lease
 from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions
 from fcilbench.execution.lease import Lease, Owner
@@ -28,6 +29,7 @@ from fcilbench.tracking.base import Tracker
 
 _log = logging.getLogger(__name__)
 _TICK = 0.2
+Observer = Tracker | Progress
 _RESUMABLE = "the run was interrupted; the same command resumes the cell"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -49,12 +51,45 @@ class _Running:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Summary:
+    """What became of the selected cells; the supervisor fills it.
+
+    Attributes:
+        rows: The last row of each selected cell that has one, by `cell_id`; rows of earlier runs included.
+        ran: Ids of the cells that this run started and that got a row.
+        elsewhere: Ids of the cells that another living process works on, with that process.
+    """
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of selected cells by status."""
+        return Counter(row.status for row in self.rows.values())
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the process.
+
+        130 if interrupted; 0 if every selected cell is `ok`; 5 if all that are not lack a prerequisite; else 3.
+        """
+        if self.interrupted:
+            return INTERRUPTED
+        bad = [row for row in self.rows.values() if row.status != "ok"]
+        if self.elsewhere or not bad:
+            return CELLS_FAILED if self.elsewhere else OK
+        missing = all(row.failure is not None and row.failure.kind == "prerequisite" for row in bad)
+        return PREREQUISITE if missing else CELLS_FAILED
+
+
 class Supervisor:
     """Runs tasks, in order, until each has its row; then those of the feed, until it closes.
 
-    Attributes:
-        written: Rows that this run wrote, or found written by another run, by `cell_id`.
-        ran: Ids of the cells that were started and got a row.
+    It calls the hooks of the observers, trackers and a `Progress`, and fills the summary.
     """
 
     def __init__(
@@ -63,24 +98,17 @@ class Supervisor:
         store: Store,
         executor: Executor,
         options: RunOptions,
+        summary: Summary,
         *,
-        trackers: Iterable[Tracker],
-        progress: Progress,
+        observers: Sequence[Observer],
         feed: Feed,
     ) -> None:
-        self.written: dict[str, Row] = {}
-        self.ran: set[str] = set()
-        self.elsewhere: dict[str, str] = {}
-        self.interrupted = False
         self._waiting = deque(tasks)
         self._alone: deque[Task] = deque()
         self._awaited: list[Task] = []  # another run works on them
-        self._store = store
-        self._executor = executor
-        self._observers: tuple[Tracker | Progress, ...] = (*trackers, progress)
+        self._store, self._executor, self._options, self._feed = store, executor, options, feed
+        self._summary, self._observers = summary, observers
         self._broken: set[int] = set()
-        self._options = options
-        self._feed = feed
         self._running: dict[Job, _Running] = {}
         self._stop: str | None = None
         self._next_beat = time.monotonic() + lease.HEARTBEAT_SECONDS
@@ -96,7 +124,7 @@ class Supervisor:
         try:
             self._run()
         finally:
-            self._tell("suite_finished", self.interrupted)
+            self._tell("suite_finished", self._summary.interrupted)
 
     def _tell(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of all trackers and of the display, where they have it; logs the first exception of each."""
@@ -112,7 +140,7 @@ class Supervisor:
         with self._signals_noted():
             try:
                 while self._running or (self._more and not self._stop):
-                    if self.interrupted:
+                    if self._summary.interrupted:
                         self._interrupt()
                         break
                     self._assign()
@@ -145,12 +173,12 @@ class Supervisor:
         """Starts an attempt, unless another run works on the cell or has finished it."""
         held = take(task, self._store)
         if isinstance(held, Owner):
-            self.elsewhere[task.cell_id] = str(held)
+            self._summary.elsewhere[task.cell_id] = str(held)
             self._tell("note", f"cell {task.cell_id[:12]} is left to {held}, which works on it")
             if self._options.wait:
                 self._awaited.append(task)
             return
-        self.elsewhere.pop(task.cell_id, None)
+        self._summary.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
             self._adopt(held)
             return
@@ -178,7 +206,7 @@ class Supervisor:
                 running.begun = time.monotonic()
                 running.deadline = None if limit is None else running.begun + limit
             elif event["event"] in TERMINAL:
-                asked = self.interrupted and event["event"] == "died"
+                asked = self._summary.interrupted and event["event"] == "died"
                 self._end(running, interrupted(_RESUMABLE) if asked else result_of(event, f"cells/{job.cell_id}"))
             else:
                 self._tell("cell_event", job.cell_id, event)
@@ -205,7 +233,7 @@ class Supervisor:
                 self._executor.kill(running.job)
                 del self._running[running.job]
                 running.lease.release()
-                self.elsewhere[running.task.cell_id] = "a run that took it over"
+                self._summary.elsewhere[running.task.cell_id] = "a run that took it over"
                 self._tell("note", f"cell {running.task.cell_id[:12]} was taken over by another run")
 
     def _end(self, running: _Running, end: Result) -> None:
@@ -215,7 +243,7 @@ class Supervisor:
         del self._running[running.job]
         task.seconds += time.monotonic() - running.begun
         retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not task.alone)
-        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self.interrupted:
+        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self._summary.interrupted:
             task.alone = task.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
@@ -257,12 +285,12 @@ class Supervisor:
             suite_digest=self._options.suite_digest,
         )
         if running is not None:
-            self.ran.add(task.cell_id)
+            self._summary.ran.add(task.cell_id)
         self._adopt(self._store.append(row))
 
     def _adopt(self, row: Row) -> None:
         """Shows a row that is in the store to trackers, display and feed."""
-        self.written[row.cell_id] = row
+        self._summary.rows[row.cell_id] = row
         self._tell("cell_finished", row)
         self._feed.ended(row)
 
@@ -294,4 +322,4 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _note_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        self.interrupted = True
+        self._summary.interrupted = True

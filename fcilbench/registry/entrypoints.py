@@ -15,9 +15,6 @@ from fcilbench.errors import PrerequisiteError, UsageError, nearest
 KINDS = ("aggregators", "backbones", "datasets", "stressors", "executors", "trackers", "boards")
 """Kinds of plugin; the entry-point group of a kind is `fcilbench.<kind>`."""
 
-ALLOW_LIST = "FCILBENCH_PLUGINS"
-"""Environment variable: comma-separated distributions whose plugins are visible; unset means all of them."""
-
 _OWN = "fcilbench"
 
 
@@ -59,13 +56,10 @@ class PluginRef:
 
 
 def find(kind: str) -> list[PluginRef]:
-    """Returns the visible plugins of one of `KINDS`, built-in ones first, then by name."""
+    """Returns the installed plugins of one of `KINDS`, built-in ones first, then by name."""
     if kind not in KINDS:
         raise UsageError(f"unknown kind of plugin {kind!r}{nearest(kind, KINDS)}")
     refs = [ref for ref in _registered(_path_state()) if ref.kind == kind]
-    if ALLOW_LIST in os.environ:
-        allowed = {_OWN, *map(normalise, os.environ[ALLOW_LIST].split(","))}
-        refs = [ref for ref in refs if ref.dist in allowed]
     return sorted(refs, key=lambda ref: (ref.dist != _OWN, ref.dist, ref.short))
 
 
@@ -89,7 +83,10 @@ def lookup(kind: str, name: str) -> PluginRef:
         owners = " and ".join(f"{ref.name} ({ref.target})" for ref in found)
         raise UsageError(f"{noun} {name!r} is ambiguous: {owners}", hint="write the full name, dist/name")
     names = [ref.short for ref in refs] + ([ref.name for ref in refs] if slash else [])
-    raise UsageError(f"unknown {noun} {name!r}{nearest(name, names)}", hint=_where_else(kind, name))
+    others = [ref.kind for ref in _registered(_path_state()) if ref.short == short]
+    listed = f"`fcilbench plugins list` shows what is installed; a new plugin registers under fcilbench.{kind}"
+    hint = f"{short!r} is one of the {others[0]}" if others else listed
+    raise UsageError(f"unknown {noun} {name!r}{nearest(name, names)}", hint=hint)
 
 
 def load(ref: PluginRef) -> type:
@@ -122,17 +119,6 @@ def reason_of(error: BaseException) -> str:
     """Returns type and message of an exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _where_else(kind: str, name: str) -> str:
-    """Returns the hint for a name that was not found: it may be hidden, or the name of another kind of plugin."""
-    short, visible = name.rpartition("/")[2], {ref for each in KINDS for ref in find(each)}
-    for ref in _registered(_path_state()):
-        if ref.short == short and ref in visible:
-            return f"{short!r} is one of the {ref.kind}"
-        if ref.short == short and ref.kind == kind:
-            return f"{ref.name} is installed but hidden by {ALLOW_LIST}"
-    return f"`fcilbench plugins list` shows what is installed; a new plugin registers under fcilbench.{kind}"
 
 
 def _path_state() -> tuple[tuple[str, int], ...]:

@@ -1,11 +1,13 @@
-"""From a suite to its cells: the product of the axes, the rules, and every parameter resolved."""
+"""From a suite to its cells: the product of the axes, the rules, every parameter resolved; and the checks of this."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +20,8 @@ from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import PLUGIN_KINDS, Cell, PluginUse, split_classes
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
-from fcilbench.suite.load import LoadedSuite
+from fcilbench.suite import CHECKS
+from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.resolve import (
     Entries,
     Entry,
@@ -32,6 +35,9 @@ from fcilbench.suite.resolve import (
 )
 from fcilbench.suite.schema import AXES, Axis, Grid, Suite
 from fcilbench.suite.yaml import InvalidSuiteError, place
+
+Probe = Callable[[Sequence[Cell]], Sequence[str | None]]
+"""Runs one tiny forward and aggregate for each cell's plugins; returns what went wrong, or `None`."""
 
 MAX_CELLS = 10_000
 """Most cells of one suite."""
@@ -239,3 +245,56 @@ def _use(entry: Entry, answer: Resolved) -> PluginUse:
         identity=answer.identity,
         code_digest=answer.code_digest,
     )
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found; it did not run if a check before it found problems."""
+
+    id: str
+    promise: str
+    ran: bool
+    problems: tuple[Problem, ...] = ()
+
+
+def run_checks(
+    path: Path | str, overrides: Sequence[str] = (), deep: Probe | None = None
+) -> tuple[list[CheckResult], Expansion]:
+    """Runs the checks on a suite; writes nothing.
+
+    `deep` runs the check of this name on one cell of each combination of plugins; `None` leaves it out.
+
+    Returns:
+        The result of each check, in order, and the cells of the suite: none if it is invalid.
+    """
+    checks = [check for check in CHECKS if deep or check != "deep"]
+    expansion = Expansion("")
+    try:
+        expansion = expand(load_suite(path, overrides))
+        ran: Set[str] = set(checks)
+        problems = expansion.unused
+        for reason, names in (probe_combinations(expansion.cells, deep) if deep else {}).items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            problems.append(Problem(f"{names[0]}{more}: {reason}", check="deep", where=str(path)))
+    except InvalidSuiteError as error:
+        ran, problems = error.ran, [*error.problems]
+    results = []
+    for check in checks:
+        found = tuple(problem for problem in problems if problem.check == check)
+        results.append(CheckResult(check, CHECKS[check], check in ran or bool(found), found))
+    return results, expansion
+
+
+def probe_combinations(cells: Sequence[Cell], probe: Probe) -> dict[str, list[str]]:
+    """Probes the first cell of each combination of plugins and parameters.
+
+    Returns the combinations that failed, by the reason.
+    """
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(repr([(use.name, use.params) for use in cell.plugins.values()]), cell)
+    found = defaultdict[str, list[str]](list)
+    for cell, reason in zip(first.values(), probe(list(first.values())), strict=True):
+        if reason is not None:
+            found[reason].append(" + ".join(use.label for use in cell.plugins.values()))
+    return found

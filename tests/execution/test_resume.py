@@ -68,7 +68,7 @@ def straight(new_kit, tmp_path_factory):
 
 def test_a_killed_worker_goes_on_and_ends_bit_equal(kit, straight):
     killer = KillAt(kit.store, 0, 1)
-    assert run_plan(kit.plan(make_cell("sum")), kit.store, progress=killer).exit_code == OK
+    assert run_plan(kit.plan(make_cell("sum")), kit.store, observers=[killer]).exit_code == OK
     row = kit.row("sum")
     assert killer.kills == 1
     assert row.attempts == 2
@@ -78,10 +78,10 @@ def test_a_killed_worker_goes_on_and_ends_bit_equal(kit, straight):
 
 def test_the_next_run_resumes_what_this_one_gave_up(kit, straight):
     cell = make_cell("sum", retries=0)
-    assert run_plan(kit.plan(cell), kit.store, progress=KillAt(kit.store, 1, 0)).exit_code == CELLS_FAILED
+    assert run_plan(kit.plan(cell), kit.store, observers=[KillAt(kit.store, 1, 0)]).exit_code == CELLS_FAILED
     assert kit.row("sum").status == "killed"
     events = Rounds()
-    assert run_plan(kit.plan(cell), kit.store, progress=events).exit_code == OK
+    assert run_plan(kit.plan(cell), kit.store, observers=[events]).exit_code == OK
     assert (0, 0) not in events.seen  # it did not start over
     assert science(kit.row("sum")) == straight["sum"]
 

@@ -105,7 +105,7 @@ def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit, options):
             rows.mkdir()  # a row cannot be appended to a folder; root ignores permissions
 
     with pytest.raises(PrerequisiteError, match=r"results cannot be written: .*rows\.jsonl: Is a directory") as hit:
-        run_plan(kit.plan(kit.cell("a")), kit.store, progress=Full(), options=options)
+        run_plan(kit.plan(kit.cell("a")), kit.store, observers=[Full()], options=options)
     assert hit.value.exit_code == PREREQUISITE
     assert hit.value.hint is not None
     kit.store.rows_path.rmdir()
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit, opti
 def test_oom_on_a_shared_device_is_retried_alone(kit, options):
     cells = [kit.cell("big", ["oom", "rounds:1:0.3"]), *(kit.cell(f"c{i}", ["rounds:1:0.2"]) for i in range(3))]
     spans = Spans()
-    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, jobs=2))
+    run_plan(kit.plan(*cells), kit.store, observers=[spans], options=replace(options, jobs=2))
     assert kit.row("big").status == "ok"
     assert kit.row("big").attempts == 2
     begin, end = spans.last(kit.id("big"))
@@ -156,7 +156,7 @@ def test_oom_on_a_shared_device_is_retried_alone(kit, options):
 def test_two_jobs_run_side_by_side_and_each_sees_its_device_only(kit, options):
     spans = Spans()
     cells = [kit.cell("a", ["rounds:1:0.5"]), kit.cell("b", ["rounds:1:0.5"])]
-    run_plan(kit.plan(*cells), kit.store, progress=spans, options=replace(options, devices=("0", "1")))
+    run_plan(kit.plan(*cells), kit.store, observers=[spans], options=replace(options, devices=("0", "1")))
     (a_begin, a_end), (b_begin, b_end) = spans.last(kit.id("a")), spans.last(kit.id("b"))
     assert max(a_begin, b_begin) < min(a_end, b_end)
     environments = [kit.store.environment(kit.row(name).env) for name in "ab"]
@@ -211,7 +211,7 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
         def note(self, text):
             held.release()
 
-    assert run_plan(plan, kit.store, progress=Over(), options=options).exit_code == OK  # it waited for the other run
+    assert run_plan(plan, kit.store, observers=[Over()], options=options).exit_code == OK  # it waited for the other run
     (kit.store.rows_path).unlink()
     assert run_plan(plan, kit.store, options=options).exit_code == OK
     assert set(kit.store.latest()) == {kit.id("a"), kit.id("b")}  # copies of deleted rows are no results
@@ -225,7 +225,7 @@ def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, 
             if not (kit.folder("b") / "row.json").exists():
                 run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
 
-    summary = run_plan(plan, kit.store, progress=OtherRun(), options=options)
+    summary = run_plan(plan, kit.store, observers=[OtherRun()], options=options)
     assert summary.exit_code == OK
     assert len(kit.pids("b")) == 1
 
@@ -235,7 +235,7 @@ def test_observers_cannot_fail_a_cell(kit, options, caplog):
         def cell_finished(self, *_):
             raise ValueError("display is broken")
 
-    summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, [Tracker()], BrokenProgress(), options)
+    summary = run_plan(kit.plan(kit.cell("a"), kit.cell("b")), kit.store, [Tracker(), BrokenProgress()], options)
     assert summary.exit_code == OK
     assert [record.message for record in caplog.records] == [
         "Tracker: RuntimeError: the server is dead",

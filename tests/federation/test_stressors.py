@@ -9,9 +9,8 @@ from fcilbench.api.stressor import Stressor
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.errors import UsageError
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.probe import probe
 from fcilbench.federation.round import run_round, update_rows
-from fcilbench.federation.run import run_experiment
+from fcilbench.federation.run import probe, run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.ncm import Ncm

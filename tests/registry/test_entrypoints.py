@@ -46,19 +46,6 @@ def test_name_of_another_kind_is_pointed_out():
     assert hit.value.hint == "'digits' is one of the datasets"
 
 
-def test_allow_list_hides_other_distributions_but_not_ours(install, monkeypatch):
-    install("acme", {}, {"aggregators": {"gossip": "acme_d:Gossip"}})
-    install("other", {}, {"aggregators": {"other": "other:Other"}})
-    monkeypatch.setenv("FCILBENCH_PLUGINS", "ACME")
-    dists = {ref.dist for ref in find("aggregators")}
-    assert dists == {"fcilbench", "acme"}
-    with pytest.raises(UsageError) as hit:
-        lookup("aggregators", "other")
-    assert hit.value.hint == "other/other is installed but hidden by FCILBENCH_PLUGINS"
-    monkeypatch.setenv("FCILBENCH_PLUGINS", "")
-    assert {ref.dist for ref in find("aggregators")} == {"fcilbench"}
-
-
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

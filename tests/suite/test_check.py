@@ -2,7 +2,8 @@ import pytest
 
 from fcilbench.cli.check import check
 from fcilbench.errors import UsageError
-from fcilbench.suite.check import CHECKS, run_checks
+from fcilbench.suite import CHECKS
+from fcilbench.suite.expand import run_checks
 
 IDS = list(CHECKS)
 
