@@ -24,8 +24,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +36,6 @@ from fcilbench.files import write_all
 from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, encode
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Channel:
-    """The worker's end of the event pipe; safe to use from any thread."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-
-    def emit(self, token: str, event: Event) -> None:
-        """Sends an event of a request.
-
-        In a process that a plugin has forked it ends that process, which must not report in the worker's name.
-
-        Raises:
-            EventTooLargeError: If the event is longer than a line may be.
-        """
-        if os.getpid() != self._process:
-            os._exit(1)
-        line = encode({"token": token, **event})
-        if len(line) > LARGEST_LINE:
-            size = f"{len(line) / 2**20:.0f} MiB"
-            raise EventTooLargeError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
-        with self._lock:
-            try:
-                write_all(self._descriptor, line)
-            except BrokenPipeError:  # the parent is gone
-                os._exit(0)
 
 
 def main() -> None:
@@ -75,10 +48,11 @@ def main() -> None:
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(request_pipe, requests), name="requests", daemon=True).start()
     faulthandler.enable()
-    channel = Channel(event_pipe)
+    emit = _emitter(event_pipe)
     try:
         while True:
-            _serve(requests.get(), channel)
+            request = requests.get()
+            _serve(request, partial(emit, request.pop("token")))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -87,12 +61,32 @@ def main() -> None:
         os._exit(1)  # threads and exit handlers of plugins must not keep it
 
 
-def _serve(request: dict[str, Any], channel: Channel) -> None:
-    ask, token = request.pop("ask"), request.pop("token")
+def _emitter(descriptor: int) -> Callable[[str, Event], None]:
+    """Returns the function that sends an event of a request, given by its token; safe to use from any thread.
 
-    def emit(event: Event) -> None:
-        channel.emit(token, event)
+    It raises `EventTooLargeError` if the event is longer than a line may be. In a process that a plugin has forked it
+    ends that process, which must not report in the worker's name.
+    """
+    lock, process = threading.Lock(), os.getpid()
 
+    def emit(token: str, event: Event) -> None:
+        if os.getpid() != process:
+            os._exit(1)
+        line = encode({"token": token, **event})
+        if len(line) > LARGEST_LINE:
+            size = f"{len(line) / 2**20:.0f} MiB"
+            raise EventTooLargeError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
+        with lock:
+            try:
+                write_all(descriptor, line)
+            except BrokenPipeError:  # the parent is gone
+                os._exit(0)
+
+    return emit
+
+
+def _serve(request: dict[str, Any], emit: Callable[[Event], None]) -> None:
+    ask = request.pop("ask")
     if ask == "run":
         _redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
         if request["offline"]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,25 +29,21 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Weights = Mapping[str, torch.Tensor]
 Losses = Callable[[Weights], Iterator[torch.Tensor]]
+Margins = dict[str, list[float | None]]
+"""Mean and quantiles (`q05`, ...) of the margins of each task's samples."""
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """What was measured.
+def geometry(
+    federation: Federation, predictors: Predictors
+) -> tuple[dict[str, float | None], dict[TaskIdentity, Margins]]:
+    """Measures the deployed models on the test samples of the tasks seen.
 
-    Attributes:
-        metrics: `sharpness`, `margin` and `separation` by `<metric>/<task identity>`; `oracle` is the mean over tasks
-            of two classes or more.
-        margins: By task identity the mean and quantiles (`q05`, ...) of the margins of each task's samples.
+    Returns:
+        `sharpness`, `margin` and `separation` by `<metric>/<task identity>`, where `oracle` is the mean over tasks of
+        two classes or more; and the margins by task identity.
     """
-
-    metrics: dict[str, float | None]
-    margins: dict[TaskIdentity, dict[str, list[float | None]]]
-
-
-def geometry(federation: Federation, predictors: Predictors) -> Geometry:
-    """Measures the deployed models on the test samples of the tasks seen."""
-    found, tasks = Geometry({}, {}), federation.server.tasks
+    metrics, distributions = dict[str, float | None](), dict[TaskIdentity, Margins]()
+    tasks = federation.server.tasks
     parts: list[tuple[str, Task, Sequence[Task]]]
     for identity in federation.experiment.evaluate.task_identity:
         rule = predictors.rules[identity]
@@ -59,7 +54,7 @@ def geometry(federation: Federation, predictors: Predictors) -> Geometry:
         else:
             continue
         figures: dict[str, list[float]] = {"sharpness": [], "margin": [], "separation": []}
-        lines = found.margins.setdefault(identity, {})
+        lines = distributions.setdefault(identity, {})
         for name, classes, own in parts:
             part = _Part(federation, as_module(predictors.modules[name]()), classes)
             rows = torch.cat([federation.test_index[task.index] for task in own])
@@ -76,8 +71,8 @@ def geometry(federation: Federation, predictors: Predictors) -> Geometry:
             figures["margin"].append(sum(float(each.mean()) for each in distances) / len(distances))
             figures["separation"].append(separation(features, labels))
         for metric, values in figures.items():
-            found.metrics[f"{metric}/{identity}"] = _finite(sum(values) / len(values)) if values else None
-    return found
+            metrics[f"{metric}/{identity}"] = _finite(sum(values) / len(values)) if values else None
+    return metrics, distributions
 
 
 def sharpness(losses: Losses, weights: Weights, rho: float) -> float:

@@ -172,9 +172,9 @@ class _Run:
                 auroc = federation.evaluator.ood_auroc(predictors, server.tasks)
                 self._progress.metrics = {} if auroc is None else {"oos_auroc/none": auroc}
                 if "geometry" in self._experiment.runtime.analysis:
-                    found = geometry(federation, predictors)
-                    self._progress.metrics |= found.metrics
-                    measured = {"margins": found.margins}
+                    metrics, margins = geometry(federation, predictors)
+                    self._progress.metrics |= metrics
+                    measured = {"margins": margins}
                 self._progress.model_digest = model_digest(predictors, server)
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row

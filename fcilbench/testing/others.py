@@ -174,21 +174,6 @@ class DatasetSubject(Subject[Dataset]):
     base = Dataset
     root: Path | None = None
 
-    @cached_property
-    def loaded(self) -> tuple[Corpus, str]:
-        """The corpus and its digest."""
-        return self.open(self.make())
-
-    def open(self, plugin: Dataset) -> tuple[Corpus, str]:
-        """Opens an instance; the check does not apply if the data are not on this machine."""
-        root = data_root(self.root)
-        if plugin.layouts and find_layout(plugin.layouts, root) is None:
-            raise NotApplicable(f"the data are not under {root}")
-        try:
-            return open_dataset(plugin, root)
-        except DataError as error:
-            raise CheckFailed(str(error)) from error
-
 
 @DATASET_CHECKS.add
 def terms(subject: DatasetSubject) -> None:
@@ -221,16 +206,22 @@ def samples(subject: DatasetSubject) -> None:
     Fix: correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again; labels are
     indices into `class_names`; convert images to uint8 `[n, height, width, channels]`, RGB or grey.
     """
-    corpus, _ = subject.loaded
+    plugin, root = subject.make(), data_root(subject.root)
+    if plugin.layouts and find_layout(plugin.layouts, root) is None:
+        raise NotApplicable(f"the data are not under {root}")
+    try:
+        corpus, _ = open_dataset(plugin, root)
+    except DataError as error:
+        raise CheckFailed(str(error)) from error
     if len(set(corpus.class_names)) != len(corpus.class_names):
         raise CheckFailed("two classes have the same name")
     for name, split in (("train", corpus.train), ("test", corpus.test)):
         image = split.inputs.dtype == np.uint8 and split.inputs.ndim == 4 and split.inputs.shape[3] in (1, 3)
-        text = subject.cls.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
-        if not (text or (subject.cls.modality == "vision" and image)):
+        text = plugin.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
+        if not (text or (plugin.modality == "vision" and image)):
             raise CheckFailed(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
         found = set(np.unique(split.labels).tolist())
         if found != set(range(len(corpus.class_names))):
             raise CheckFailed(f"{name} labels are {min(found)}..{max(found)}: {len(found)} classes")
-    if not isinstance(subject.make().augmentation, Augmentation):
-        raise CheckFailed(f"augmentation is a {type(subject.make().augmentation).__name__}")
+    if not isinstance(plugin.augmentation, Augmentation):
+        raise CheckFailed(f"augmentation is a {type(plugin.augmentation).__name__}")
