@@ -104,7 +104,6 @@ class Supervisor:
         feed: Feed,
     ) -> None:
         self._waiting = deque(tasks)
-        self._alone: deque[Task] = deque()
         self._awaited: list[Task] = []  # another run works on them
         self._store, self._executor, self._options, self._feed = store, executor, options, feed
         self._summary, self._observers = summary, observers
@@ -150,21 +149,19 @@ class Supervisor:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for task in (*self._waiting, *self._alone):  # a row of an earlier run must stay the last one
+            for task in self._waiting:  # a row of an earlier run must stay the last one
                 if task.known is None or task.attempts:
                     self._record(task, interrupted(self._stop or "not started"))
 
     @property
     def _more(self) -> bool:
-        return bool(self._waiting or self._alone or self._awaited or self._feed.open)
+        return bool(self._waiting or self._awaited or self._feed.open)
 
     def _assign(self) -> None:
         while not self._stop:
-            # Tasks that need a device to themselves come last, so that a device has to run empty only once.
-            queue = self._waiting or self._alone
-            if not self._executor.accepts(bool(queue) and queue[0].alone):
+            if not self._executor.accepts(bool(self._waiting) and self._waiting[0].alone):
                 return
-            task = queue.popleft() if queue else self._feed.take()
+            task = self._waiting.popleft() if self._waiting else self._feed.take()
             if task is None:
                 return
             self._begin(task)
@@ -248,8 +245,7 @@ class Supervisor:
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
             self._tell("cell_retried", task.cell, task.cell_id, reason)
-            # Retries come last: other cells do not wait for them.
-            (self._alone if task.alone else self._waiting).append(task)
+            self._waiting.append(task)  # retries come last: other cells do not wait for them
             return
         try:
             self._record(task, end, running)
@@ -264,6 +260,7 @@ class Supervisor:
         """Ends all jobs; the same command resumes their cells from the checkpoints."""
         self._stop = "not started: the run was interrupted"
         self._tell("note", "stopping: finished cells and saved rounds are kept")
+        self._listen()  # a job may have ended just now
         for running in list(self._running.values()):
             self._end(running, interrupted(_RESUMABLE))
 

@@ -13,7 +13,6 @@ from fcilbench.api import (
     Aggregator,
     Augmentation,
     Backbone,
-    Corpus,
     Dataset,
     FeatureExtractor,
     ImageInput,
