@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcilbench.errors import UsageError
-from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, job_environment
+from fcilbench.execution.base import TERMINAL, Device, Executor, Job, RunOptions, job_environment
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, died, wait_for, worker_environment
 from fcilbench.spec.cell import PLUGIN_KINDS
 
@@ -42,7 +42,7 @@ class _Slot:
             worker.close()
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs jobs in worker processes of this machine.
 
     A worker that ran third-party plugins is used again only for a cell that has all of them, because they may have
@@ -62,7 +62,6 @@ class LocalExecutor:
         self.places = [slot.label for slot in self._slots]
 
     def accepts(self, alone: bool) -> bool:
-        """Returns whether a slot is idle, on a device without other jobs if the job must be alone."""
         return self._free(alone) is not None
 
     def submit(self, job: Job) -> str:
@@ -91,7 +90,6 @@ class LocalExecutor:
         return slot.label
 
     def poll(self, timeout: float) -> list[tuple[Job, Event]]:
-        """Returns the new events, after waiting up to `timeout` seconds for the first one."""
         deadline = time.monotonic() + timeout
         while True:
             rest = 0.0 if self._events else max(0.0, min(deadline - time.monotonic(), _LOOK))
@@ -104,14 +102,12 @@ class LocalExecutor:
                 return events
 
     def kill(self, job: Job) -> None:
-        """Kills the worker of a job at once."""
         self._events = [each for each in self._events if each[0] is not job]
         for slot in self._slots:
             if slot.job is job:
                 slot.stop()
 
     def close(self) -> None:
-        """Kills the workers of all slots, whatever they are doing."""
         for slot in self._slots:
             slot.stop()
 

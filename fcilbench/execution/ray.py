@@ -20,7 +20,16 @@ except ImportError as error:
     raise PrerequisiteError("Ray is not installed", hint="pip install 'fcilbench[ray]'") from error
 
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, attempt, executor_settings, job_environment
+from fcilbench.execution.base import (
+    TERMINAL,
+    Device,
+    Executor,
+    Job,
+    RunOptions,
+    attempt,
+    executor_settings,
+    job_environment,
+)
 from fcilbench.registry.process import Event, died
 from fcilbench.spec.params import Field, Params
 
@@ -34,7 +43,7 @@ class RaySettings(Params):
     queue: int = Field(1000, ge=1, description="cells that are handed to Ray at a time")
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs jobs as tasks of a Ray cluster; which node takes one, and when, Ray decides.
 
     `places` has one label for each core or share of a GPU of the cluster as it is at the start; a cluster may grow.
@@ -76,7 +85,6 @@ class RayExecutor:
         return "ray"
 
     def poll(self, timeout: float) -> list[tuple[Job, Event]]:
-        """Waits up to `timeout` seconds for events and returns what has come."""
         if not self._events:
             time.sleep(timeout)
             return []
@@ -109,7 +117,6 @@ class RayExecutor:
             ray.cancel(events, force=True)
 
     def close(self) -> None:
-        """Cancels what still runs and leaves the cluster."""
         for job in list(self._events):
             self.kill(job)
         ray.shutdown()

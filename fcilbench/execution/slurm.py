@@ -17,7 +17,16 @@ from typing import Any, ClassVar, Literal
 
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import TERMINAL, Device, Job, RunOptions, attempt, executor_settings, job_environment
+from fcilbench.execution.base import (
+    TERMINAL,
+    Device,
+    Executor,
+    Job,
+    RunOptions,
+    attempt,
+    executor_settings,
+    job_environment,
+)
 from fcilbench.registry.process import Event, LineBuffer, decode, died
 from fcilbench.spec.params import Field, Params
 
@@ -62,7 +71,7 @@ class _Submitted:
     known: submitit.Job[None] | None = None
 
 
-class SlurmExecutor:
+class SlurmExecutor(Executor):
     """Submits jobs in arrays, reads their events from the shared disk, and asks the scheduler every 15 seconds.
 
     `places` has one label for each job that an array may run at the same time.
@@ -119,7 +128,6 @@ class SlurmExecutor:
             submitted.known.cancel(check=False)
 
     def close(self) -> None:
-        """Cancels what Slurm still has."""
         for job in list(self._jobs):
             self.kill(job)
 

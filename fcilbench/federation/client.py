@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcilbench.api import Batch, LayerGram, Message, Net, Task
+from fcilbench.api import Batch, Client, LayerGram, Message, Net, Task
 from fcilbench.api.client import FisherKind
 from fcilbench.engine.fisher import fisher_diagonal
 from fcilbench.engine.precision import autocast
@@ -23,8 +23,8 @@ from fcilbench.federation.tasks import stream
 STATISTICS_BATCH = 256
 
 
-class ClientSession:
-    """One client in one round; implements `fcilbench.api.client.Client`.
+class ClientSession(Client):
+    """One client in one round.
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.
@@ -52,7 +52,6 @@ class ClientSession:
         self._federation, self._context = federation, context
 
     def batches(self) -> Iterator[Batch]:
-        """Iterates once over the client's samples, with the test transform."""
         return self._batches(self.index, self.batch_size)
 
     def _batches(self, rows: torch.Tensor, size: int) -> Iterator[Batch]:
@@ -63,7 +62,6 @@ class ClientSession:
             yield Batch(data.plain(own), data.labels[own], mask, self.task, memo, protocol=self.protocol)
 
     def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
-        """Returns the mean diagonal Fisher over the client's own samples, float32 `[P]`."""
         rows = self.index
         if samples is not None and samples < len(rows):
             chosen = np.sort(self.random("fisher-samples").choice(len(rows), samples, replace=False))
@@ -75,11 +73,9 @@ class ClientSession:
         return fisher_diagonal(self.network, names, batches, kind)
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
-        """Yields the inputs of linear layers and convolutions, one batch of the client's own samples after another."""
         return layer_inputs(self._federation.model, patterns, self._masked())
 
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
-        """Returns the gradient `[P]` of the mean loss over the client's own samples."""
         return mean_gradient(self._federation.model, self.batches(), loss)
 
     def _masked(self) -> Iterator[Masked]:
@@ -88,11 +84,9 @@ class ClientSession:
             yield batch.inputs, self._federation.train.token_mask(batch.inputs)
 
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
-        """Returns the Grams of all trained linear layers' inputs over one pass through the client's own samples."""
         return layer_grams(self._federation.model, diagonal, self._masked())
 
     def low_precision(self) -> AbstractContextManager[object]:
-        """Returns the context in which the network's passes have the protocol's precision."""
         return self._federation.model.arithmetic(partial(autocast, self.protocol.precision, self.index.device))
 
     def cut_short(self) -> None:
@@ -104,5 +98,4 @@ class ClientSession:
             self.samples = len(kept)
 
     def random(self, purpose: str) -> np.random.Generator:
-        """Returns the stream keyed by (train seed, purpose, task, round, client)."""
         return stream(self._federation.experiment.seeds.of("train"), purpose, *self._context.key, self.id)

@@ -8,14 +8,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fcilbench.api import ImageInput, Layout, Protocol, State, Task
+from fcilbench.api import ImageInput, Layout, Protocol, Server, State, Task
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import all_finite
 from fcilbench.federation.tasks import stream
 
 
-class FederationServer:
-    """The server as its method sees it; implements `fcilbench.api.server.Server`.
+class FederationServer(Server):
+    """The server as its method sees it.
 
     It begins with copies of the state vector `[D]` and the integer buffers `[K]`. `tasks` are all tasks of the stream,
     `seed` is the train seed.
@@ -51,27 +51,22 @@ class FederationServer:
 
     @property
     def last_task(self) -> bool:
-        """Whether no task of the stream follows the current one."""
         return len(self.tasks) == len(self._stream)
 
     @property
     def network(self) -> Network:
-        """The resident model's module with the global vector, in eval mode."""
         return self.net.network
 
     @property
     def net(self) -> FlatModel:
-        """The resident network with the global vector, in eval mode."""
         self._model.load(self.vector, self.counters)
         self._model.network.eval()
         return self._model
 
     def frozen(self, name: str) -> torch.Tensor:
-        """Returns a frozen parameter of the network by its name there."""
         return self._model.network.get_parameter(name).detach()
 
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
-        """Adds a finite `direction` of the right shape to the global vector, or to one part of it."""
         target = self.vector if part is None else self.vector[part]
         if direction.shape != target.shape:
             raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
@@ -84,11 +79,9 @@ class FederationServer:
         return stream(self._seed, "server", purpose, self.tasks[-1].index, self.round)
 
     def log(self, name: str, value: float) -> None:
-        """Records a diagnostic of this round."""
         self.logs[name] = float(value)
 
     def warn(self, message: str) -> None:
-        """Records a warning once."""
         if message not in self.warnings:
             self.warnings.append(message)
 
