@@ -36,13 +36,11 @@ class ImageFiles:
 
     Attributes:
         margin: Length of the shorter side before the central crop, in units of `size`.
-        known: SHA-256 of each file, once it has been computed.
     """
 
     files: Sequence[Path]
     size: int = 224
     margin: float = 1.0
-    known: Sequence[bytes] | None = None
     dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
 
     @property
@@ -54,8 +52,7 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, index: Labels) -> ImageFiles:
-        known = None if self.known is None else [self.known[i] for i in index]
-        return replace(self, files=[self.files[i] for i in index], known=known)
+        return replace(self, files=[self.files[i] for i in index])
 
     def __iter__(self) -> Iterator[Pixels]:
         yield from _parallel(functools.partial(read_image, size=self.size, margin=self.margin), self.files)
@@ -63,9 +60,7 @@ class ImageFiles:
     @property
     def digests(self) -> Sequence[bytes]:
         """SHA-256 of each file, by which images are numbered whatever they are decoded to."""
-        if self.known is None:
-            self.known = [bytes.fromhex(digest) for digest in _parallel(file_digest, self.files)]
-        return self.known
+        return [bytes.fromhex(digest) for digest in _parallel(file_digest, self.files)]
 
 
 def decoded(samples: Samples) -> Samples:

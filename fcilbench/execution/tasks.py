@@ -15,11 +15,12 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.row import Failure, Row, Status, parse_row
-from fcilbench.tables import cut
+from fcilbench.tables import cut, line
 
 _NOTE = "cell.json"
 """File in a cell's folder that says how many attempts there were, and with which plugin code."""
 _LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
+_LONGEST = 500
 _BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 
 
@@ -144,13 +145,13 @@ def _finished_meanwhile(task: Task, store: Store) -> Row | None:
 
 def result_of(event: Event, cell_folder: str) -> Result:
     """Returns the result that a job's last event reports; `cell_folder` is relative to the results folder."""
-    message = _line(event.get("message") or event.get("reason")) or "no reason given"
+    message = cut(line(event.get("message") or event.get("reason") or "no reason given"), _LONGEST)
     match event["event"]:
         case "finished":
             try:
                 return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
             except ValueError as error:
-                message = f"the worker's result is invalid: {_line(error)}"
+                message = f"the worker's result is invalid: {cut(line(error), _LONGEST)}"
                 return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
         case "skipped":
             return Result("skipped", skipped=message)
@@ -174,8 +175,3 @@ def stopped(status: Status, kind: str, type_: str, message: str) -> Result:
 def interrupted(message: str) -> Result:
     """Returns the result of a cell that was stopped or not started because the run ended early."""
     return stopped("interrupted", "interrupted", "interrupt", message)
-
-
-def _line(text: object) -> str:
-    """Returns a text as one line of at most 500 characters."""
-    return cut(" ".join(str(text or "").split()), 500)
