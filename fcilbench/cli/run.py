@@ -74,7 +74,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
         PrerequisiteError: If none of its cells can run here, or the results folder cannot be written.
     """
     from fcilbench.cli.progress import RunProgress
-    from fcilbench.execution.run import run_plan
+    from fcilbench.execution.supervisor import run_plan
 
     plan = prepared.plan
     trackers: list[Tracker] = []

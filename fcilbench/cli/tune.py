@@ -62,8 +62,7 @@ def start(
     from fcilbench.cli.run import open_trackers
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices, default_jobs
-    from fcilbench.execution.run import supervise
-    from fcilbench.execution.supervisor import Observer, Summary
+    from fcilbench.execution.supervisor import Observer, Summary, supervise
     from fcilbench.registry import catalog
     from fcilbench.results.store import Store
     from fcilbench.tracking.base import tracking_uri

@@ -8,24 +8,28 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.execution.tasks import Feed, Result, Task, interrupted, result_of, stopped, take
+from fcilbench.registry import entrypoints
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
 from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Tracker
+
+if TYPE_CHECKING:
+    from fcilbench.suite.plan import Plan
 
 _log = logging.getLogger(__name__)
 _TICK = 0.2
@@ -94,7 +98,7 @@ class Supervisor:
 
     def __init__(
         self,
-        tasks: Iterable[Task],
+        tasks: Sequence[Task],
         store: Store,
         executor: Executor,
         options: RunOptions,
@@ -320,3 +324,51 @@ class Supervisor:
 
     def _note_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         self._summary.interrupted = True
+
+
+def run_plan(
+    plan: Plan, store: Store, observers: Sequence[Observer] = (), options: RunOptions | None = None
+) -> Summary:
+    """Trains the cells that a plan marks, and returns the rows of all cells of the plan.
+
+    A plan with nothing to run starts no process and tells no observer.
+    """
+    summary = Summary({item.cell_id: item.row for item in plan.items if item.row is not None})
+    # Equal points of the grid are one cell. The run also waits for cells that other runs work on.
+    todo = {item.cell_id: item for item in plan.items if item.run or item.awaited}
+    if todo:
+        tasks = [Task(item.cell, cell_id, item.row) for cell_id, item in todo.items()]
+        facts = {"planned": len(plan.items), "to_run": len(todo)}
+        supervise(tasks, store, summary, plan.expansion.name, facts, observers=observers, options=options)
+    return summary
+
+
+def supervise(
+    tasks: Sequence[Task],
+    store: Store,
+    summary: Summary,
+    suite: str,
+    facts: Mapping[str, Any],
+    *,
+    observers: Sequence[Observer] = (),
+    options: RunOptions | None = None,
+    feed: Feed | None = None,
+) -> None:
+    """Runs tasks and those of a feed, and notes in the summary what becomes of them.
+
+    `suite` is the name that trackers get, with `facts` about the run.
+
+    Raises:
+        PrerequisiteError: If the results folder can no longer be written; the same command continues later.
+    """
+    options = options or RunOptions()
+    plugin = entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0]))
+    executor = cast(Callable[[RunOptions], Executor], plugin)(options)
+    supervisor = Supervisor(tasks, store, executor, options, summary, observers=observers, feed=feed or Feed())
+    try:
+        supervisor.run(suite, {**facts, "devices": list(options.devices), "jobs": options.jobs})
+    except OSError as error:
+        raise PrerequisiteError(
+            f"results cannot be written: {error.filename or store.root}: {error.strerror or error}",
+            hint="make room or grant access there; the same command continues where this run stopped",
+        ) from error

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from fcilbench.execution.base import RunOptions
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 from fcilbench.results.store import Store
 
 here = Path(__file__).parent

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("submitit")

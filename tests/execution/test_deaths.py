@@ -11,7 +11,7 @@ import pytest
 
 from fcilbench.errors import INTERRUPTED, OK
 from fcilbench.execution import lease
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 
 QUEUE = """
 from fcilbench.execution.local import LocalExecutor

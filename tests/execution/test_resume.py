@@ -11,7 +11,7 @@ import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK
 from fcilbench.execution.base import Progress, RunOptions
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.protocol import Limits, Partition, Protocol, Seeds
 

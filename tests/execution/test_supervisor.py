@@ -8,7 +8,7 @@ import pytest
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.base import Progress
-from fcilbench.execution.run import run_plan
+from fcilbench.execution.supervisor import run_plan
 from fcilbench.results.store import Store
 
 
