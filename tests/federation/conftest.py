@@ -4,10 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds
-from fcilbench.federation.experiment import Experiment
+from fcilbench.engine.meters import Stopwatch
+from fcilbench.federation.experiment import Experiment, RoundContext
+from fcilbench.federation.round import run_round, update_rows
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.plugins.stressors.none import NoStress
@@ -76,6 +79,19 @@ def make_experiment(tmp_path):
         return Experiment(aggregator=aggregator or FedAvg(), protocol=Protocol(**protocol), **settings)
 
     return make
+
+
+@pytest.fixture
+def one_round():
+    """Returns `one_round(federation, number)`: plays a round of the first task; returns its updates `[N, D]`."""
+
+    def play(federation, number=0):
+        rows = update_rows(federation)
+        turn = RoundContext(federation.schedule.phases[0], number)
+        run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
+        return rows
+
+    return play
 
 
 @pytest.fixture

@@ -7,19 +7,11 @@ import torch
 from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
 from fcilbench.api.dataset import Samples
 from fcilbench.api.message import Wire
-from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, as_message, build
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.round import update_rows
 from fcilbench.federation.run import run_experiment
 from fcilbench.spec.protocol import Partition, Runtime
-
-
-def one_round(experiment):
-    federation = build(experiment)
-    rows = update_rows(federation)
-    run_round(federation, RoundContext(federation.schedule.phases[0], 0), rows, Stopwatch(torch.device("cpu")))
-    return federation, rows
 
 
 def test_prepare_sees_the_cell(make_experiment):
@@ -78,7 +70,7 @@ def test_begin_task_is_called_once_a_task_and_not_again_after_a_resume(make_expe
     assert resumed.model_digest == run_experiment(make_experiment(Order(), **settings), tmp_path).model_digest
 
 
-def test_only_wired_pieces_train_and_rates_scale_the_step(make_experiment):
+def test_only_wired_pieces_train_and_rates_scale_the_step(make_experiment, one_round):
     class Some(Aggregator):
         def wire(self, server):
             return Wire(train=("*.weight",))
@@ -86,7 +78,8 @@ def test_only_wired_pieces_train_and_rates_scale_the_step(make_experiment):
         def rates(self):
             return {"head.*": 0.1, "*": 2.0}
 
-    federation, rows = one_round(make_experiment(Some(), lr=1e-3, local_epochs=1, batch_size=200))
+    federation = build(make_experiment(Some(), lr=1e-3, local_epochs=1, batch_size=200))
+    rows = one_round(federation)
     layout = federation.server.layout
     moved = {piece.name: float(rows[:, piece.span].abs().max()) for piece in layout.pieces}
     assert moved["extractor.body.1.bias"] == moved["head.bias"] == 0.0
@@ -160,13 +153,13 @@ def test_a_client_knows_its_steps_its_layers_inputs_and_its_gradient(make_experi
     assert torch.allclose(client.gradient(loss), expected, atol=1e-6)
 
 
-def test_statistics_may_not_take_the_names_of_an_update(make_experiment):
+def test_statistics_may_not_take_the_names_of_an_update(make_experiment, one_round):
     class Takes(Aggregator):
         def statistics(self, client):
             return {"delta": torch.zeros(1)}
 
     with pytest.raises(ValueError, match="statistics may not be called"):
-        one_round(make_experiment(Takes()))
+        one_round(build(make_experiment(Takes())))
 
 
 def test_rows_are_for_clients_with_data_that_can_take_part(make_experiment):

@@ -17,7 +17,7 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.round import run_round
 from fcilbench.plugins.stressors.none import NoStress
 
 
@@ -174,12 +174,10 @@ def test_participation_samples_by_coordinates(make_experiment):
     assert Schedule((everyone,)).phases[0].sampled(0.5) == 10
 
 
-def test_edge_9_counters_are_the_largest_of_the_merged_clients(make_experiment, norm_backbone):
+def test_edge_9_counters_are_the_largest_of_the_merged_clients(make_experiment, norm_backbone, one_round):
     """Edge case 9: BatchNorm's counters were the first client's."""
     federation = build(make_experiment(backbone=norm_backbone, clients=3, batch_size=4))
-    phase = federation.schedule.phases[0]
-    rows = update_rows(federation)
-    run_round(federation, RoundContext(phase, 0), rows, Stopwatch(torch.device("cpu")))
-    sizes = [len(own) for own in phase.clients]
+    one_round(federation)
+    sizes = [len(own) for own in federation.schedule.phases[0].clients]
     assert federation.server.counters.tolist() == [max(-(-size // 4) - (size % 4 == 1) for size in sizes)]
     assert federation.merged == 3

@@ -210,6 +210,11 @@ def test_a_method_may_decline_a_cell(make_experiment, tmp_path):
         run(make_experiment(Picky()), tmp_path)
 
 
+def test_a_text_backbone_declines_images(make_experiment, text_backbone, tmp_path):
+    with pytest.raises(Unsupported, match="text backbone does not read vision"):
+        run(make_experiment(backbone=text_backbone), tmp_path)
+
+
 def test_task_end_statistics_are_collected_at_the_global_model(make_experiment, tmp_path):
     got = []
 

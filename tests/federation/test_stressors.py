@@ -6,10 +6,8 @@ import torch
 
 from fcilbench.api.schedule import Task
 from fcilbench.api.stressor import Stressor
-from fcilbench.engine.meters import Stopwatch
 from fcilbench.errors import UsageError
-from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.experiment import build
 from fcilbench.federation.run import probe, run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
@@ -87,19 +85,19 @@ def test_dropout_answers_as_often_as_its_rate_says():
     assert all(made(Dropout, rate=1.0).upload({}, rng(seed)) is None for seed in range(9))
 
 
-def rounds(experiment, count=1):
-    """Returns the federation, and each round's global model before it and updates by client."""
-    federation, seen = build(experiment), []
-    rows = update_rows(federation)
-    for number in range(count):
-        before = federation.server.vector.clone()
-        run_round(federation, RoundContext(federation.schedule.phases[0], number), rows, Stopwatch(torch.device("cpu")))
-        seen.append((before, rows.clone()))
-    return federation, seen
+@pytest.fixture
+def rounds(one_round):
+    """Returns `rounds(experiment, count)`: the federation, and each round's global model before it and updates."""
+
+    def play(experiment, count=1):
+        federation = build(experiment)
+        return federation, [(federation.server.vector.clone(), one_round(federation, k)) for k in range(count)]
+
+    return play
 
 
 @pytest.mark.parametrize("cls", EVERY)
-def test_other_clients_and_all_else_are_those_of_the_clean_cell(make_experiment, cls):
+def test_other_clients_and_all_else_are_those_of_the_clean_cell(make_experiment, cls, rounds):
     options = {"clients": 4, "partition": Partition(kind="iid"), "batch_size": 5}
     clean, ((_, kept),) = rounds(make_experiment(**options))
     stressor = made(cls, clients=2, **({"rate": 1.0} if cls is Dropout else {}))
@@ -114,7 +112,7 @@ def test_other_clients_and_all_else_are_those_of_the_clean_cell(make_experiment,
     assert stressed.merged == (2 if cls is Dropout else 4)
 
 
-def test_a_straggler_stops_after_its_share_of_steps_and_samples(make_experiment):
+def test_a_straggler_stops_after_its_share_of_steps_and_samples(make_experiment, rounds):
     """Each of two clients holds 20 samples, in batches of 5: 4 steps in each of 2 passes."""
     steps, covered = [], []
 
@@ -141,7 +139,7 @@ def test_a_straggler_stops_after_its_share_of_steps_and_samples(make_experiment)
     assert steps[:2] == [found["slow" if client == slow else "fast"][0] for client in range(2)]
 
 
-def test_a_stale_client_trains_on_the_model_of_the_round_before(make_experiment, tmp_path):
+def test_a_stale_client_trains_on_the_model_of_the_round_before(make_experiment, tmp_path, rounds):
     received = {}
 
     class Watching(FedAvg):
@@ -184,7 +182,7 @@ def test_a_training_free_method_is_hit_too(make_experiment, tmp_path, cls):
     assert len(digests) == 2
 
 
-def test_a_centralised_reference_has_wrong_labels_but_no_misbehaving_clients(make_experiment):
+def test_a_centralised_reference_has_wrong_labels_but_no_misbehaving_clients(make_experiment, rounds):
     scaled, ((_, found),) = rounds(make_experiment(Joint(), stressor=made(Scale)))
     _, ((_, clean),) = rounds(make_experiment(Joint(), stressor=Stressor()))
     assert not scaled.channel.affected

@@ -13,13 +13,14 @@ from fcilbench.api.backbone import FeatureExtractor, Transformer
 from fcilbench.api.client import Batch
 from fcilbench.engine.model import Network
 from fcilbench.federation.run import run_experiment
+from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.spec.protocol import Protocol
 
 _spec = spec_from_file_location("federation_fixtures", Path(__file__).parents[2] / "federation" / "conftest.py")
 _fixtures = module_from_spec(_spec)
 _spec.loader.exec_module(_fixtures)
 
-make_experiment, norm_backbone = _fixtures.make_experiment, _fixtures.norm_backbone
+make_experiment, norm_backbone, one_round = _fixtures.make_experiment, _fixtures.norm_backbone, _fixtures.one_round
 
 
 class StopError(Exception):
@@ -82,6 +83,17 @@ def feature_client():
         network = SimpleNamespace(features=lambda inputs: inputs)
         given = {"net": network, "task": task, "feature_dim": features.shape[1], "protocol": Protocol(local_epochs=3)}
         return SimpleNamespace(**given, batches=lambda: [batch], low_precision=nullcontext)
+
+    return make
+
+
+@pytest.fixture
+def tiny_vit():
+    """Returns `tiny_vit(adapter, ...)`: a vision transformer of digits in four patches; keywords are its arguments."""
+    size = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "in_chans": 1}
+
+    def make(adapter=None, **args):
+        return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=size | args, adapter=adapter))
 
     return make
 

@@ -120,25 +120,13 @@ def test_a_refit_by_hand():
 
 def test_the_learning_rate_is_a_cosine_over_the_epochs():
     """Without momentum and with a constant gradient of a saturated loss the steps are lr (1, 3/4, 1/4) for 3 epochs."""
-    seen = []
-
-    def draw(random):
-        seen.append(None)
-        return torch.tensor([[1.0]]), torch.tensor([0])
-
-    weights = []
-    for epochs in (1, 2, 3):
-        how = refit(3, 1e-4, 0.0)
-        calls = iter(range(3))
-
-        def limited(random, calls=calls, epochs=epochs):
-            features = draw(random)[0] * (next(calls) < epochs)
-            return features, torch.tensor([0])
-
-        w, _, _ = refit_head(torch.zeros(2, 1), torch.zeros(2), limited, how, np.random.default_rng(0))
+    weights = [0.0]
+    for used in (1, 2, 3):
+        seen = (torch.tensor([[float(epoch < used)]]) for epoch in range(3))  # a feature of 0 moves no weight
+        draw = lambda random, seen=seen: (next(seen), torch.tensor([0]))  # noqa: E731
+        w, _, _ = refit_head(torch.zeros(2, 1), torch.zeros(2), draw, refit(3, 1e-4, 0.0), np.random.default_rng(0))
         weights.append(float(w[0]))
-    steps = np.diff([0.0, *weights]) / weights[0]
-    assert np.allclose(steps, [1.0, 0.75, 0.25], atol=1e-3)
+    assert np.allclose(np.diff(weights) / weights[1], [1.0, 0.75, 0.25], atol=1e-3)
 
 
 def test_directions_of_negative_variance_count_as_zero():

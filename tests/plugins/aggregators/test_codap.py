@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import timm
 import torch
 from pydantic import ValidationError
+from timm.models.vision_transformer import ParallelScalingBlock
 
 from fcilbench.api.aggregator import Request
-from fcilbench.api.backbone import FeatureExtractor, Transformer
 from fcilbench.api.client import Batch
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.federation.experiment import build
@@ -21,17 +20,11 @@ from fcilbench.plugins.aggregators.codap import (
     orthonormal_rows,
     with_prefix,
 )
-from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.spec.protocol import Partition, Protocol
 
 QUERY = torch.tensor([[1.0, 2.0, 2.0]])
 ONES = torch.ones(1, 2, 3)
 KEYS = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 5.0, 0.0]]])
-TINY = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "in_chans": 1}
-
-
-def backbone(**args):
-    return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=TINY | args))
 
 
 def method(**params):
@@ -41,10 +34,10 @@ def method(**params):
 # ---------------------------------------------------------------- weights and prefixes
 
 
-def test_weights_and_prefix_by_hand():
+def test_weights_and_prefix_by_hand(tiny_vit):
     """||q|| = 3, so alpha = (1/3, 2/3), and p = (1/3)(3, 0) + (2/3)(0, 3) = (1, 2)."""
     assert component_weights(QUERY, ONES, KEYS)[0, 0].tolist() == pytest.approx([1 / 3, 2 / 3])
-    extractor = backbone(embed_dim=3, depth=1, num_heads=1).build()
+    extractor = tiny_vit(embed_dim=3, depth=1, num_heads=1).build()
     prompted = ComponentViT(extractor, tasks=1, count=2, length=2)
     with torch.no_grad():
         prompted.tasks[0].attention.copy_(ONES)
@@ -69,8 +62,8 @@ def test_weights_need_directions_alone_and_zero_rows_have_none():
 
 
 @torch.no_grad()
-def test_a_prefix_that_repeats_every_key_and_value_changes_nothing():
-    body = timm.create_model("vit_tiny_patch16_224", num_classes=0, **TINY, init_values=0.1).eval()
+def test_a_prefix_that_repeats_every_key_and_value_changes_nothing(tiny_vit):
+    body = tiny_vit(init_values=0.1).build().body.eval()
     tokens = torch.randn(3, 5, 16)
     for block in body.blocks:
         _, keys, values = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=2)
@@ -113,8 +106,8 @@ def test_new_rows_are_those_of_gram_schmidt(case):
         np.testing.assert_allclose(found, plain_gram_schmidt(old, fresh), atol=1e-12)
 
 
-def test_the_penalty_covers_the_components_up_to_the_current_task(make_experiment):
-    federation = build(make_experiment(method(), backbone=backbone(), tasks=(5, 5)))
+def test_the_penalty_covers_the_components_up_to_the_current_task(make_experiment, tiny_vit):
+    federation = build(make_experiment(method(), backbone=tiny_vit(), tasks=(5, 5)))
     server, model, train = federation.server, federation.model, federation.train
     for task in federation.stream.tasks:
         server.enter(task, task.index)
@@ -151,9 +144,9 @@ class Watched(CodaPrompt):
         return vector[piece.span].view(*piece.shape[:2], -1)
 
 
-def test_components_are_orthogonal_at_first_and_stay_bit_for_bit_after_their_task(play):
+def test_components_are_orthogonal_at_first_and_stay_bit_for_bit_after_their_task(play, tiny_vit):
     own = Watched(method().params)
-    play(own, backbone=backbone(), weight_decay=0.1, lr=0.05)
+    play(own, backbone=tiny_vit(), weight_decay=0.1, lr=0.05)
     assert len(own.began) == len(own.ended) == 4
     for task in range(4):
         for part in PARTS:
@@ -169,13 +162,13 @@ def test_components_are_orthogonal_at_first_and_stay_bit_for_bit_after_their_tas
             assert not any(own.rows(v, task, part).any() for v in own.ended[:task])
 
 
-def test_only_the_current_tasks_components_and_head_rows_travel(play):
+def test_only_the_current_tasks_components_and_head_rows_travel(play, tiny_vit):
     """Up: two components of 4 x 16 + 2 x 16 numbers in two blocks, and the task's rows. Down: all once, then changes.
 
     After the first download a client gets what the seven rounds before its other seven downloads have moved, and the
     components that are drawn at the start of three tasks.
     """
-    settings = {"clients": 2, "partition": Partition(kind="iid"), "backbone": backbone(), "tasks": (3, 3, 2, 2)}
+    settings = {"clients": 2, "partition": Partition(kind="iid"), "backbone": tiny_vit(), "tasks": (3, 3, 2, 2)}
     cost = play(method(), **settings).cost
     components, row = 2 * 2 * (4 * 16 + 16 + 16) * 4, (16 + 1) * 4
     assert cost.bytes_up == 2 * 2 * (4 * components + 10 * row)
@@ -215,11 +208,8 @@ def test_tasks_that_do_not_divide_the_pool_and_pools_that_do_not_fit(vit_b16):
         CodaPrompt.Params(length=5)
 
 
-def test_attention_that_takes_no_prefix_is_declined():
-    from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
-
-    body = VisionTransformer(**TINY, num_classes=0, block_fn=ParallelScalingBlock)
-    extractor = FeatureExtractor(body, 16)
-    extractor.transformer = Transformer(tokens=5, width=16, depth=2, heads=2)
+def test_attention_that_takes_no_prefix_is_declined(tiny_vit):
+    extractor = tiny_vit().build()
+    extractor.body.blocks[1] = ParallelScalingBlock(16, 2)
     answer = method().prepare(Network(extractor, 10), Request("vision", 10, (5, 5), 3, Protocol(), {}))
     assert "timm's plain attention" in answer.reason

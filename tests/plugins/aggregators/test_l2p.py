@@ -8,7 +8,6 @@ from fcilbench.api.client import Batch
 from fcilbench.engine.model import FlatModel
 from fcilbench.federation.experiment import build
 from fcilbench.plugins.aggregators.l2p import L2p, select
-from fcilbench.plugins.backbones.timm import Timm
 
 QUERY = torch.tensor([[3.0, 4.0]])
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [5.0, 5.0]])
@@ -35,17 +34,11 @@ def test_selection_needs_directions_alone_and_breaks_ties_by_index():
         assert select(QUERY, KEYS, 4)[1][0, 0].item() == pytest.approx(0.98995, abs=1e-5)
 
 
-@pytest.fixture
-def backbone():
-    vit = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "in_chans": 1}
-    return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit))
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_the_loss_and_what_learns_from_it(make_experiment, backbone, weight):
+def test_the_loss_and_what_learns_from_it(make_experiment, tiny_vit, weight):
     """Keys learn from the pull alone, and only selected ones; prompts from the cross-entropy."""
     method = L2p(L2p.Params(length=2, selected=2, lambda_pull=weight))
-    federation = build(make_experiment(method, backbone=backbone))
+    federation = build(make_experiment(method, backbone=tiny_vit()))
     model, train, task = federation.model, federation.train, federation.stream.tasks[0]
     rows = torch.from_numpy(federation.schedule.phases[0].clients[0])[:3]
     mask = torch.tensor([1.0, 1.0, 0.0])
@@ -66,7 +59,7 @@ def test_the_loss_and_what_learns_from_it(make_experiment, backbone, weight):
     assert all(parameter.grad is None for parameter in model.network.extractor.body.parameters())
 
 
-def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play, backbone):
+def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play, tiny_vit):
     counts, moved = [], []
 
     class Watched(L2p):
@@ -77,7 +70,7 @@ def test_prompts_that_no_client_trained_stay_and_the_others_are_counted(play, ba
             counts.append(server.logs["l2p/trained"])
             moved.append(int((before != after).any(dim=1).sum()))
 
-    play(Watched(Watched.Params(length=2, selected=1)), backbone=backbone, tasks=2)
+    play(Watched(Watched.Params(length=2, selected=1)), backbone=tiny_vit(), tasks=2)
     assert counts == moved
     assert all(1 <= count < 10 for count in counts)
 

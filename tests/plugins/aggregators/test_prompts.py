@@ -4,33 +4,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fcilbench.engine.meters import Stopwatch
-from fcilbench.federation.experiment import RoundContext, Unsupported, build
-from fcilbench.federation.round import run_round, update_rows
+from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.codap import CodaPrompt
 from fcilbench.plugins.aggregators.l2p import L2p
-from fcilbench.plugins.backbones.timm import Timm
 
-VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 6, "num_heads": 2, "in_chans": 1}
 METHODS = {
     "l2p": lambda: L2p(L2p.Params(length=2, selected=3)),
     "coda-prompt": lambda: CodaPrompt(CodaPrompt.Params(components=10, length=4)),
 }
 
 
-def vit():
-    return Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=VIT))
-
-
 @pytest.fixture(params=METHODS)
-def trained(request, make_experiment):
+def trained(request, make_experiment, one_round, tiny_vit):
     """A federation after one round of its first task, and the frozen transformer as it was before."""
-    federation = build(make_experiment(METHODS[request.param](), backbone=vit(), lr=0.1))
+    federation = build(make_experiment(METHODS[request.param](), backbone=tiny_vit(depth=6), lr=0.1))
     before = {name: value.clone() for name, value in federation.model.network.extractor.body.state_dict().items()}
     federation.experiment.aggregator.begin_task(federation.server)
-    context = RoundContext(federation.schedule.phases[0], 0)
-    run_round(federation, context, update_rows(federation), Stopwatch(torch.device("cpu")))
+    one_round(federation)
     federation.model.load(federation.server.vector, federation.server.counters)
     federation.model.network.eval()
     return federation, before
@@ -44,7 +35,7 @@ def test_the_backbone_is_untouched_bit_for_bit(trained):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_computes_the_query_once_a_sample(make_experiment, tmp_path, name):
+def test_a_run_computes_the_query_once_a_sample(make_experiment, tiny_vit, tmp_path, name):
     rows, method = [], METHODS[name]()
     prepare = method.prepare
 
@@ -53,13 +44,13 @@ def test_a_run_computes_the_query_once_a_sample(make_experiment, tmp_path, name)
         network.extractor.body.register_forward_hook(lambda _, inputs, output: rows.append(len(output)))
 
     method.prepare = watched
-    run_experiment(make_experiment(method, backbone=vit(), rounds=2, local_epochs=2), tmp_path)
+    run_experiment(make_experiment(method, backbone=tiny_vit(depth=5)), tmp_path)
     assert sum(rows) == 200 + 100
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_networks_without_such_tokens_and_adapters_are_declined(make_experiment, norm_backbone, name):
-    adapted = Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=VIT, adapter={"use": "lora"}))
+def test_networks_without_such_tokens_and_adapters_are_declined(make_experiment, norm_backbone, tiny_vit, name):
+    adapted = tiny_vit({"use": "lora"})
     for backbone, reason in ((norm_backbone, "tokens of a timm vision transformer"), (adapted, "leave out `adapter`")):
         with pytest.raises(Unsupported, match=reason):
             build(make_experiment(METHODS[name](), backbone=backbone))

@@ -8,12 +8,10 @@ from torch import nn
 
 from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
 from fcilbench.api.message import nbytes
-from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.statistics import layer_grams
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import run_round
 from fcilbench.plugins.aggregators.regmean import RegMean
 from fcilbench.spec.protocol import Partition
 
@@ -36,18 +34,11 @@ class Recording(RegMean):
         super().aggregate(updates, server)
 
 
-def one_round(experiment):
-    federation = build(experiment)
-    phase = federation.schedule.phases[0]
-    rows = torch.empty(len(phase.clients), len(federation.server.vector))
-    run_round(federation, RoundContext(phase, 0), rows, Stopwatch(torch.device("cpu")))
-    return federation
-
-
-def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make_experiment):
+def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make_experiment, one_round):
     """At gamma = 1: the merged layer's outputs on all clients' inputs are the projection of their own outputs."""
     method = Recording(Recording.Params(gamma_backbone=1.0, gamma_head=1.0))
-    federation = one_round(make_experiment(method, backbone=Smooth(), local_epochs=3))
+    federation = build(make_experiment(method, backbone=Smooth(), local_epochs=3))
+    one_round(federation)
     merged, model = federation.server.vector, federation.model
     phase = federation.schedule.phases[0]
     inputs = {"extractor.body.1": [], "head": []}
@@ -70,16 +61,16 @@ def test_every_linear_layer_solves_the_stacked_least_squares_of_all_clients(make
     assert torch.allclose(merged[bias.span], (method.before + method.updates.mean())[bias.span], atol=1e-7)
 
 
-def test_a_network_whose_head_is_averaged_sends_no_gram_of_it(make_experiment):
+def test_a_network_whose_head_is_averaged_sends_no_gram_of_it(make_experiment, one_round):
     method = Recording(Recording.Params(head="fedavg"))
-    one_round(make_experiment(method))
+    one_round(build(make_experiment(method)))
     assert [list(message) for message in method.updates.statistics] == [["gram/extractor.body.1"]] * 3
 
 
-def test_mean_grams_are_divided_by_their_rows(make_experiment):
+def test_mean_grams_are_divided_by_their_rows(make_experiment, one_round):
     def sent(**params):
         method = Recording(Recording.Params(**params))
-        one_round(make_experiment(method))
+        one_round(build(make_experiment(method)))
         return method.updates
 
     one, mean = sent(), sent(gram_norm="mean")

@@ -171,15 +171,6 @@ def test_batch_statistics_are_smoothed_over_rounds():
     assert not norm._forward_pre_hooks
 
 
-def test_a_network_without_batch_norm_has_no_such_term(make_experiment):
-    network = build(make_experiment(Target())).model.network
-    with ExitStack() as hooks:
-        found = BatchNormLoss(network, 0.9, hooks)
-        network(torch.randn(2, 1, 8, 8))
-        found.smooth()
-    assert found.total.item() == 0.0
-
-
 def test_images_travel_once_a_task_and_the_teacher_not_at_all(play):
     """24 images of 8 x 8 bytes with int64 labels, to two clients, in three of four tasks."""
     settings = {"clients": 2, "partition": Partition(kind="iid"), "tasks": (3, 2, 3, 2)}

@@ -43,6 +43,3 @@ def test_facts(plugin, classes: int, tasks: int | list[int], train: int, test: i
     facts = plugin.facts()
     assert facts == plugin().instance_facts()
     assert (facts["classes"], facts["default_tasks"], facts["train"], facts["test"]) == (classes, tasks, train, test)
-    assert facts["licence"]
-    assert facts["citation"]
-    assert facts["homepage"].startswith("https://")
