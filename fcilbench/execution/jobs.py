@@ -24,7 +24,7 @@ from fcilbench.execution.devices import find_gpus
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
-from fcilbench.registry.process import Event, EventTooLargeError
+from fcilbench.registry.process import Event
 from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.plugin import Plugin
 
@@ -156,7 +156,7 @@ def _kind(error: BaseException, roots: set[str]) -> str:
         return "prerequisite"
     if isinstance(error, DivergedError):
         return "diverged"
-    theirs = isinstance(error, EventTooLargeError | PluginError) or _touches(error.__traceback__, roots | {_BUILT_IN})
+    theirs = isinstance(error, PluginError) or _touches(error.__traceback__, roots | {_BUILT_IN})
     return "plugin" if theirs else "internal"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError
@@ -25,7 +26,7 @@ def probe_cells(cells: Sequence[Cell]) -> list[str | None]:
     """
     problems: list[str | None] = []
     lacking: dict[str, str] = {}
-    with Asker() as asker:
+    with closing(Asker()) as asker:
         for cell in cells:
             backbone = cell.backbone.model_dump_json()
             if backbone not in lacking:
@@ -47,7 +48,7 @@ def verify_datasets(
         For each data set the reason why it cannot be used, or `None`; and its content digest, or `None`.
     """
     found = []
-    with Asker() as asker:
+    with closing(Asker()) as asker:
         for name, params in uses:
 
             def show(event: Event, name: str = name) -> None:

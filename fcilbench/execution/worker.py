@@ -31,9 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import PrerequisiteError
+from fcilbench.errors import PluginError, PrerequisiteError
 from fcilbench.files import write_all
-from fcilbench.registry.process import LARGEST_LINE, Event, EventTooLargeError, encode
+from fcilbench.registry.process import LARGEST_LINE, Event, encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,8 +64,8 @@ def main() -> None:
 def _emitter(descriptor: int) -> Callable[[str, Event], None]:
     """Returns the function that sends an event of a request, given by its token; safe to use from any thread.
 
-    It raises `EventTooLargeError` if the event is longer than a line may be. In a process that a plugin has forked it
-    ends that process, which must not report in the worker's name.
+    It raises `PluginError` if the event is longer than a line may be. In a process that a plugin has forked it ends
+    that process, which must not report in the worker's name.
     """
     lock, process = threading.Lock(), os.getpid()
 
@@ -75,7 +75,7 @@ def _emitter(descriptor: int) -> Callable[[str, Event], None]:
         line = encode({"token": token, **event})
         if len(line) > LARGEST_LINE:
             size = f"{len(line) / 2**20:.0f} MiB"
-            raise EventTooLargeError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
+            raise PluginError(f"event {event['event']!r} has {size}, more than {LARGEST_LINE >> 20} MiB")
         with lock:
             try:
                 write_all(descriptor, line)

@@ -90,7 +90,7 @@ def session() -> Iterator[tuple[Asker, str]]:
     if _open:
         yield _open[0]
         return
-    with Asker() as asker:
+    with contextlib.closing(Asker()) as asker:
         _open.append((asker, environment_key()))
         try:
             yield _open[0]

@@ -35,10 +35,6 @@ _CHUNK, _CHUNKS_PER_READ = 1 << 16, 16
 _LAST_WORDS = 2000
 
 
-class EventTooLargeError(Exception):
-    """A plugin logged more than an event may hold."""
-
-
 def encode(message: Mapping[str, Any]) -> bytes:
     """Returns a message as one line; a value that JSON does not know is written as its `repr`."""
     return json.dumps(message, default=repr, separators=(",", ":")).encode() + b"\n"
@@ -207,12 +203,6 @@ class Asker:
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
 
-    def __enter__(self) -> Asker:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stop()
-
     def ask(
         self,
         question: Mapping[str, Any],
@@ -235,15 +225,16 @@ class Asker:
                 if kind == "answer":
                     return event
                 if kind == "died":
-                    self._stop()
+                    self.close()
                     return {"problem": event["reason"]}
                 deadline = time.monotonic() + patience
                 if on_progress is not None:
                     on_progress(event)
-        self._stop()
+        self.close()
         return {"problem": f"no answer within {patience:g} s"}
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Ends the worker; the next question starts another one."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
