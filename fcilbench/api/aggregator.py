@@ -37,6 +37,7 @@ class Request:
 
     Attributes:
         modality: `vision` or `text`.
+        classes: Number of classes C.
         tasks: Number of classes of each task.
         backbone: Facts of the backbone: its `facts()` and its hyperparameters under `params`.
     """

@@ -73,6 +73,8 @@ class Layout:
         backbone: All trainable parameters but the classifier head.
         head: Weight `[C, F]` then bias `[C]` of the classifier head, flattened.
         buffers: Floating-point buffers (BatchNorm statistics); empty for LayerNorm models.
+        classes: Number of classes C.
+        features: Number of features F.
     """
 
     backbone: slice

@@ -24,6 +24,7 @@ class Updates:
 
     Attributes:
         delta: float32 `[N, D]`, each client's state vector minus the broadcast one. Do not change it in place.
+        samples: Number of samples n_k of each row.
         statistics: Each client's statistics message.
     """
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fcilbench.engine.precision import all_finite
 from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
@@ -83,10 +82,11 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         device = server.vector.device
         # Mapped, not read: the states of all clients may be larger than the memory.
         record = torch.load(path, map_location=device, weights_only=True, mmap=device.type == "cpu")
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        if record.get("format") != FORMAT:
             raise DamagedError("it is of another version")
         progress = Progress(**record["progress"])
-        _check(record, progress, federation)
+        if record["vector"].shape != server.vector.shape or record["counters"].shape != server.counters.shape:
+            raise DamagedError("it is of another model")
         clients = {int(client): dict(state) for client, state in record["clients"].items()}
         state, warnings = dict(record["state"]), list(record["warnings"])
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
@@ -99,15 +99,3 @@ def restore(path: Path, federation: Federation) -> Progress | None:
     server.state, server.warnings = state, warnings
     federation.clients.update(clients)
     return progress
-
-
-def _check(record: dict[str, Any], progress: Progress, federation: Federation) -> None:
-    """Raises `DamagedError` if a record is not a state between two rounds of this experiment."""
-    server, phases = federation.server, federation.schedule.phases
-    if record["vector"].shape != server.vector.shape or record["counters"].shape != server.counters.shape:
-        raise DamagedError("it is of another model")
-    if not all_finite(record["vector"]):
-        raise DamagedError("its model is not finite")
-    last = progress.phase == len(phases) and progress.round == 0
-    if not last and not (0 <= progress.phase < len(phases) and 0 <= progress.round < phases[progress.phase].rounds):
-        raise DamagedError(f"there is no round {progress.round} of phase {progress.phase}")
