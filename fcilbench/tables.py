@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,6 +49,19 @@ def flatten(value: Any, path: str = "", *, lists: bool = False) -> dict[str, Any
     for key, inner in items:
         leaves |= flatten(inner, f"{path}.{key}" if path else str(key), lists=lists)
     return leaves
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the leaves of nested maps as text, by dotted path; what is no text becomes compact JSON.
+
+    Example:
+        >>> texts({"protocol": {"rounds": 5}, "tasks": [2, 2]})
+        {'protocol.rounds': '5', 'tasks': '[2,2]'}
+    """
+    return {
+        path: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
+        for path, value in flatten(values).items()
+    }
 
 
 def text_table(

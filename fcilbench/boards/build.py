@@ -9,14 +9,15 @@ from typing import Any, ClassVar, get_args
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
 from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
-from fcilbench.boards.scenario import Sample, as_facts, by_method, labels, recipe_of, samples, split
+from fcilbench.boards.scenario import Sample, by_method, labels, recipe_of, samples, split
 from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.metrics import METRICS, Metric
+from fcilbench.spec.metrics import METRICS, Better, Metric
 from fcilbench.spec.protocol import TaskIdentity
 from fcilbench.spec.row import Row
+from fcilbench.tables import texts
 
 Figures = dict[str, dict[str, dict[int, float | None]]]
 """Figures of one method: by group key, metric name and seed; what was not measured is absent."""
@@ -56,7 +57,7 @@ class BaseBoard:
             reference: Printed figures to stand beside the measured ones.
         """
         found = [
-            (self._block(scenario, members, groups, here, reference), as_facts(scenario))
+            (self._block(scenario, members, groups, here, reference), texts(scenario))
             for scenario, members in split(samples(rows, planned), **self.split)
             if (groups := self.groups(members))
         ]
@@ -84,7 +85,7 @@ class BaseBoard:
         methods = by_method(members)
         entries = [self._entry(label, methods[label], groups, here, reference) for label in sorted(methods)]
         ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
-        recipes = [as_facts({"protocol": recipe_of(own[0])}) for own in methods.values()]
+        recipes = [texts({"protocol": recipe_of(own[0])}) for own in methods.values()]
         shared = {key: value for key, value in recipes[0].items() if all(each[key] == value for each in recipes)}
         for place, entry in enumerate(entries):
             own = {key: found[entry.aggregator] for key, (found, _) in ranking.items() if entry.aggregator in found}
@@ -93,7 +94,7 @@ class BaseBoard:
         return Block(
             scenario=labels(members),
             digest=digest(scenario),
-            facts={**as_facts(shown), **shared},
+            facts={**texts(shown), **shared},
             groups=groups,
             entries=tuple(entries),
             tests={key: tests for key, (_, tests) in ranking.items() if tests},
@@ -146,10 +147,10 @@ class AccuracyBoard(BaseBoard):
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns a group for each task identity, of the metric that ranks and of those that a row has."""
+        first, *others = (METRICS[name] for name in _shown(self.name))
         measured = {name for sample in members if sample.row for name in metric_values(sample.row, _shown(self.name))}
         groups = []
         for identity in _identities(members):
-            first, *others = (METRICS[name] for name in _shown(self.name))
             columns = [first, *(each for each in others if f"{each.name}/{identity}" in measured)]
             groups.append(Group(key=identity, columns=tuple(map(_column, columns))))
         return tuple(groups)
@@ -195,14 +196,10 @@ class RobustnessBoard(BaseBoard):
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns for each task identity the summary and the details by stressor; none without a stressed cell."""
         stresses = sorted({_stress(sample) for sample in members} - {""})
-        titles = {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
-        summary, details = (
-            tuple(
-                Column(metric=key, title=title, unit="ratio", better="lower" if key == "loss" else "higher")
-                for key, title in columns.items()
-            )
-            for columns in (titles, dict(zip(stresses, stresses, strict=True)))
+        summary = _faa_columns(
+            {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
         )
+        details = _faa_columns({name: name for name in stresses})
         groups = []
         for identity in _identities(members) if stresses else ():
             groups.append(Group(key=identity, columns=summary))
@@ -258,6 +255,14 @@ def _stress(sample: Sample) -> str:
 
 def _column(metric: Metric) -> Column:
     return Column(metric=metric.name, title=metric.title, unit=metric.unit, better=metric.better)
+
+
+def _faa_columns(titles: Mapping[str, str]) -> tuple[Column, ...]:
+    """Returns columns of accuracies by their keys; of the `loss` less is better."""
+    better: dict[str, Better] = {"loss": "lower"}
+    return tuple(
+        Column(metric=key, title=title, unit="ratio", better=better.get(key, "higher")) for key, title in titles.items()
+    )
 
 
 def _identities(members: Sequence[Sample]) -> list[TaskIdentity]:

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
 from fcilbench.boards.notes import CONTROL, INTERVAL, REFERENCE
-from fcilbench.boards.scenario import as_facts
 from fcilbench.errors import UsageError, nearest
 from fcilbench.spec.protocol import Protocol
-from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table
+from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table, texts
 
 DASH = "–"
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
@@ -138,7 +137,7 @@ def _figure_heads(block: Block, group: Group, column: Column) -> list[Head]:
 
 def facts_of(block: Block) -> str:
     """Returns what a block's scenario fixes, in one line: what is not at its default, tasks and data."""
-    defaults = as_facts(Protocol().model_dump(mode="json"))
+    defaults = texts(Protocol().model_dump(mode="json"))
     facts = {key.removeprefix("protocol."): value for key, value in block.facts.items() if key.startswith("protocol.")}
     keep = {key: value for key, value in facts.items() if key in _ALWAYS or value != defaults.get(key)}
     keep["tasks"] = block.facts.get("tasks", "null")

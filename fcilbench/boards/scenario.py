@@ -14,7 +14,7 @@ from fcilbench.results.row import plugin_records, row_params
 from fcilbench.spec.cell import Cell, PluginKind
 from fcilbench.spec.protocol import Protocol, Runtime
 from fcilbench.spec.row import PluginRecord, Row, RowParams
-from fcilbench.tables import flatten
+from fcilbench.tables import texts
 
 METHOD_FIELDS = ("lr", "weight_decay", "clip_norm", "optimizer", "momentum", "schedule")
 """The local optimiser's recipe, which a method may have of its own; all other protocol fields are of the scenario."""
@@ -176,11 +176,11 @@ def by_method(members: Iterable[Sample]) -> dict[str, list[Sample]]:
         by_label[str(group[0].coords.get("aggregator", ""))].append(group)
     methods = {}
     for label, found in by_label.items():
-        facts = [as_facts(method_of(group[0])) for group in found]
+        facts = [texts(method_of(group[0])) for group in found]
         keys = sorted({key for fact in facts for key in fact})
         differing = [key for key in keys if len({fact.get(key) for fact in facts}) > 1]
         for group, fact in zip(found, facts, strict=True):
-            values = {**as_facts({"params": group[0].params.aggregator}), **fact}  # an identity holds no defaults
+            values = {**texts({"params": group[0].params.aggregator}), **fact}  # an identity holds no defaults
             apart = ", ".join(f"{key.removeprefix('params.')}={values.get(key, '?')}" for key in differing)
             methods[f"{label} ({apart})" if apart else label] = group
     return methods
@@ -194,19 +194,6 @@ def labels(members: Sequence[Sample]) -> dict[str, str]:
         several = axis == "stress" and len(values) > 1
         found[axis] = f"of {len(values)} kinds" if several else values[0]
     return found
-
-
-def as_facts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of nested objects by dotted key, as compact JSON.
-
-    Example:
-        >>> as_facts({"protocol": {"rounds": 5}, "tasks": [2, 2]})
-        {'protocol.rounds': '5', 'tasks': '[2,2]'}
-    """
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
-        for key, value in flatten(record).items()
-    }
 
 
 def _identity(sample: Sample, kind: PluginKind) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +46,6 @@ def board(
     reference: options.Reference = None,
     form: options.Format = options.Form.TABLE,
     output: options.OutputFile = None,
-    verbose: options.Verbose = False,
 ) -> None:
     """Print a board of the rows in a results folder, or write it to a file.
 
@@ -77,11 +76,11 @@ def board(
         if not rows:
             raise NoRowsError(store.root)
     printed = Reference.load(reference) if reference else None
-    built = [build_board(each, rows, store, planned, printed) for each in names]
+    built = build_boards(names, rows, store, planned, printed)
     if chosen == "html":
-        text = render_report(built, rows, store)
+        text = render_report(list(built.values()), rows, store)
     else:
-        text = render(built[0], chosen, width=console.WIDTH if output else console.width())
+        text = render(built[name], chosen, width=console.WIDTH if output else console.width())
     if output is None:
         console.show(text)
     else:
@@ -96,7 +95,6 @@ def figure(
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     identity: options.Identity = "none",
-    verbose: options.Verbose = False,
 ) -> None:
     """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.
 
@@ -118,7 +116,6 @@ def figure(
 
 def site(
     folder: Annotated[Path, typer.Argument(help="Folder whose subfolders hold rows.jsonl.")] = Path("leaderboards"),
-    verbose: options.Verbose = False,
 ) -> None:
     """Write the pages of a folder of leaderboards: two in each subfolder with rows, and an index.
 
@@ -151,7 +148,7 @@ def _write_pages(store: Store) -> tuple[str, ...]:
     from fcilbench.files import write_atomic
 
     rows, name = list(store.latest().values()), store.root.name
-    boards = [board for each in REPORT if (board := build_board(each, rows, store, portable=True)).blocks]
+    boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
     suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
     about = "; ".join(dict.fromkeys(suite["description"] for suite in suites if suite.get("description")))
     head = (
@@ -172,36 +169,38 @@ def _write_pages(store: Store) -> tuple[str, ...]:
     )
 
 
-def build_board(
-    name: str,
+def build_boards(
+    names: Iterable[str],
     rows: Sequence[Row],
     store: Store,
     planned: Mapping[str, Cell] | None = None,
     reference: Reference | None = None,
     *,
     portable: bool = False,
-) -> Any:
-    """Builds a board by its plugin name, with notes on missing cells and the origin of its rows.
+) -> dict[str, Any]:
+    """Builds boards by their plugin names, with notes on missing cells and the origin of the rows.
 
-    Without a plan the rows are the plan. Rows get a warning where their tuning was not that of the others. A `portable`
-    board compares the rows with this checkout's code, and neither with its commit nor with this machine: everyone who
-    has the code gets the same board.
+    Without a plan the rows are the plan. Rows get a warning where their tuning was not that of the others. `portable`
+    boards compare the rows with this checkout's code, and neither with its commit nor with this machine: everyone who
+    has the code gets the same boards.
     """
     from fcilbench.boards.notes import origin_notes, tuning_notes
     from fcilbench.registry.entrypoints import load, lookup
     from fcilbench.suite.select import missing_cells
 
     missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
-    here = _here(rows, store, portable)
+    here, boards = _here(rows, store, portable), {}
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
-    cls: Any = load(lookup("boards", name))
-    built = cls().build(rows, planned, here, reference)
-    told = built.notes
-    if name == "robustness" and not built.blocks:
-        told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
-    notes = (*told, *([missing] if missing else []), *tuning, *origin_notes(rows, here))
-    return built.model_copy(update={"notes": notes})
+    more = (*([missing] if missing else []), *tuning, *origin_notes(rows, here))
+    for name in names:
+        plugin: Any = load(lookup("boards", name))
+        built = plugin().build(rows, planned, here, reference)
+        told = built.notes
+        if name == "robustness" and not built.blocks:
+            told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
+        boards[name] = built.model_copy(update={"notes": (*told, *more)})
+    return boards
 
 
 def _form(form: options.Form, output: Path | None) -> str:

@@ -24,7 +24,6 @@ def check(
     deep: options.Deep = False,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Check a suite without running it, and print which checks ran and what each of them proves.
 

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: [bold]fcilbench data list[/bold]")
+@options.command(app, "data list", "list")
 def list_(
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """List the data sets with their sizes and terms, and say whether their files are on this machine."""
     from fcilbench.data.root import data_root, find_layout
@@ -39,12 +38,11 @@ def list_(
     console.say(f"data root {root}; `fcilbench data verify` reads the data, `fcilbench data fetch` gets it")
 
 
-@app.command(epilog="Example: [bold]fcilbench data verify cifar100 --data /data[/bold]")
+@options.command(app, "data verify cifar100 --data /data")
 def verify(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Read data sets completely and compare their content with what the plugins declare; fills their caches.
 
@@ -65,21 +63,16 @@ def verify(
         records.append(
             {"name": name, "ok": problem is None, "problem": problem, "digest": digest, "declared": declared}
         )
-    if form is options.Form.TABLE:
-        console.show("\n".join(": ".join(row) for row in rows))
-    else:
-        console.show_list(form, ("data set", "state"), rows, key="datasets", records=records)
+    console.show_list(form, ("data set", "state"), rows, key="datasets", records=records)
     if not all(each["ok"] for each in records):
         raise typer.Exit(PREREQUISITE)
 
 
-@app.command(epilog="Example: [bold]fcilbench data fetch cifar100 eurosat --data /data[/bold]")
+@options.command(app, "data fetch cifar100 eurosat --data /data")
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets.", show_default=False)],
     data: options.Data = None,
     offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Fetch data sets from their official sources, verify the archives, unpack them and print where they are.
 

@@ -38,7 +38,6 @@ def doctor(
     data: options.Data = None,
     tracking: options.Tracking = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Report python, torch, GPUs, plugins, data, disk, tracking and source; with a suite, whether it will run here.
 

@@ -16,6 +16,7 @@ from fcilbench.cli import (
     data,
     doctor,
     module,
+    options,
     plan,
     plugins,
     reproduce,
@@ -68,7 +69,7 @@ _VERBS = (
     (doctor.doctor, "doctor suites/quickstart.yaml"),
 )
 for _verb, _example in _VERBS:
-    app.command(_verb.__name__, epilog=f"Example: [bold]fcilbench {_example}[/bold]")(_verb)
+    options.command(app, _example)(_verb)
 for _group in (tune, plugins, data, results, module):
     app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 

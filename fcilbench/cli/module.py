@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
 
 
-@app.command(epilog="Example: [bold]fcilbench module export 9f2c -o module.safetensors[/bold]")
+@options.command(app, "module export 9f2c -o module.safetensors")
 def export(
     cell: options.CellId,
     output: options.OutputFile = None,
     out: options.Out = options.RESULTS,
-    verbose: options.Verbose = False,
 ) -> None:
     """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.
 
@@ -49,11 +48,10 @@ def export(
     console.show(f"{path}: {_summary(read_module(path))}")
 
 
-@app.command(epilog="Example: [bold]fcilbench module inspect module.safetensors[/bold]")
+@options.command(app, "module inspect module.safetensors")
 def inspect(
     file: Annotated[Path, typer.Argument(help="Module file.", metavar="FILE", show_default=False)],
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Print the tensors of a module file and its size, packed and dense.
 

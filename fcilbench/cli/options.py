@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from fcilbench.cli import console
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 class Form(enum.StrEnum):
@@ -24,14 +28,23 @@ class Form(enum.StrEnum):
     HTML = "html"
 
 
-def _quiet(value: bool) -> bool:
-    console.state.quiet = console.state.quiet or value
-    return value
+def command(app: typer.Typer, example: str, name: str | None = None) -> Callable[[Verb], Verb]:
+    """Makes a function a command of an app: with an example in its help, and with `-q` and `-v`, which all have."""
 
+    def add(function: Verb) -> Verb:
+        def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
+            console.state.quiet, console.state.verbose = quiet, verbose
+            function(**values)
 
-def _verbose(value: bool) -> bool:
-    console.state.verbose = console.state.verbose or value
-    return value
+        own, kind = inspect.signature(function, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        common = {"quiet": Quiet, "verbose": Verbose}
+        added = (inspect.Parameter(key, kind, default=False, annotation=each) for key, each in common.items())
+        vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *added])
+        run.__doc__ = function.__doc__
+        app.command(name or function.__name__, epilog=f"Example: [bold]fcilbench {example}[/bold]")(run)
+        return function
+
+    return add
 
 
 def use_data_root(value: Path | None) -> Path:
@@ -103,9 +116,5 @@ _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accura
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the sample.")]
-Quiet = Annotated[
-    bool, typer.Option("-q", "--quiet", callback=_quiet, help="Errors and results only.", show_default=False)
-]
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", callback=_verbose, help="More detail; tracebacks.", show_default=False)
-]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and results only.", show_default=False)]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More detail; tracebacks.", show_default=False)]

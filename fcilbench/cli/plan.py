@@ -58,7 +58,6 @@ def plan(
     data: options.Data = None,
     show_config: options.ShowConfig = False,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Show which cells are new, done, stale (and why) or failed, and what a run would cost. Writes nothing.
 

@@ -25,11 +25,10 @@ TESTED = ("aggregators", "backbones", "datasets")
 _MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 
-@app.command("list", epilog="Example: [bold]fcilbench plugins list --kind aggregators[/bold]")
+@options.command(app, "plugins list --kind aggregators", "list")
 def list_(
     kind: options.Kind = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """List the installed plugins with version, import time and origin, and what is wrong with those that are unusable.
 
@@ -52,12 +51,11 @@ def list_(
     console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found])
 
 
-@app.command(epilog="Example: [bold]fcilbench plugins show sum[/bold]")
+@options.command(app, "plugins show sum")
 def show(
     name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
     kind: options.Kind = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Describe one plugin: its facts, and each hyperparameter with default, range, meaning and source."""
     from fcilbench.registry import catalog
@@ -81,7 +79,7 @@ def show(
     console.show_list(form, headers, rows, key="plugins", records=[_as_json(found)])
 
 
-@app.command("test", epilog="Example: [bold]fcilbench plugins test sum[/bold]")
+@options.command(app, "plugins test sum", "test")
 def run_checks(
     name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
     *,
@@ -89,8 +87,6 @@ def run_checks(
     set_: options.Set = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Run the conformance checks of a plugin and print each result and, for a failure, what to do.
 
@@ -115,18 +111,17 @@ def run_checks(
             console.say(f"{result.check}: {result.status}", style="dim")
     _show_results(ref.name, ref.kind, results, form)
     failed = [result for result in results if result.status == "failed"]
-    if verbose:
+    if console.state.verbose:
         for result in failed:
             sys.stderr.write(result.trace)
     if failed:
         raise typer.Exit(CELLS_FAILED)
 
 
-@app.command("new", epilog="Example: [bold]fcilbench plugins new acme-fcil/gossip[/bold]")
+@options.command(app, "plugins new acme-fcil/gossip", "new")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin, or DIST/NAME to name its package too.")],
     kind: options.Kind = None,
-    verbose: options.Verbose = False,
 ) -> None:
     """Write a working plugin with its entry point and its test, into a new package or an existing one.
 

@@ -35,8 +35,6 @@ def reproduce(
     data: options.Data = None,
     offline: options.Offline = False,
     form: options.Format = options.Form.TABLE,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Train one cell of a results folder on this machine, from its row, and compare the results.
 

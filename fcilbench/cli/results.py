@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Merge, export, verify and track results folders.", no_args_is_help=True)
 
 
-@app.command(epilog="Example: [bold]fcilbench results merge machine-a machine-b --out all[/bold]")
+@options.command(app, "results merge machine-a machine-b --out all")
 def merge(
     folders: Annotated[list[Path], typer.Argument(help="Results folders to read.", show_default=False)],
     out: options.Out = options.RESULTS,
     tolerance: options.Tolerance = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Merge results folders into one: a union by cell that loses nothing and reports what disagrees.
 
@@ -60,14 +59,13 @@ def merge(
         raise typer.Exit(CELLS_FAILED)
 
 
-@app.command(epilog="Example: [bold]fcilbench results export leaderboards/mine --out results[/bold]")
+@options.command(app, "results export leaderboards/mine --out results")
 def export(
     target: Annotated[
         Path, typer.Argument(help="New folder, or a .csv or .parquet file.", metavar="TARGET", show_default=False)
     ],
     out: options.Out = options.RESULTS,
     only: options.Only = None,
-    verbose: options.Verbose = False,
 ) -> None:
     """Write the last row of each cell to a new folder, with its environment, resolved suite and curve.
 
@@ -88,7 +86,7 @@ def export(
     console.show(f"{target}: {len(rows)} rows")
 
 
-@app.command(epilog="Example: [bold]fcilbench results verify leaderboards/mine --sample 3[/bold]")
+@options.command(app, "results verify leaderboards/mine --sample 3")
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder that was exported.", metavar="FOLDER", show_default=False)],
     *,
@@ -99,8 +97,6 @@ def verify(
     gpus: options.Gpus = "auto",
     data: options.Data = None,
     offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Check a submission: rows, identities, data, environments and curves; then train some of its cells again.
 
@@ -152,12 +148,11 @@ def _data_problems(rows: Mapping[int, Row]) -> list[tuple[int, str]]:
     return problems
 
 
-@app.command(epilog="Example: [bold]fcilbench results sync mlflow --tracking mlflow=http://tracking:5000[/bold]")
+@options.command(app, "results sync mlflow --tracking mlflow=http://tracking:5000")
 def sync(
     tracker: Annotated[str, typer.Argument(help="Tracker; see `fcilbench plugins list --kind trackers`.")] = "mlflow",
     out: options.Out = options.RESULTS,
     tracking: options.Tracking = None,
-    verbose: options.Verbose = False,
 ) -> None:
     """Send every row of a results folder to a tracker; rows that it already has stay unchanged.
 

@@ -38,8 +38,6 @@ def run(
     tracking: options.Tracking = None,
     offline: options.Offline = False,
     yes: options.Yes = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Run a suite: train the cells that have no valid row yet, then print the boards.
 
@@ -107,14 +105,14 @@ def _show_boards(prepared: Prepared, summary: Summary) -> None:
     """Prints what of each board fits one screen, and writes the report of all boards."""
     from fcilbench.boards.render import brief, render
     from fcilbench.boards.report import render_report
-    from fcilbench.cli.board import REPORT, build_board
+    from fcilbench.cli.board import REPORT, build_boards
     from fcilbench.files import write_atomic
 
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
     rows, store = list(summary.rows.values()), prepared.store
     if not any(row.status == "ok" for row in rows):
         return
-    boards = {name: build_board(name, rows, store, planned) for name in {*REPORT, *prepared.loaded.suite.boards}}
+    boards = build_boards({*REPORT, *prepared.loaded.suite.boards}, rows, store, planned)
     for name in prepared.loaded.suite.boards:
         console.show(render(brief(boards[name]), width=console.width()))
     report = render_report([boards[name] for name in REPORT], rows, store, title=prepared.plan.expansion.name)

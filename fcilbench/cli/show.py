@@ -21,7 +21,6 @@ def show(
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """List the rows of a results folder, or print one cell: parameters, metrics, cost, failure, files."""
     from fcilbench.results.row import all_metrics, metric_values
@@ -32,7 +31,7 @@ def show(
     if cell is not None or form in ("json", "jsonl"):
         rows = [row.model_copy(update={"metrics": all_metrics(row)}) for row in rows]
     if cell is not None:
-        _show_cell(store, rows[0], form, verbose)
+        _show_cell(store, rows[0], form)
         return
     axes = list(dict.fromkeys(axis for row in rows for axis in row.coords))
     figures = [metric_values(row, ("faa",)) for row in rows]
@@ -83,7 +82,7 @@ def find_row(store: Store, prefix: str) -> Row:
     return found[0]
 
 
-def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> None:
+def _show_cell(store: Store, row: Row, form: options.Form) -> None:
     plain = row.model_dump(mode="json", by_alias=True)
     hidden = {"accuracy", "classes", "test_sizes", "metrics", "plugins"}
     table: list[tuple[str, object]] = [
@@ -103,5 +102,5 @@ def _show_cell(store: Store, row: Row, form: options.Form, verbose: bool) -> Non
     headers = () if form == "table" else ("what", "value")
     console.show_list(form, headers, table, key="rows", records=[plain])
     trace = folder / "traceback.txt"
-    if verbose and trace.is_file():
+    if console.state.verbose and trace.is_file():
         console.show(trace.read_text(encoding="utf-8", errors="replace"))

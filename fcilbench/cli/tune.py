@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 
-@app.command(epilog="Example: [bold]fcilbench tune start suites/quickstart.yaml -s tuning.trials=8[/bold]")
+@options.command(app, "tune start suites/quickstart.yaml -s tuning.trials=8")
 def start(
     suite: options.SuiteFile,
     *,
@@ -49,8 +49,6 @@ def start(
     data: options.Data = None,
     tracking: options.Tracking = None,
     offline: options.Offline = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> None:
     """Draw hyperparameters, train each draw on tuning seeds, and write the best ones to a lock file.
 
@@ -108,7 +106,7 @@ def _end(found: Sequence[Found], lock: Path, command: str, trouble: str | None, 
         raise typer.Exit(CELLS_FAILED)
 
 
-@app.command(epilog="Example: [bold]fcilbench tune show suites/quickstart.yaml --plots plots[/bold]")
+@options.command(app, "tune show suites/quickstart.yaml --plots plots")
 def show(
     suite: options.SuiteFile,
     *,
@@ -119,7 +117,6 @@ def show(
     plots: options.Plots = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
-    verbose: options.Verbose = False,
 ) -> None:
     """Show the best values, their importances and the cost of each method and scenario; trains nothing."""
     from fcilbench.tuning.lock import found_by, plot

@@ -84,17 +84,8 @@ def _result(outcome: Outcome) -> dict[str, Any]:
         metrics[name] = metric if finite else metric.model_copy(update={"value": None})
         if not finite:
             warnings.append(f"{name} was {metric.value}: not a number, so undefined here")
-    return {
-        "metrics": metrics,
-        "accuracy": outcome.accuracy,
-        "test_sizes": outcome.test_sizes,
-        "classes": outcome.classes,
-        "cost": outcome.cost,
-        "seeds": outcome.seeds,
-        "model_digest": outcome.model_digest,
-        "device": outcome.device,
-        "warnings": warnings,
-    }
+    shared = {name: getattr(outcome, name) for name in Row.model_fields.keys() & Outcome.model_fields.keys()}
+    return {**shared, "metrics": metrics, "warnings": warnings}
 
 
 def code_digest(cell: Cell) -> str:

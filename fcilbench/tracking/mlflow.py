@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ from fcilbench.registry.entrypoints import reason_of
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
-from fcilbench.tables import cut, flatten, line
+from fcilbench.tables import cut, flatten, line, texts
 from fcilbench.tracking.base import Report, Warn, scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)
@@ -41,6 +40,7 @@ _ENVIRONMENT = {
 _RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "killed": "KILLED", "interrupted": "KILLED"}
 _BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH, _NAME_LENGTH = 100, 1000, 6000, 240
 _REASON_LENGTH = 300
+_MOST_CELLS = 50_000  # what MLflow returns at once
 _FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
 _COORDINATES = ("event", "task", "tasks", "round", "rounds")
 _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
@@ -154,7 +154,9 @@ class MLflowSession:
         self._client = MlflowClient(tracking_uri=uri)
         self._experiment = self._find_experiment(uri)
         self._parent = self._find_parent(suite, facts)
-        self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in self._search_children()}
+        query = f"tags.`mlflow.parentRunId` = '{self._parent}'"
+        children = self._client.search_runs([self._experiment], query, max_results=_MOST_CELLS)
+        self._children = {run.data.tags.get("fcilbench.cell_id"): run for run in children}
 
     def log(self, row: Row) -> bool:
         """Writes a row as a child run; returns False if there is a run of exactly this row."""
@@ -211,17 +213,10 @@ class MLflowSession:
         else:
             tags = {"fcilbench.suite_key": key, "fcilbench.suite": suite, "fcilbench.store": self._store.identifier()}
             run_id = str(self._client.create_run(self._experiment, run_name=suite or "suite", tags=tags).info.run_id)
-            self._log_params(run_id, texts({"suite": facts}))
+            self._log_params(run_id, texts({"suite": facts}) if facts else {})
         if facts:
             self._client.log_dict(run_id, dict(facts), "suite.json")
         return run_id
-
-    def _search_children(self) -> Iterable[Any]:
-        query, token = f"tags.`mlflow.parentRunId` = '{self._parent}'", None
-        while token != "":
-            page = self._client.search_runs([self._experiment], query, page_token=token)
-            yield from page
-            token = page.token or ""
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -301,16 +296,8 @@ def flat_params(row: Row) -> dict[str, str]:
     """Returns labels and parameters of a row, e.g. `{"aggregator": "sum", "aggregator.lambda_s": "0.4"}`."""
     params = row.params.model_dump(mode="json", exclude={"runtime"})
     plugins = {f"{kind}.plugin": f"{row.plugins[kind].name} {row.plugins[kind].version}" for kind in PLUGIN_KINDS}
-    return texts({**row.coords, **plugins, **flatten({**params, "seeding": params.pop("seeds"), "seeds": row.seeds})})
-
-
-def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the leaves of nested objects as text, by dotted name; a list becomes compact JSON."""
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-        for name, value in flatten(values).items()
-        if value != {}
-    }
+    found = texts({**params, "seeding": params.pop("seeds"), "seeds": row.seeds})
+    return {**texts(row.coords), **plugins, **{name: text for name, text in found.items() if text != "{}"}}
 
 
 def curve_points(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, float, int]]:

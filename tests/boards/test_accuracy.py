@@ -15,53 +15,6 @@ def _entries(block):
     return {entry.aggregator: entry for entry in block.entries}
 
 
-def test_means_intervals_and_failures_in_view(golden_rows):
-    two, five = AccuracyBoard().build(golden_rows).blocks
-    assert [two.facts["protocol.rounds"], five.facts["protocol.rounds"]] == ["2", "5"]
-    assert list(_entries(two)) == ["fedavg", "sum"]
-    assert list(_entries(five)) == ["joint"]
-
-    fedavg = _entries(two)["fedavg"]
-    assert (fedavg.ok, fedavg.planned, fedavg.failures) == (3, 3, {})
-    faa, forgetting = fedavg.estimates["none"]["faa"], fedavg.estimates["none"]["forgetting"]
-    assert (faa.mean, faa.half_width) == (pytest.approx(0.6), pytest.approx(0.248414, abs=5e-7))
-    assert (forgetting.mean, forgetting.half_width) == (pytest.approx(0.2), pytest.approx(0.430265, abs=5e-7))
-    assert fedavg.estimates["oracle"]["faa"].half_width == pytest.approx(0.124207, abs=5e-7)
-    assert fedavg.estimates["oracle"]["forgetting"].mean is None
-
-    summed = _entries(two)["sum"]
-    assert (summed.ok, summed.planned, summed.failures) == (1, 3, {"failed": 1, "oom": 1})
-    assert summed.reasons == ("failed: ValueError: bad shape", "oom: ValueError: bad shape")
-    assert (summed.estimates["none"]["faa"].mean, summed.estimates["none"]["faa"].half_width) == (0.75, None)
-
-
-def test_the_board_says_what_a_reader_must_know(golden_rows):
-    board = AccuracyBoard().build(golden_rows)
-    assert board.blocks[0].notes == (
-        "n < 3: no rank (sum n=1)",
-        "oracle: best control fedavg: beaten by all others in the mean",
-        "sum: figures cover 1 of 3 planned cells",
-        "methods have results on different seeds: compare their means with care",
-        "oracle: Forgetting is undefined (–), not 0: fedavg in 3 of 3 seeds",
-        "lr is set per method: fedavg 1e-05, sum 0.0001",
-    )
-    assert board.notes[0].startswith("2 scenarios in blocks of their own: data, protocol or hardware differ")
-    assert (
-        board.notes[1]
-        == "digits / vit / dirichlet-0.5 / stress none stands in 2 blocks, which differ in protocol.rounds (2 | 5)"
-    )
-    assert "never ranked together" in board.notes[2]
-
-
-def test_task_identities_are_column_groups(golden_rows):
-    for block in AccuracyBoard().build(golden_rows).blocks:
-        assert [group.key for group in block.groups] == ["none", "oracle"]
-        assert [[column.metric for column in group.columns] for group in block.groups] == [
-            ["faa", "aia", "forgetting"]
-        ] * 2
-        assert [column.better for column in block.groups[0].columns] == ["higher", "higher", "lower"]
-
-
 def test_the_order_of_rows_does_not_matter(golden_rows):
     board = AccuracyBoard().build(golden_rows)
     shuffled = list(golden_rows)

@@ -2,7 +2,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 
 import pytest
@@ -87,11 +86,6 @@ def test_hardware_digest_sees_hardware_only():
     assert hardware_digest(base) == hardware_digest(environment({"gpu": "H100", "gpu_memory": 80, "torch": "3.0"}))
     assert hardware_digest(base) != hardware_digest(environment({"gpu": "H200", "gpu_memory": 80}))
     assert hardware_digest(base) != hardware_digest({**base, "cpu": "other"})
-
-
-def test_host_digest_is_a_digest():
-    assert re.fullmatch("sha256:[0-9a-f]{64}", host_digest())
-    assert host_digest() == host_digest()
 
 
 def test_capture_fits_together():

@@ -1,4 +1,4 @@
-from fcilbench.tracking.mlflow import curve_points, flat_params, texts
+from fcilbench.tracking.mlflow import curve_points, flat_params
 
 
 def test_rounds_are_numbered_through_all_tasks_and_the_later_record_counts():
@@ -27,15 +27,6 @@ def test_task_records_give_means_of_lists():
 def test_what_is_no_finite_number_is_no_point():
     record = {"task": 0, "round": 0, "loss": float("nan"), "done": True, "note": "x", "empty": [], "n": 3}
     assert curve_points([record, {"loss": 1.0}]) == [("round/n", 3.0, 1)]
-
-
-def test_flatten_uses_dotted_names_and_compact_lists():
-    assert texts({"p": {"a": {"b": 1, "c": [2, 3]}, "d": "x", "e": None, "f": {}}}) == {
-        "p.a.b": "1",
-        "p.a.c": "[2,3]",
-        "p.d": "x",
-        "p.e": "null",
-    }
 
 
 def test_params_name_labels_plugins_and_seeds(make_cell, make_row):
