@@ -195,15 +195,10 @@ class Here:
 
 
 def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
-    """Compares what was spent on tuning each method of a scenario.
+    """Compares what was spent on tuning each method of a scenario, which `suites` tell, by their digest.
 
-    Args:
-        rows: Rows.
-        suites: Resolved suites by their digest: the rules from lock files tell the spend.
-
-    Returns:
-        The rows, with a warning each where a method was tuned with another budget than most, not at all, or had nothing
-        to tune; and a note on each tuned scenario.
+    Returns the rows, with a warning each where a method was tuned with another budget than most, not at all, or had
+    nothing to tune; and a note on each tuned scenario.
     """
     spent: dict[str, Mapping[str, Any] | None] = {}
     usual: dict[tuple[str, ...], Counter[tuple[int, int]]] = defaultdict(Counter)

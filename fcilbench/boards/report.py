@@ -27,13 +27,9 @@ from fcilbench.tables import clean, flatten
 
 
 def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store, title: str = "fcilbench report") -> str:
-    """Returns the report.
+    """Returns the report of boards, in their order, without those that have no block.
 
-    Args:
-        boards: Boards of the rows, in the order of the page; those without a block are left out.
-        rows: The rows behind them.
-        store: Their results folder, for curves and environments.
-        title: Heading of the page.
+    `store` is the results folder of the rows behind them, for curves and environments.
     """
     whole = {row.cell_id: row for row in rows}
     place = {cell_id: number for number, cell_id in enumerate(whole)}

@@ -96,10 +96,8 @@ def code_digest(cell: Cell) -> str:
 
 def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
     """Returns the record of each of the cell's plugins."""
-    return {
-        kind: PluginRecord(name=use.name, version=use.version, identity=use.identity, code_digest=use.code_digest)
-        for kind, use in cell.plugins.items()
-    }
+    shared = set(PluginRecord.model_fields)
+    return {kind: PluginRecord(**use.model_dump(include=shared)) for kind, use in cell.plugins.items()}
 
 
 def row_params(cell: Cell) -> RowParams:
@@ -122,13 +120,9 @@ def cell_of(row: Row) -> Cell:
         ValueError: If this version of fcilbench has no such cell (pydantic's ValidationError is one).
     """
     params = row.params
-    uses = {
-        kind: PluginUse(name=each.name, version=each.version, identity=each.identity, code_digest=each.code_digest)
-        for kind, each in row.plugins.items()
-    }
     return Cell.model_validate(
         {
-            **uses,
+            **{kind: PluginUse(**record.model_dump()) for kind, record in row.plugins.items()},
             "suite": row.suite,
             "protocol": Protocol.model_validate(params.protocol),
             "tasks": tuple(params.tasks) if isinstance(params.tasks, list) else params.tasks,

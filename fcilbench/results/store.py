@@ -16,7 +16,7 @@ import os
 import re
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -136,11 +136,7 @@ class Store:
 
     def environment(self, env: str) -> dict[str, Any] | None:
         """Returns the environment record of a row's `env` digest, or `None` if the store has none."""
-        try:
-            raw = json.loads(self.environment_path(env).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return raw if isinstance(raw, dict) else None
+        return _record(self.environment_path(env), json.loads)
 
     def save_suite(self, suite: Mapping[str, Any]) -> str:
         """Stores a resolved suite (plain JSON values) as YAML, unless it is there already, and returns its digest."""
@@ -156,13 +152,8 @@ class Store:
     def suite(self, suite_digest: str) -> dict[str, Any] | None:
         """Returns the resolved suite of a row's `suite_digest`, or `None` if the store has none."""
         from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
 
-        try:
-            raw = YAML(typ="safe", pure=True).load(self.suite_path(suite_digest).read_text(encoding="utf-8"))
-        except (OSError, ValueError, YAMLError, RecursionError):
-            return None
-        return raw if isinstance(raw, dict) else None
+        return _record(self.suite_path(suite_digest), YAML(typ="safe", pure=True).load)
 
     def suite_path(self, suite_digest: str) -> Path:
         """Returns the file of a resolved suite; it may not exist."""
@@ -224,3 +215,12 @@ class Store:
 def _hex(name: str) -> str:
     """Returns the hexadecimal part of a digest; anything else could name a file outside the store."""
     return name.removeprefix("sha256:") if _DIGEST.fullmatch(name) else "unknown"
+
+
+def _record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+    """Returns the record in a file; `None` if there is no such file, or it is damaged in whatever way."""
+    try:
+        raw = parse(path.read_text(encoding="utf-8"))
+    except Exception:
+        return None
+    return raw if isinstance(raw, dict) else None

@@ -110,6 +110,8 @@ def test_fetch_then_list_and_verify(pets, served):
 
 def test_what_cannot_be_fetched_is_told_and_hurts_no_other(pets, served):
     (served[1] / "pets.tar").write_bytes(b"something else")
+    missing = pets("data", "verify", "cars196")
+    assert (missing.returncode, str(pets.folder / "data") in missing.stdout) == (5, True)
     done = pets("data", "fetch", "cars196", "pets", "digits")
     assert done.returncode == 5
     assert done.stdout == "fcilbench/digits: needs no files of its own\n"

@@ -131,14 +131,6 @@ def test_a_plugin_whose_optional_package_is_missing_says_what_to_install(cli, tm
     assert (finding["state"], finding["detail"]) == ("info", f"needs: {needs}")
 
 
-def test_data(cli):
-    names = {each["name"]: each for each in cli.json("data", "list")["datasets"]}
-    assert names["fcilbench/digits"]["classes"] == 10
-    missing = cli("data", "verify", "cifar100")
-    assert missing.returncode == 5
-    assert str(cli.folder / "data") in missing.stdout
-
-
 def test_doctor_says_whether_a_suite_will_run(cli):
     cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg]"))
     good = cli("doctor", "tiny.yaml", "--tracking", "none")
