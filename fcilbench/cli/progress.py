@@ -97,41 +97,34 @@ class RunProgress(Progress):
         self._shares: dict[str, float] = {}
 
     def run_started(self, cells: int, places: Sequence[str]) -> None:
-        """Prints how many cells will run, and where."""
         self._total = cells
         devices = ", ".join(sorted(set(places)))
         console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
     def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:
-        """Shows that a cell starts."""
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._names[cell_id] = f"{place} {cell_id[:12]} {cell_name(cell.coords)}{again}"
         self._show_cell(cell_id, 0.0, "starting")
 
     def cell_event(self, cell_id: str, event: Event) -> None:
-        """Shows the progress of a cell."""
         share, text = standing(event)
         if text and cell_id in self._names:
             self._show_cell(cell_id, max(share, self._shares.get(cell_id, 0.0)), text)
 
     def cell_retried(self, cell: Cell, cell_id: str, reason: str) -> None:
-        """Prints why a cell is tried again."""
         self._clear(cell_id)
         console.say(f"retry {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
     def cell_finished(self, row: Row) -> None:
-        """Prints how a cell ended."""
         self._clear(row.cell_id)
         self._done += 1
         console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
         self._show_suite()
 
     def note(self, text: str) -> None:
-        """Prints a line for the user."""
         console.say(text, style="yellow")
 
     def suite_finished(self, interrupted: bool = False) -> None:
-        """Takes the bars off the screen after the last row."""
         self._display.close()
 
     def _show_cell(self, cell_id: str, share: float, text: str) -> None:

@@ -118,6 +118,6 @@ def test_what_cannot_be_fetched_is_told_and_hurts_no_other(pets, served):
     lines = [line for line in done.stderr.splitlines() if not line.startswith("fetching")]
     assert [line.split(":")[0] for line in lines] == ["error", "hint", "error", "hint"]
     assert "cars196: cars_train.tgz, cars_test.tgz" in lines[0]
-    assert f"pets: {served[0]}/pets.tar: what came does not have the published checksum" in lines[2]
+    assert f"pets: {served[0]}/pets.tar: what came, 14 bytes, does not have the published checksum" in lines[2]
     assert f"put pets.tar (md5:{hashlib.md5(archive()).hexdigest()}, published by us) into" in lines[3]
     assert not list((pets.folder / "data").rglob("*pets.tar*"))
