@@ -19,6 +19,7 @@ def test_selection_by_hand():
     assert indices.tolist() == [[3, 1]]
     assert cosines[0].tolist() == pytest.approx([0.98995, 0.8], abs=1e-5)
     assert -0.1 * cosines.sum().item() == pytest.approx(-0.178995, abs=1e-6)
+    assert select(torch.cat([QUERY, -QUERY]), KEYS, 2)[0].tolist() == [[3, 1], [2, 0]]  # each sample for itself
     every, cosines = select(QUERY, KEYS, 4)
     assert every.tolist() == [[3, 1, 0, 2]]
     assert cosines[0].tolist() == pytest.approx([0.98995, 0.8, 0.6, -0.6], abs=1e-5)
