@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, cast
 
-from fcilbench.errors import FcilbenchError, PrerequisiteError
+from fcilbench.errors import FcilbenchError
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Asker, Event
 from fcilbench.spec.cell import Cell
@@ -15,28 +15,11 @@ from fcilbench.spec.cell import Cell
 Progress = Callable[[str, int, int], None]
 """Called with the name of a data set, the number of decoded samples and that of all samples."""
 
-_SECONDS = 600.0
-"""A worker that is silent for so long is given up."""
-
 
 def probe_cells(cells: Sequence[Cell]) -> list[str | None]:
-    """Runs one tiny round of each cell on synthetic data and the CPU; returns what went wrong in one line, or `None`.
-
-    If a backbone lacks something on this machine, its other cells get the same answer without being run.
-    """
-    problems: list[str | None] = []
-    lacking: dict[str, str] = {}
+    """Runs a tiny round of each cell on synthetic data and the CPU; returns what went wrong in one line, or `None`."""
     with closing(Asker()) as asker:
-        for cell in cells:
-            backbone = cell.backbone.model_dump_json()
-            if backbone not in lacking:
-                answer = asker.ask({"ask": "probe", "cell": cell.model_dump(mode="json")}, seconds=_SECONDS)
-                if not answer.get("missing"):
-                    problems.append(answer["problem"])
-                    continue
-                lacking[backbone] = answer["problem"]
-            problems.append(lacking[backbone])
-    return problems
+        return [asker.ask({"ask": "probe", "cell": cell.model_dump(mode="json")})["problem"] for cell in cells]
 
 
 def verify_datasets(
@@ -56,7 +39,7 @@ def verify_datasets(
                     progress(name, event["done"], event["total"])
 
             question = {"ask": "verify", "name": name, "params": params, "fresh": fresh}
-            answer = asker.ask(question, show, _SECONDS)
+            answer = asker.ask(question, show)
             found.append((answer["problem"], answer.get("digest")))
     return found
 
@@ -72,8 +55,7 @@ def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> 
         probe(build_experiment(Cell.model_validate(request["cell"]), "cpu"))
         return {"problem": None}
     except FcilbenchError as error:
-        problem = str(error) + (f" ({error.hint})" if error.hint else "")
-        return {"problem": problem, "missing": isinstance(error, PrerequisiteError)}
+        return {"problem": str(error) + (f" ({error.hint})" if error.hint else "")}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         return {"problem": entrypoints.reason_of(error)}

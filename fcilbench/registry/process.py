@@ -28,7 +28,7 @@ Event = dict[str, Any]
 WORKER = (sys.executable, "-P", "-m", "fcilbench.execution.worker")
 LARGEST_LINE = 1 << 24
 """Bytes of the longest line that is accepted; a longer one is dropped."""
-ANSWER_SECONDS = 300.0
+ANSWER_SECONDS = 600.0
 """How long a worker may be silent about a question; a cold import of a deep-learning package takes a minute."""
 
 _CHUNK, _CHUNKS_PER_READ = 1 << 16, 16
@@ -203,23 +203,17 @@ class Asker:
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
 
-    def ask(
-        self,
-        question: Mapping[str, Any],
-        on_progress: Callable[[Event], None] | None = None,
-        seconds: float | None = None,
-    ) -> dict[str, Any]:
+    def ask(self, question: Mapping[str, Any], on_progress: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Returns the answer to a question, or `{"problem": reason}` if the worker died or was silent for too long.
 
-        `on_progress` is called with each event before the answer; the worker may be silent for `seconds`.
+        `on_progress` is called with each event before the answer.
         """
-        patience = ANSWER_SECONDS if seconds is None else seconds
         self._worker = worker = self._worker or WorkerProcess()
         token = uuid.uuid4().hex
         worker.send({**question, "token": token})
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
-            wait_for([worker], min(0.1, patience))
+            wait_for([worker], 0.1)
             for event in worker.receive(token):
                 kind = event.pop("event")
                 if kind == "answer":
@@ -227,11 +221,11 @@ class Asker:
                 if kind == "died":
                     self.close()
                     return {"problem": event["reason"]}
-                deadline = time.monotonic() + patience
+                deadline = time.monotonic() + ANSWER_SECONDS
                 if on_progress is not None:
                     on_progress(event)
         self.close()
-        return {"problem": f"no answer within {patience:g} s"}
+        return {"problem": f"no answer within {ANSWER_SECONDS:g} s"}
 
     def close(self) -> None:
         """Ends the worker; the next question starts another one."""
