@@ -87,7 +87,7 @@ class Batch:
         mask: float32 `[B]`, 1 for a sample and 0 for padding.
         task: The task that is trained; its `local` maps the labels.
         memo: What `Aggregator.query` returned for these samples, `[B, ...]`; `None` without a query.
-        extra: As many samples again, drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
+        extra: `batch_size` samples drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
             earlier task.
     """
 

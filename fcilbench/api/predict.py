@@ -95,8 +95,8 @@ class TrueTask:
 class MostConfident:
     """Picks the task whose slice, under its own module, has the largest softmax probability; then its argmax.
 
-    Each softmax is over one slice. Ties go to the earlier task. A task of a single class would always have probability
-    1, so it competes with chance: one over the number of classes seen.
+    Each softmax is over one slice. Ties go to the earlier task. Of a task of a single class this would always be 1, so
+    there the softmax is over all classes seen.
     """
 
     module: str = "global"
@@ -109,9 +109,9 @@ class MostConfident:
         """Returns the most confident task's best class."""
         confidence, label = [], []
         for task in tasks:
-            slice_ = logits[self.module.format(task.index)][:, task.classes].float()
-            best, position = slice_.softmax(dim=1).max(dim=1)
-            confidence.append(best if task.size > 1 else torch.full_like(best, 1.0 / tasks[-1].seen))
+            own = logits[self.module.format(task.index)].float()
+            best, position = own[:, task.classes].softmax(dim=1).max(dim=1)
+            confidence.append(best if task.size > 1 else own.softmax(dim=1)[:, task.offset])
             label.append(position + task.offset)
         winner = torch.stack(confidence).argmax(dim=0)
         return torch.stack(label).gather(0, winner[None])[0]

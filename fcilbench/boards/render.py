@@ -266,29 +266,35 @@ def _tex(board: Board) -> str:
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
         lines += [*_tex_groups(heads), _tex_row(head.title for head in heads), r"\midrule"]
         for entry in block.entries:
-            lines.append(" & ".join(_tex_cell(head, entry, best[id(head)]) for head in heads) + r" \\")
+            lines.append(" & ".join(_tex_cell(head, entry, *best[id(head)]) for head in heads) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", *(f"% {clean(note)}" for note in notes_of(block)), r"\end{table}"]
     return "\n".join([*lines, "", *(f"% {clean(note)}" for note in board.notes)]) + "\n"
 
 
-def _best(block: Block, head: Head) -> float | None:
-    """Returns the best mean of a column, of competitors with all of its seeds; `None` with fewer than two of them."""
+def _best(block: Block, head: Head) -> tuple[float | None, bool]:
+    """Returns the best mean of a column, of competitors with all of its seeds; `None` with fewer than two of them.
+
+    Beside it stands whether that method has a rank: without one it was not tested against the others.
+    """
     if head.column is None or head.column.better == "neither":
-        return None
-    found = [each.estimates[head.group][head.column.metric] for each in block.entries if not each.reference]
-    most = max((each.n for each in found), default=0)
-    known = [each.mean for each in found if each.mean is not None and each.n == most]
-    return (max if head.column.better == "higher" else min)(known) if len(known) > 1 else None
+        return None, False
+    own = {e.aggregator: e.estimates[head.group][head.column.metric] for e in block.entries if not e.reference}
+    most = max((each.n for each in own.values()), default=0)
+    means = {name: each.mean for name, each in own.items() if each.mean is not None and each.n == most}
+    if len(means) < 2:
+        return None, False
+    best = (max if head.column.better == "higher" else min)(means.values())
+    return best, any(means.get(e.aggregator) == best and head.group in e.ranks for e in block.entries)
 
 
-def _tex_cell(head: Head, entry: Entry, best: float | None) -> str:
+def _tex_cell(head: Head, entry: Entry, best: float | None, tested: bool) -> str:
     text = _escape_tex(head.text(entry))
     if head.column is None or best is None or entry.reference:
         return text
     if entry.estimates[head.group][head.column.metric].mean == best:
         return rf"\textbf{{{text}}}"
     rank = entry.ranks.get(head.group)
-    return rf"\underline{{{text}}}" if head.ranks and rank is not None and rank.tied else text
+    return rf"\underline{{{text}}}" if head.ranks and tested and rank is not None and rank.tied else text
 
 
 def _tex_groups(heads: Sequence[Head]) -> list[str]:

@@ -17,7 +17,7 @@ from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 3
+FORMAT = 4
 Event = dict[str, Any]
 
 
@@ -43,6 +43,7 @@ class Progress:
     metrics: dict[str, float | None] = field(default_factory=dict)
     model_digest: str = ""
     merged: int = 0
+    visits: int = 0
 
 
 class DamagedError(Exception):

@@ -6,6 +6,7 @@ tasks, for several heads on one backbone within one evaluation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
@@ -25,6 +26,8 @@ class Evaluator:
 
     Features that were kept change no bit: they are always computed in the same batches, and the head always runs on all
     samples of a task at once. Features under the initial backbone are kept between evaluations.
+
+    `unanswered` tells whether a model had logits of NaN or infinity for a test sample.
 
     Args:
         model: The resident model with its `initial` state vector `[D]`.
@@ -48,6 +51,7 @@ class Evaluator:
         self._precision, self._batch_size = precision, batch_size
         self._under: Module | None = None
         self._features: dict[Hashable, torch.Tensor] = {}
+        self.unanswered = False
 
     def accuracy(
         self, predictors: Predictors, tasks: Sequence[Task], identities: Sequence[TaskIdentity]
@@ -78,7 +82,7 @@ class Evaluator:
 
         Test samples of all classes should score above the out-of-scope inputs; 0.5 is chance. The one model of task
         identity `none` is asked, its probabilities over all classes seen. `None` if the data set has no out-of-scope
-        inputs or the method no single model for `none`.
+        inputs, the method no single model for `none`, or that model logits of NaN.
         """
         rule = predictors.rules.get("none")
         names = [] if rule is None else rule.modules(tasks, None)
@@ -91,7 +95,7 @@ class Evaluator:
         other = self._logits(net, "ood", self._ood, everything, seen)
         self.forget_trained()
         inside, outside = (logits.softmax(dim=1).amax(dim=1) for logits in (torch.cat(own), other))
-        return auroc(inside, outside)
+        return None if torch.cat([inside, outside]).isnan().any() else auroc(inside, outside)
 
     def forget_trained(self) -> None:
         """Frees the features under any backbone but the initial one, because training changes it."""
@@ -133,11 +137,16 @@ class Evaluator:
     def _share(
         self, predictors: Predictors, identity: TaskIdentity, logits: Logits, task: Task, tasks: Sequence[Task]
     ) -> float:
-        """Returns the share of a task's test samples that the rule answers correctly."""
+        """Returns the share of a task's test samples that the rule answers correctly.
+
+        A sample whose logits are NaN or infinite has no answer, so it counts as wrong.
+        """
         rule, true = predictors.rules[identity], task if identity == "oracle" else None
         own: Mapping[str, torch.Tensor] = {name: logits[name, task.index] for name in rule.modules(tasks, true)}
         labels = self._test.labels[self._index[task.index]]
-        return int((rule(own, tasks, true) == labels).sum()) / len(labels)
+        answered = torch.stack([(each < math.inf).all(dim=1) for each in own.values()]).all(dim=0)
+        self.unanswered |= not bool(answered.all())
+        return int(((rule(own, tasks, true) == labels) & answered).sum()) / len(labels)
 
 
 def as_module(built: Module | torch.Tensor) -> Module:

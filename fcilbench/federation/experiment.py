@@ -92,6 +92,7 @@ class Federation:
         test: Test samples on the device, or the held-out ones that replace them (`Protocol.validation`).
         replay: Samples that clients mix into the training of the current task.
         merged: Number of updates that the last round merged.
+        visited: Number of clients that took part in it.
     """
 
     experiment: Experiment
@@ -110,6 +111,7 @@ class Federation:
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
     merged: int = 0
+    visited: int = 0
 
     @property
     def initial(self) -> torch.Tensor:

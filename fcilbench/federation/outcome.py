@@ -32,7 +32,6 @@ MODULE = "module.safetensors"
 def outcome(federation: Federation, progress: Progress) -> Outcome:
     """Returns the outcome of a federation whose phases are all trained."""
     seeds, seconds, channel = federation.experiment.seeds, progress.seconds, federation.channel
-    phases, participation = federation.schedule.phases, federation.experiment.protocol.participation
     sizes, device = [len(index) for index in federation.test_index], federation.model.vector.device
     matrices: dict[TaskIdentity, list[list[float | None]]] = {
         identity: [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(len(sizes))]
@@ -61,9 +60,9 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
             bytes_down=channel.bytes_down,
             server_state=progress.server_state,
             module=nbytes(federation.experiment.aggregator.export(federation.server)),
-            rounds=sum(phase.rounds for phase in phases),
-            visits=sum(phase.rounds * phase.sampled(participation) for phase in phases),
-            tasks=len(phases),
+            rounds=sum(phase.rounds for phase in federation.schedule.phases),
+            visits=progress.visits,
+            tasks=len(federation.schedule.phases),
         ),
         seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
         model_digest=progress.model_digest,

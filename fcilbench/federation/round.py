@@ -49,6 +49,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
     server.round, server.logs, federation.merged = context.round, {}, 0
     clients = sample_clients(federation, context)
+    federation.visited = len(clients)
     if not clients:
         server.warn(f"task {context.phase.task.index}: a round had no client with samples; the global model was kept")
         return None

@@ -123,6 +123,7 @@ class _Run:
         sent = (channel.bytes_up, channel.bytes_down)
         loss = run_round(self._federation, context, self._rows, self._watch)
         self._progress.merged += self._federation.merged
+        self._progress.visits += self._federation.visited
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         measured = {}
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
@@ -176,6 +177,8 @@ class _Run:
                     self._progress.metrics |= metrics
                     measured = {"margins": margins}
                 self._progress.model_digest = model_digest(predictors, server)
+        if federation.evaluator.unanswered:
+            server.warn("a deployed model has logits of NaN or infinity; they count as wrong answers")
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
         self._record(

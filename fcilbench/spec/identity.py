@@ -40,6 +40,8 @@ def canonical(cell: Cell, engine: int = ENGINE_VERSION) -> dict[str, Any]:
         ValueError: If a number is not finite.
     """
     versions = {"identity": IDENTITY_VERSION, "protocol": PROTOCOL_VERSION, "engine": engine}
+    if isinstance(cell.tasks, tuple) and 1 in cell.tasks:
+        versions["one_class_tasks"] = 2  # `MostConfident` never answered with them before
     return {"versions": versions, "cell": _plain(cell)}
 
 

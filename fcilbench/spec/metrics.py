@@ -93,12 +93,12 @@ def per_round(row: Row, total: float) -> float | None:
 def per_visit(row: Row, total: int) -> float | None:
     """Returns a total of bytes divided by the visits: the clients of each round, summed over all rounds.
 
-    Rows of schema 3 and older did not count visits: there the protocol's participation is taken for the method's own.
+    Rows of schema 3 and older did not count them: there it is defined only if every client takes part in every round.
     """
     if row.cost.visits:
         return total / row.cost.visits
-    clients, share = row.params.protocol.get("clients", 1), row.params.protocol.get("participation", 1.0)
-    return per_round(row, total / max(1, round(share * clients)))
+    protocol = row.params.protocol
+    return per_round(row, total / protocol.get("clients", 1)) if protocol.get("participation", 1.0) == 1 else None
 
 
 def _losses(matrix: Matrix) -> list[float | None]:

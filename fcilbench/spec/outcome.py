@@ -35,7 +35,8 @@ class Cost(BaseModel):
         module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older, as
             are `rounds` and `tasks`.
         rounds: Rounds of all tasks.
-        visits: Clients that take part in a round, summed over all rounds; 0 in rows of schema 3 or older.
+        visits: Clients with samples that take part in a round, whether their upload arrives or not, summed over all
+            rounds; 0 in rows of schema 3 or older.
         tasks: Number of tasks.
     """
 

@@ -36,6 +36,10 @@ def test_each_task_answers_with_its_own_module():
     assert TrueTask("task-{}").modules(TASKS, TASKS[1]) == ("task-1",)
 
 
-def test_a_one_class_task_does_not_win_by_having_no_rival():
+def test_a_one_class_task_competes_by_its_probability_among_all_classes():
+    """Row 0: e / (e + e^2 + 1) = .245 against softmax(2, 0) = .881. Row 1: .999 against .881. Row 2: 1/3, 1/2."""
     tasks = (Task(0, 0, 1), Task(1, 1, 2))
-    assert MostConfident()({"global": torch.tensor([[9.0, 2.0, 0.0]])}, tasks, None).tolist() == [1]
+    logits = torch.tensor([[1.0, 2.0, 0.0], [9.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    assert MostConfident()({"global": logits}, tasks, None).tolist() == [1, 0, 1]
+    each_alone = tuple(Task(index, index, 1) for index in range(3))
+    assert MostConfident()({"global": logits}, each_alone, None).tolist() == [1, 0, 0]

@@ -70,12 +70,16 @@ def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
 
 
 def test_a_visit_is_one_client_in_one_round(row_of):
-    """80 bytes in 4 rounds, of 10 clients of which the protocol samples 3; one method asks all 10."""
-    sampled, asks_all = (row_of(name, 0, 0.5, protocol={"participation": 0.3}) for name in "ab")
-    counted = asks_all.model_copy(update={"cost": asks_all.cost.model_copy(update={"visits": 40})})
-    (block,) = OverheadBoard().build([sampled, counted]).blocks
-    means = {e.aggregator: e.estimates["cost"]["client_up"].mean for e in block.entries}
-    assert means == pytest.approx({"a": 80 / 12, "b": 2.0})  # a: a row that did not count its visits
+    """80 bytes in 4 rounds, of 10 clients of which 3 are sampled."""
+    rows = [row_of("a", 0, 0.5, protocol={"participation": 0.3}), row_of("b", 0, 0.5)]
+    counted = rows[0].model_copy(update={"cost": rows[0].cost.model_copy(update={"visits": 12})})
+    means = {
+        (label, entry.aggregator): entry.estimates["cost"]["client_up"].mean
+        for label, found in (("old", rows), ("new", [counted]))
+        for block in OverheadBoard().build(found).blocks
+        for entry in block.entries
+    }
+    assert means == {("old", "a"): None, ("old", "b"): 2.0, ("new", "a"): pytest.approx(80 / 12)}
 
 
 def test_overhead_compares_equal_threads_and_capture_only(row_of):

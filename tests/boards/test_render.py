@@ -129,6 +129,18 @@ def test_in_latex_the_best_mean_is_bold_and_ties_are_underlined(make_cell, make_
     assert r"c & \textbf{55.50 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
 
 
+def test_in_latex_nothing_ties_with_a_best_method_that_was_not_tested(make_cell, make_row):
+    """ridge is the same in every seed, so it has no rank; b and c tie with each other only."""
+    rows = [
+        make_row(make_cell(name, seed, evaluate=("none",)), {"faa/none": value + step * ((seed + shift) % 2)})
+        for name, value, shift, step in (("b", 0.55, 0, 0.01), ("c", 0.549, 1, 0.01), ("ridge", 0.8, 0, 0.0))
+        for seed in range(5)
+    ]
+    text = render(AccuracyBoard().build(rows), "tex")
+    assert r"\textbf{80.00" in text
+    assert r"\underline" not in text
+
+
 def test_an_unknown_format_names_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'json'"):
         render(AccuracyBoard().build([]), "jsn")

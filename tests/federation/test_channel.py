@@ -1,6 +1,7 @@
 """Bytes by hand: what is delivered is what is counted, and what a client holds is not sent again."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -211,6 +212,21 @@ def test_visits_follow_the_schedule_of_the_method(make_experiment, tmp_path):
         settings = {"clients": 4, "tasks": 2, "rounds": 2, "participation": 0.25}
         cost = run_experiment(make_experiment(method, **settings), folder).cost
         assert (cost.rounds, cost.visits) == (rounds, visits)
+
+
+class LastIsEmpty(Aggregator):
+    """The last client has no samples."""
+
+    def build_schedule(self, schedule):
+        phases = [replace(phase, clients=(*phase.clients[:-1], phase.clients[-1][:0])) for phase in schedule.phases]
+        return replace(schedule, phases=tuple(phases))
+
+
+def test_a_client_without_samples_is_not_visited(make_experiment, tmp_path):
+    """Two tasks of two rounds: two clients of three are visited in each."""
+    cost = run_experiment(make_experiment(LastIsEmpty(), clients=3, tasks=2, rounds=2), tmp_path).cost
+    assert cost.visits == 8
+    assert cost.bytes_up == 8 * MODEL
 
 
 def test_a_pattern_that_matches_nothing_is_named(traffic):

@@ -7,7 +7,7 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.predict import AllClasses, Module, Predictors
+from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors
 from fcilbench.errors import PluginError
 from fcilbench.federation.evaluation import auroc
 from fcilbench.federation.experiment import build
@@ -138,6 +138,20 @@ def test_a_module_that_is_not_finite_is_the_plugins_fault(make_experiment, value
         predictors = Predictors({"global": lambda module=module: module}, {"none": AllClasses()})
         with pytest.raises(PluginError, match="'global' has values that are not finite"):
             accuracy(federation, predictors)
+
+
+@pytest.mark.parametrize("rule", [AllClasses(), MostConfident()])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_logits_of_nan_and_infinity_are_wrong_answers(make_experiment, rule, sign):
+    """Finite weights overflow in the network. Label 0 is where the argmax of equal values and of NaN points."""
+    federation = build(make_experiment())
+    huge, head = federation.initial * 1e3, federation.model.layout.head
+    huge[head] = 3e38
+    huge[head][1::2] *= sign  # infinity minus infinity
+    found = accuracy(federation, Predictors({"global": lambda: huge}, {"none": rule}))
+    assert torch.equal(federation.test.labels[federation.test_index[0]].unique(), torch.tensor([0, 1]))
+    assert found == {"none": [0.0]}
+    assert federation.evaluator.unanswered
 
 
 def test_missing_rules_and_modules_are_named(make_experiment):

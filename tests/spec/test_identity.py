@@ -43,6 +43,7 @@ class Inner(BaseModel):
 
 class Outer(BaseModel):
     inner: list[Inner | None] = identity_field(default_factory=lambda: [Inner()])
+    tasks: None = identity_field(None)
 
 
 def test_an_untagged_field_is_found_and_refused():
@@ -72,6 +73,7 @@ def test_digest_by_hand():
         a: str = identity_field("x")
         c: bool = identity_field(True)
         t: int = runtime_field(1)
+        tasks: None = identity_field(None)
 
     text = '{"cell":{"a":"y","b":1e-05},"versions":{"engine":2,"identity":2,"protocol":1}}'
     assert cell_id(Tiny(a="y", b=1e-5)) == hashlib.sha256(text.encode()).hexdigest()
@@ -144,6 +146,12 @@ def test_what_it_computes_counts():
         cell(data_fingerprint="sha256:x"),
     ]
     assert len({cell_id(each) for each in different}) == len(different)
+
+
+def test_a_mended_rule_changes_the_cells_that_it_concerns():
+    """The rule for a task of one class under `inferred` changed without a new engine version for all cells."""
+    assert canonical(cell(tasks=(4, 1)))["versions"]["one_class_tasks"] == 2
+    assert "one_class_tasks" not in canonical(cell(tasks=(4, 2)))["versions"]
 
 
 def test_negative_zero_is_zero_and_key_order_does_not_count():
