@@ -10,8 +10,7 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "example.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_no_output_is_committed(tmp_path, monkeypatch):
-    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+def test_the_notebook_runs_and_no_output_is_committed(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)

@@ -22,8 +22,7 @@ def pages(folder):
     return found
 
 
-def test_the_pages_are_up_to_date(tmp_path, monkeypatch):
-    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+def test_the_pages_are_up_to_date(tmp_path):
     fresh = tmp_path / "fresh"
     shutil.copytree(COMMITTED, fresh)
     for page in [*fresh.glob("*/README.md"), *fresh.rglob("index.html")]:

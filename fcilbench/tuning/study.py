@@ -135,6 +135,7 @@ def trial_suite(suite: Suite) -> Suite:
     )
 
 
+@catalog.session()
 def subjects_of(loaded: LoadedSuite) -> list[Subject]:
     """Returns the methods and scenarios of a suite, in the order of its grid.
 

@@ -14,8 +14,7 @@ PUBLISHED = Store(Path(__file__).parents[2] / "leaderboards" / "quickstart")
 
 
 @pytest.mark.parametrize("method", ["joint", "sum"])  # `batch_size` is an option of joint and a field of the protocol
-def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path, monkeypatch):
-    monkeypatch.setenv("FCILBENCH_CACHE", str(tmp_path / "cache"))
+def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path):
     row = next(row for row in PUBLISHED.scan() if (row.coords["aggregator"], row.seed) == (method, 1))
     (tmp_path / "suite.yaml").write_text(json.dumps(suite_of(row)))
     (item,) = prepare(tmp_path / "suite.yaml", None, tmp_path / "out", only=["seed:1"]).plan.items

@@ -50,12 +50,9 @@ seeds: 3
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """The subjects of the suite by the label of their method."""
-    folder = tmp_path_factory.mktemp("suite")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "FCILBENCH_CACHE", str(folder / "cache"))
-        (folder / "small.yaml").write_text(SUITE)
-        found = subjects_of(load_suite(folder / "small.yaml"))
-    return {each.where["aggregator"]: each for each in found}
+    file = tmp_path_factory.mktemp("suite") / "small.yaml"
+    file.write_text(SUITE)
+    return {each.where["aggregator"]: each for each in subjects_of(load_suite(file))}
 
 
 def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_without_effect(subjects):
