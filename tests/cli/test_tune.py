@@ -7,6 +7,8 @@ import time
 import pytest
 from ruamel.yaml import YAML
 
+pytestmark = pytest.mark.slow
+
 TINY = (("[fedavg, acme]", "[fedavg, ncm]"), ("seeds: 1", "tuning: {trials: 3, validation: 0.5}\nseeds: 1"))
 DATASET = """\
 import os

@@ -18,6 +18,8 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("submitit")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 needs_slurm = pytest.mark.skipif(
     not (shutil.which("slurmctld") and shutil.which("munged") and os.geteuid() == 0),
     reason="needs root and Debian's packages slurm-wlm and munge",

@@ -5,6 +5,8 @@ import pytest
 from fcilbench.registry.entrypoints import find
 from fcilbench.testing import CHECKS, Case, case
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "timm": {
         "model": "vit_tiny_patch16_224",
