@@ -45,9 +45,9 @@ class Evil(FedAvg):
             case "fork_exit":
                 if os.fork() == 0:
                     sys.exit(0)
-            case "thread":
+            case "thread" if server.last_task:  # late: while the worker runs the next cell
                 emit = _emit_of_the_worker()
-                threading.Timer(0.5, emit, [{"event": "skipped", "reason": "late"}]).start()
+                threading.Timer(1.5, emit, [{"event": "skipped", "reason": "late"}]).start()
             case "switch" if server.last_task:
                 torch.set_float32_matmul_precision("medium")
                 torch.backends.mkldnn.enabled = False
