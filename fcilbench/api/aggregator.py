@@ -39,6 +39,7 @@ class Request:
         modality: `vision` or `text`.
         classes: Number of classes C.
         tasks: Number of classes of each task.
+        clients: Number of registered clients N.
         backbone: Facts of the backbone: its `facts()` and its hyperparameters under `params`.
     """
 

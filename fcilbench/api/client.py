@@ -52,7 +52,11 @@ class Net(ABC):
         """Returns the same network in eval mode with another state vector `[D]`, e.g. a teacher's."""
 
     def piece(self, name: str) -> torch.Tensor:
-        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter."""
+        """Returns one tensor of the state vector in its own shape; differentiable if it is a parameter.
+
+        Raises:
+            KeyError: If the state vector has no tensor of that name.
+        """
         piece = self.layout.piece(name)
         vector = self.parameters if piece.span.stop <= self.layout.trainable.stop else self.vector
         return vector[piece.span].view(piece.shape)
@@ -119,6 +123,7 @@ class Client(Protocol):
     """A client as its statistics hooks see it: after local training, in eval mode, without augmentation or gradient.
 
     Attributes:
+        id: Registered client id, from 0.
         samples: Number of its training samples n_k in the current task.
         steps: Optimiser steps that it takes in a round of this task.
         state: The client's own persistent tensors; kept between rounds and in checkpoints.

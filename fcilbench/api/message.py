@@ -85,7 +85,11 @@ class Layout:
     pieces: tuple[Piece, ...] = ()
 
     def piece(self, name: str) -> Piece:
-        """Returns the place of one tensor."""
+        """Returns the place of one tensor.
+
+        Raises:
+            KeyError: If the vector has no tensor of that name.
+        """
         for piece in self.pieces:
             if piece.name == name:
                 return piece

@@ -25,6 +25,7 @@ class Updates:
     Attributes:
         delta: float32 `[N, D]`, each client's state vector minus the broadcast one. Do not change it in place.
         samples: Number of samples n_k of each row.
+        clients: Client id of each row.
         statistics: Each client's statistics message.
     """
 
@@ -75,6 +76,7 @@ class Server(Protocol):
         state: The method's own persistent state.
         tasks: The tasks of the stream seen so far, the current one included.
         round: Round within the task, from 0.
+        clients: Number of registered clients N.
         image_input: Size and normalisation of a vision backbone's inputs; `None` for text.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
@@ -32,7 +33,7 @@ REFERENCE = "fcilbench/joint"
 """Centralised training: no competitor, so it has no rank and is no best."""
 
 
-class BaseBoard:
+class BaseBoard(ABC):
     """What the boards share; each one says how it splits cells into blocks, and which figures it takes from them."""
 
     name: ClassVar[str]
@@ -66,13 +67,13 @@ class BaseBoard:
         notes = (*board_notes(found, overall), *(reference.notes(blocks) if reference else ()))
         return Board(board=self.name, title=self.title, blocks=blocks, overall=overall, notes=notes)
 
+    @abstractmethod
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns the column groups of a scenario's block; none if the board does not show the scenario."""
-        raise NotImplementedError
 
+    @abstractmethod
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the figures of one method's finished cells in the groups of its block."""
-        raise NotImplementedError
 
     def _block(
         self,

@@ -28,9 +28,11 @@ class Progress:
     Attributes:
         accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
+        peak_memory: Peak of device memory, or of the resident set on a CPU, bytes.
         server_state: Largest size of the method's state so far, bytes.
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
+        visits: Clients with samples that took part in a round, summed over the rounds so far.
     """
 
     phase: int = 0

@@ -75,7 +75,7 @@ class Subject:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks."""
+        """Number of tasks T of the stream that each trial learns."""
         tasks = self.cells[0].tasks
         return len(tasks) if isinstance(tasks, tuple) else tasks or 1
 
@@ -91,7 +91,7 @@ class Subject:
 
     @cached_property
     def name(self) -> str:
-        """Name of its study."""
+        """Name of its Optuna study: another code, space or cell makes another study."""
         cells = [[cell_id(cell), *(use.code_digest for use in cell.plugins.values())] for cell in self.cells]
         record = [_SEARCH, cells, {k: repr(v) for k, v in self.space.items()}]
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
