@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from fcilbench.cli import console
 from fcilbench.execution.base import Progress
 from fcilbench.tables import line
@@ -96,34 +98,41 @@ class RunProgress(Progress):
         self._names: dict[str, str] = {}
         self._shares: dict[str, float] = {}
 
+    @override
     def run_started(self, cells: int, places: Sequence[str]) -> None:
         self._total = cells
         devices = ", ".join(sorted(set(places)))
         console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
 
+    @override
     def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._names[cell_id] = f"{place} {cell_id[:12]} {cell_name(cell.coords)}{again}"
         self._show_cell(cell_id, 0.0, "starting")
 
+    @override
     def cell_event(self, cell_id: str, event: Event) -> None:
         share, text = standing(event)
         if text and cell_id in self._names:
             self._show_cell(cell_id, max(share, self._shares.get(cell_id, 0.0)), text)
 
+    @override
     def cell_retried(self, cell: Cell, cell_id: str, reason: str) -> None:
         self._clear(cell_id)
         console.say(f"retry {cell_id[:12]} {cell_name(cell.coords)}: {reason}", style="yellow")
 
+    @override
     def cell_finished(self, row: Row) -> None:
         self._clear(row.cell_id)
         self._done += 1
         console.say(f"[{self._done}/{self._total}] {ending(row)}", style=_COLOURS.get(row.status, "red"))
         self._show_suite()
 
+    @override
     def note(self, text: str) -> None:
         console.say(text, style="yellow")
 
+    @override
     def suite_finished(self, interrupted: bool = False) -> None:
         self._display.close()
 

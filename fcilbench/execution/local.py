@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fcilbench.errors import UsageError
 from fcilbench.execution.base import TERMINAL, Device, Executor, Job, RunOptions, job_environment
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, died, wait_for, worker_environment
@@ -61,6 +63,7 @@ class LocalExecutor(Executor):
         self.device: Device = "cuda" if any(options.devices) else "cpu"
         self.places = [slot.label for slot in self._slots]
 
+    @override
     def accepts(self, alone: bool) -> bool:
         return self._free(alone) is not None
 
@@ -89,6 +92,7 @@ class LocalExecutor(Executor):
         slot.worker.send(job.request)
         return slot.label
 
+    @override
     def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         deadline = time.monotonic() + timeout
         while True:
@@ -101,12 +105,14 @@ class LocalExecutor(Executor):
                 events, self._events = self._events, []
                 return events
 
+    @override
     def kill(self, job: Job) -> None:
         self._events = [each for each in self._events if each[0] is not job]
         for slot in self._slots:
             if slot.job is job:
                 slot.stop()
 
+    @override
     def close(self) -> None:
         for slot in self._slots:
             slot.stop()

@@ -19,6 +19,8 @@ except ImportError as error:
 
     raise PrerequisiteError("Ray is not installed", hint="pip install 'fcilbench[ray]'") from error
 
+from typing_extensions import override
+
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.base import (
     TERMINAL,
@@ -84,6 +86,7 @@ class RayExecutor(Executor):
         self._events[job] = task.remote(job.request, environment, self._options.worker)
         return "ray"
 
+    @override
     def poll(self, timeout: float) -> list[tuple[Job, Event]]:
         if not self._events:
             time.sleep(timeout)
@@ -116,6 +119,7 @@ class RayExecutor(Executor):
         if (events := self._events.pop(job, None)) is not None:
             ray.cancel(events, force=True)
 
+    @override
     def close(self) -> None:
         for job in list(self._events):
             self.kill(job)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.base import (
@@ -127,6 +129,7 @@ class SlurmExecutor(Executor):
         if submitted is not None and submitted.known is not None:
             submitted.known.cancel(check=False)
 
+    @override
     def close(self) -> None:
         for job in list(self._jobs):
             self.kill(job)

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from fcilbench.api import Batch, Client, LayerGram, Message, Net, Task
 from fcilbench.api.client import FisherKind
@@ -51,6 +52,7 @@ class ClientSession(Client):
         self.batch_size = STATISTICS_BATCH
         self._federation, self._context = federation, context
 
+    @override
     def batches(self) -> Iterator[Batch]:
         return self._batches(self.index, self.batch_size)
 
@@ -61,6 +63,7 @@ class ClientSession(Client):
             mask = torch.ones(len(own), device=own.device)
             yield Batch(data.plain(own), data.labels[own], mask, self.task, memo, protocol=self.protocol)
 
+    @override
     def fisher(self, kind: FisherKind, samples: int | None = None) -> torch.Tensor:
         rows = self.index
         if samples is not None and samples < len(rows):
@@ -72,9 +75,11 @@ class ClientSession(Client):
         batches = zip(self._batches(rows, size), torch.split(uniform, size), strict=True)
         return fisher_diagonal(self.network, names, batches, kind)
 
+    @override
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         return layer_inputs(self._federation.model, patterns, self._masked())
 
+    @override
     def gradient(self, loss: Callable[[Net, Batch], torch.Tensor]) -> torch.Tensor:
         return mean_gradient(self._federation.model, self.batches(), loss)
 
@@ -83,9 +88,11 @@ class ClientSession(Client):
         for batch in self.batches():
             yield batch.inputs, self._federation.train.token_mask(batch.inputs)
 
+    @override
     def grams(self, diagonal: Callable[[str], bool]) -> dict[str, LayerGram]:
         return layer_grams(self._federation.model, diagonal, self._masked())
 
+    @override
     def low_precision(self) -> AbstractContextManager[object]:
         return self._federation.model.arithmetic(partial(autocast, self.protocol.precision, self.index.device))
 
@@ -97,5 +104,6 @@ class ClientSession(Client):
             self.index = self.index[torch.from_numpy(kept).to(self.index.device)]
             self.samples = len(kept)
 
+    @override
     def random(self, purpose: str) -> np.random.Generator:
         return stream(self._federation.experiment.seeds.of("train"), purpose, *self._context.key, self.id)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from fcilbench.api import ImageInput, Layout, Protocol, Server, State, Task
 from fcilbench.engine.model import FlatModel, Network
@@ -50,22 +51,27 @@ class FederationServer(Server):
         self.task, self.tasks = task, self._stream[: after + 1]
 
     @property
+    @override
     def last_task(self) -> bool:
         return len(self.tasks) == len(self._stream)
 
     @property
+    @override
     def network(self) -> Network:
         return self.net.network
 
     @property
+    @override
     def net(self) -> FlatModel:
         self._model.load(self.vector, self.counters)
         self._model.network.eval()
         return self._model
 
+    @override
     def frozen(self, name: str) -> torch.Tensor:
         return self._model.network.get_parameter(name).detach()
 
+    @override
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         target = self.vector if part is None else self.vector[part]
         if direction.shape != target.shape:
@@ -78,9 +84,11 @@ class FederationServer(Server):
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""
         return stream(self._seed, "server", purpose, self.tasks[-1].index, self.round)
 
+    @override
     def log(self, name: str, value: float) -> None:
         self.logs[name] = float(value)
 
+    @override
     def warn(self, message: str) -> None:
         if message not in self.warnings:
             self.warnings.append(message)
