@@ -145,6 +145,13 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
     lines += [f"  missing here: {line}" for line in prepared.missing]
     if expansion.blocked:
         lines.append(f"  {expansion.blocked} cells are left out because of what is missing")
+    suite = prepared.loaded.suite
+    studies = [each.study for each in suite.tuned if each.study and each.study.trials]
+    short = [each for each in studies if each.trials < suite.tuning.trials]
+    if short:
+        least, wanted = min(each.trials for each in short), suite.tuning.trials
+        what = f"{len(short)} of {len(studies)} studies in the lock file have fewer than {wanted} trials"
+        lines.append(f"  {what}, the least {least}: `fcilbench tune` continues them")
     if not plan_.todo:
         return [*lines, "  nothing to run"]
     guessed = sum(item.basis == "guess" for item in plan_.todo)

@@ -2,6 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from fcilbench.cli.plan import describe, prepare
 from fcilbench.errors import UsageError
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
@@ -174,3 +175,25 @@ def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, ba
     items = make_plan(expand(load_suite(path)), known).items
     assert [item.state for item in items] == ["stale", "stale"]
     assert items[1].why.startswith("code changed: lab/ten")
+
+
+LOCK = """\
+fcilbench: 1
+tuned:
+- where: {aggregator: mean}
+  set: {protocol.lr: 0.002}
+  study: {digest: 'sha256:a', trials: 3, losers: 2, budget: 30}
+- where: {aggregator: ring}
+  set: {}
+  study: {digest: 'sha256:b', trials: 0, losers: 0, budget: 0}
+"""
+
+
+def test_a_lock_file_with_fewer_trials_than_the_budget_is_said_so(lab, write, base, tmp_path):
+    suite, lock = write(base), write(LOCK, "s.lock.yaml")
+    said = {}
+    for trials in (3, 5):
+        prepared = prepare(suite, [f"tuning.trials={trials}"], tmp_path / "out", params=lock)
+        said[trials] = [line for line in describe(prepared, 1) if "trials" in line]
+    line = "1 of 1 studies in the lock file have fewer than 5 trials, the least 3: `fcilbench tune` continues them"
+    assert said == {3: [], 5: [f"  {line}"]}
