@@ -31,13 +31,15 @@ def check(
     """
     from fcilbench.data.root import missing_data
     from fcilbench.execution.probe import probe_cells
+    from fcilbench.registry import catalog
     from fcilbench.suite.expand import run_checks
 
     def probe(cells: Sequence[Cell]) -> list[str | None]:
         console.say(f"probing {len(cells)} combinations of plugins")
         return probe_cells(cells)
 
-    results, expansion = run_checks(suite, set_ or (), probe if deep else None)
+    with catalog.session():  # what describes the plugins also probes them
+        results, expansion = run_checks(suite, set_ or (), probe if deep else None)
     problems, cells = [each for result in results for each in result.problems], len(expansion.cells) + expansion.blocked
     missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts))]))
     rows = [

@@ -44,18 +44,20 @@ def doctor(
     Exit codes: 0; 5 if something is missing that the suite (or, without one, any run) needs.
     """
     from fcilbench.data.root import data_root
+    from fcilbench.registry import catalog
     from fcilbench.registry.entrypoints import find
 
-    findings = [
-        *_software(),
-        *_devices(gpus),
-        *_plugins(),
-        _place("results", out),
-        _place("data root", data_root()),
-        _tracking(out, tracking),
-        _source(),
-        *(_suite(suite, set_ or []) if suite else _datasets([(ref.name, {}) for ref in find("datasets")], "info")),
-    ]
+    with catalog.session():  # one process imports the plugins, for all questions
+        findings = [
+            *_software(),
+            *_devices(gpus),
+            *_plugins(),
+            _place("results", out),
+            _place("data root", data_root()),
+            _tracking(out, tracking),
+            _source(),
+            *(_suite(suite, set_ or []) if suite else _datasets([(ref.name, {}) for ref in find("datasets")], "info")),
+        ]
     findings = list(dict.fromkeys(findings))
     records = [each._asdict() for each in findings]
     console.show_list(form, Finding._fields, findings, key="findings", records=records)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any, cast
 
 from fcilbench.errors import FcilbenchError
-from fcilbench.registry import entrypoints
-from fcilbench.registry.process import Asker, Event
+from fcilbench.registry import catalog, entrypoints
+from fcilbench.registry.process import Event
 from fcilbench.spec.cell import Cell
 
 Progress = Callable[[str, int, int], None]
@@ -18,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 
 def probe_cells(cells: Sequence[Cell]) -> list[str | None]:
     """Runs a tiny round of each cell on synthetic data and the CPU; returns what went wrong in one line, or `None`."""
-    with closing(Asker()) as asker:
+    with catalog.session() as (asker, _):
         return [asker.ask({"ask": "probe", "cell": cell.model_dump(mode="json")})["problem"] for cell in cells]
 
 
@@ -31,7 +30,7 @@ def verify_datasets(
         For each data set the reason why it cannot be used, or `None`; and its content digest, or `None`.
     """
     found = []
-    with closing(Asker()) as asker:
+    with catalog.session() as (asker, _):
         for name, params in uses:
 
             def show(event: Event, name: str = name) -> None:
