@@ -131,6 +131,10 @@ class AggregatorSubject(Subject[Aggregator]):
             return got[0]
         raise CheckFailed("no client sent a finite update in the first round")
 
+    def keeps(self, *hooks: str) -> bool:
+        """Returns whether the method leaves all of these hooks as FedAvg has them."""
+        return all(getattr(self.cls, hook) is getattr(Aggregator, hook) for hook in hooks)
+
     def require_training(self) -> None:
         """Ends a check that does not apply to methods whose clients do not train."""
         if not self.make().trains:
