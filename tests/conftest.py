@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import typer
 
 # Several workers of pytest-xdist, and the processes that they start, share the cores: a thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from fcilbench.cli import console
+from fcilbench.cli.main import app, main
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
 from fcilbench.spec.cell import Cell, PluginUse
@@ -185,3 +195,103 @@ def install(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(site))
     yield lambda *what: put(site, *what)
     importlib.invalidate_caches()
+
+
+SUITE = """\
+fcilbench: 1
+name: tiny
+protocol: {clients: 2, rounds: 1, local_epochs: 1, augment: false}
+grid:
+  dataset: [{use: digits, tasks: 2, train_per_class: 4, test_per_class: 2}]
+  backbone:
+    - {use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}
+  partition: [iid]
+  aggregator: [fedavg, acme]
+  stress: [none]
+seeds: 1
+boards: [accuracy]
+"""
+
+
+class Cli:
+    """The command line in a folder of its own, with a third party's plugin installed: called in this process, which
+    saves its imports, or started as a process that can be killed."""
+
+    def __init__(self, folder, shared):
+        self.folder = folder
+        self.done = None
+        self.suite("tiny.yaml")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
+        self.environment = {
+            **kept,
+            "PYTHONPATH": str(shared / "site"),
+            "FCILBENCH_CACHE": str(shared / "cache"),
+            "FCILBENCH_DATA": str(folder / "data"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "120",
+        }
+
+    def suite(self, name, *changes):
+        text = SUITE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (self.folder / name).write_text(text)
+
+    def start(self, *arguments, code="from fcilbench.cli.main import main; main()", **environment):
+        """Starts a process; `code` is what it runs."""
+        place = {"cwd": self.folder, "env": {**self.environment, **environment}, "stdin": subprocess.DEVNULL}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], **place, **pipes)
+
+    def __call__(self, *arguments, **environment):
+        """Returns the exit code and the two outputs of a command."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        variables = {**self.environment, **environment}
+        sites = variables.pop("PYTHONPATH").split(os.pathsep)
+        console.err.cache_clear()
+        with (
+            patch.dict(os.environ, variables, clear=True),
+            patch.object(sys, "path", [*sites, *sys.path]),
+            patch.object(sys, "argv", ["fcilbench", *arguments]),
+            patch.object(console, "state", console.State()),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            importlib.invalidate_caches()
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code or 0
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def json(self, *arguments):
+        done = self(*arguments, "--format", "json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    def files(self):
+        """What the commands have made here."""
+        return {path.name for path in self.folder.iterdir() if path.name != "data" and path.suffix != ".yaml"}
+
+
+@pytest.fixture(scope="session")
+def new_cli() -> type[Cli]:
+    """Returns `Cli(folder, shared)`: `shared` holds installed packages in `site`, and the cache."""
+    return Cli
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns `parse(line)`, which raises if a line of a document is no command with arguments that exist."""
+    monkeypatch.setenv("FCILBENCH_DATA", "/data")  # a line with --data puts its own there
+
+    def read(line: str) -> None:
+        command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+        while words and hasattr(command, "commands"):
+            command = command.commands[words.pop(0) if words[0] in command.commands else "start"]  # `tune SUITE`
+        if words:
+            command.make_context(line, words)
+
+    return read

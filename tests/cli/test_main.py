@@ -69,7 +69,7 @@ HELP = [*LIGHT, *["pydantic", "optuna", "numpy", "scipy", "ruamel"]]
 
 @pytest.mark.parametrize(
     ("arguments", "absent"),
-    [("--help", HELP), ("plan tiny.yaml", LIGHT), ("plugins list", LIGHT), ("show", LIGHT)],
+    [("--help", HELP), ("plan tiny.yaml", LIGHT), ("plugins list --kind aggregators", LIGHT), ("show", LIGHT)],
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_nothing_heavy_is_imported(cli, arguments, absent):

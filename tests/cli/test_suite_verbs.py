@@ -105,8 +105,8 @@ def test_schemas_are_json_schemas(cli):
         assert body["type"] == "object"
 
 
-def test_a_broken_plugin_is_listed_and_breaks_nothing_else(cli, broken_site):
-    cli.environment["PYTHONPATH"] = str(broken_site)
+def test_a_plugin_that_cannot_be_used_is_listed_and_breaks_nothing_else(cli, unusable):
+    cli.environment["PYTHONPATH"] = unusable
     found = {each["name"]: each for each in cli.json("plugins", "list")["plugins"]}
     assert "needs a licence" in found["acme/acme"]["problem"]
     assert found["fcilbench/sum"]["problem"] is None
@@ -115,27 +115,24 @@ def test_a_broken_plugin_is_listed_and_breaks_nothing_else(cli, broken_site):
     assert shown.returncode == 0
     assert "lambda_s" in shown.stdout
     assert "broken: RuntimeError: needs a licence" in " ".join(cli("plugins", "show", "acme").stdout.split())
-
-
-def test_a_plugin_whose_optional_package_is_missing_says_what_to_install(cli, tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "ray.py").write_text("raise ImportError('no ray')")  # stands before an installed one
-    cli.environment["PYTHONPATH"] = str(tmp_path / "site")
     needs = "pip install 'fcilbench[ray]'"
-    (found,) = [each for each in cli.json("plugins", "list", "--kind", "executors")["plugins"] if each["needs"]]
-    assert (found["name"], found["needs"], found["problem"]) == ("fcilbench/ray", needs, "Ray is not installed")
+    ray = found["fcilbench/ray"]
+    assert (ray["needs"], ray["problem"]) == (needs, "Ray is not installed")
     shown = cli("plugins", "show", "ray").stdout
     assert f"needs: {needs}" in shown
     assert "broken" not in shown
-    (finding,) = [each for each in cli.json("doctor")["findings"] if each["what"] == "plugin fcilbench/ray"]
-    assert (finding["state"], finding["detail"]) == ("info", f"needs: {needs}")
 
 
-def test_doctor_says_whether_a_suite_will_run(cli):
+def test_doctor_says_whether_a_suite_will_run(cli, unusable):
+    cli.environment["PYTHONPATH"] = unusable
     cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg]"))
-    good = cli("doctor", "tiny.yaml", "--tracking", "none")
+    good = cli("doctor", "tiny.yaml", "--tracking", "none", "--format", "json")
     assert good.returncode == 0, good.stdout
-    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"))
+    found = {each["what"]: each for each in json.loads(good.stdout)["findings"]}
+    ray, acme = (found[f"plugin {name}"] for name in ("fcilbench/ray", "acme/acme"))
+    assert (ray["state"], ray["detail"]) == ("info", "needs: pip install 'fcilbench[ray]'")
+    assert (acme["state"], acme["detail"]) == ("warn", "broken: RuntimeError: needs a licence")
+    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"), ("[fedavg, acme]", "[fedavg]"))
     bad = cli("doctor", "tiny.yaml", "--format", "json")
     assert bad.returncode == 5
     found = json.loads(bad.stdout)["findings"]
@@ -228,9 +225,6 @@ class TestAfterARun:
         assert {"env", "suites"} <= names
         (line,) = (cli.folder / "published" / "rows.jsonl").read_text().splitlines()
         row = json.loads(line)
-        good = cli("results", "verify", "published", "--data", "data")
-        assert good.returncode == 0, good.stdout + good.stderr
-        assert (good.stdout, "1 of them trained again, 0 problems" in good.stderr) == ("", True)
         row["metrics"]["faa/none"]["value"] += 0.02
         (cli.folder / "published" / "rows.jsonl").write_text(json.dumps(row) + "\n")
         again = ("reproduce", row["cell_id"][:8], "--from", "published")

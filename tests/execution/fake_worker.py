@@ -62,6 +62,7 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
             (workdir / "daemon.txt").write_text(str(child.pid))
             behave("crash", workdir)
         case ["hang"]:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # deaf to a polite end
             time.sleep(600)
         case ["deaf"]:
             os.close(event_pipe)

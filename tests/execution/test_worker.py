@@ -109,12 +109,15 @@ def test_what_plugins_print_goes_to_the_log_of_the_cell(worker):
         ("exit", {"event": "failed", "kind": "plugin", "type": "SystemExit", "message": "0"}),
         ("memory", {"event": "oom", "type": "RuntimeError"}),
         ("cpu_memory", {"event": "oom", "type": "RuntimeError"}),
+        ("nan", {"event": "failed", "kind": "plugin", "type": "PluginError"}),
+        ("log", {"event": "failed", "kind": "plugin", "type": "PluginError"}),
         ("refuse", {"event": "skipped", "reason": "needs text"}),
     ],
 )
 def test_every_end_has_its_name(worker, do, event):
     said, workdir = worker.run(do, make_cell(do))
     assert event.items() <= said.items()
+    assert {"nan": "not finite", "log": "more than 16 MiB"}.get(do, "") in said.get("message", "")
     assert (workdir / "traceback.txt").exists() == (do != "refuse")
     if do == "raise":
         assert "ValueError: no" in (workdir / "traceback.txt").read_text()

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import sys
 import threading
 import time
@@ -60,9 +59,6 @@ class Evil(FedAvg):
                 server.vector.fill_(torch.nan)
             case "nan_log":
                 server.log("x", float("nan"))
-            case "stuck":
-                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-                time.sleep(600)
             case "disk":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             case "surrogate":

@@ -1,10 +1,12 @@
-"""A hostile plugin through the real command line: each of its cells gets its own status, and no other cell notices."""
+"""A hostile plugin in a real run: each of its cells gets its own status, and no other cell notices."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE
+from fcilbench.registry import process
 from fcilbench.results.store import Store
 
 pytestmark = pytest.mark.slow
@@ -16,39 +18,32 @@ ENDS: dict[str, tuple[str, str, str]] = {
     "switch": ("ok", "", ""),  # B4: the next cell found torch's switches as this one left them
     "innocent": ("ok", "", ""),
     "patch": ("failed", "plugin", ""),
-    "nan": ("failed", "plugin", "not finite"),  # B8: was `ok`
-    "log": ("failed", "plugin", "more than 16 MiB"),  # B5: stopped the supervisor
     "surrogate": ("failed", "plugin", "bad ? name xxx"),  # B13: was `killed`, and 10 MB were written
     "disk": ("interrupted", "interrupted", "File too large: "),  # B7: was `failed` for ever
-    "stuck": ("timeout", "timeout", "limits.wall"),
 }
-SUITE = """\
-fcilbench: 1
-name: hostile
-protocol: {{clients: 2, rounds: 1, local_epochs: 1, augment: false}}
-grid:
-  dataset: [{{use: digits, tasks: 2, train_per_class: 4, test_per_class: 2}}]
-  backbone:
-    - {{use: timm, model: vit_tiny_patch16_224, weights: none, args: {{img_size: 16, patch_size: 8, depth: 1}}}}
-  partition: [iid]
-  aggregator: [{aggregators}]
-  stress: [none]
-limits: {{wall: {wall}, retries: 0}}
-"""
 RUN = ("--tracking", "none", "--jobs")
 
 
 @pytest.fixture(scope="module")
-def store(command):
-    evil = {do: f"{{use: evil, label: {do}, do: {do}}}" for do in ENDS}
-    stuck = evil.pop("stuck")
-    for name, methods, wall in (("stuck", [stuck], "4s"), ("s", ["fedavg", *evil.values(), "sum"], "10m")):
-        (command.folder / f"{name}.yaml").write_text(SUITE.format(aggregators=", ".join(methods), wall=wall))
-        done = command("", "run", f"{name}.yaml", *RUN, "2", "--out", "r")
-        assert done.returncode == CELLS_FAILED, done.stderr
-        assert "internal error" not in done.stderr
-    assert not (command.folder / "hijacked").exists()  # B6: workers imported queue.py of the working folder
-    return Store(command.folder / "r")
+def cli(put, new_cli, tmp_path_factory):
+    """A folder with files that must not be imported, and with the hostile package installed."""
+    folder = tmp_path_factory.mktemp("hostile")
+    files = {"evil.py": (Path(__file__).with_name("evil.py")).read_text(), "slow.py": "import time\ntime.sleep(600)\n"}
+    put(folder / "site", "evil", files, {"aggregators": {"evil": "evil:Evil", "slow": "slow:Slow"}})
+    for name in ("queue", "timm", "sitecustomize"):
+        (folder / f"{name}.py").write_text("open('hijacked', 'w')\nraise SystemExit('hijacked')\n")
+    return new_cli(folder, folder)
+
+
+@pytest.fixture(scope="module")
+def store(cli):
+    methods = ", ".join(["fedavg", *(f"{{use: evil, label: {do}, do: {do}}}" for do in ENDS), "sum"])
+    cli.suite("s.yaml", ("[fedavg, acme]", f"[{methods}]"), ("seeds: 1", "limits: {wall: 10m, retries: 0}"))
+    done = cli("run", "s.yaml", *RUN, "2", "--out", "r")
+    assert done.returncode == CELLS_FAILED, done.stderr
+    assert "internal error" not in done.stderr
+    assert not (cli.folder / "hijacked").exists()  # B6: workers imported queue.py of the working folder
+    return Store(cli.folder / "r")
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +68,18 @@ def test_every_end_has_its_name(rows, store, do):
         json.loads(line, parse_constant=pytest.fail)
 
 
-def test_no_cell_changes_another(rows, store, command):
+def test_no_cell_changes_another(rows, store, cli):
+    """Nor does the number of jobs change one."""
     assert rows["innocent"].model_digest == rows["fedavg"].model_digest
-    assert command("", "run", "s.yaml", *RUN, "1", "--out", "clean", "--only", "aggregator:sum").returncode == OK
-    (clean,) = Store(command.folder / "clean").scan()
+    assert cli("run", "s.yaml", *RUN, "1", "--out", "clean", "--only", "aggregator:sum").returncode == OK
+    (clean,) = Store(cli.folder / "clean").scan()
     for name in ("model_digest", "accuracy", "metrics"):
         assert getattr(rows["sum"], name) == getattr(clean, name)
 
 
-def test_an_import_that_hangs_is_limited_and_named(command):
-    (command.folder / "slow.yaml").write_text(SUITE.format(aggregators="fedavg, slow", wall="1m"))
-    limit = "import fcilbench.registry.process as p; p.ANSWER_SECONDS = 4; "
-    done = command(limit, "check", "slow.yaml")
+def test_an_import_that_hangs_is_limited_and_named(cli, monkeypatch):
+    cli.suite("slow.yaml", ("[fedavg, acme]", "[fedavg, slow]"))
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 4)
+    done = cli("check", "slow.yaml")
     assert done.returncode == PREREQUISITE, done.stdout + done.stderr
     assert "plugin evil/slow is broken: no answer within 4 s" in done.stdout + done.stderr

@@ -2,16 +2,13 @@
 
 import importlib
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 from ruamel.yaml import YAML
 
 from fcilbench.api import Aggregator, Backbone, Dataset
-from fcilbench.cli.main import app
 from fcilbench.cli.scaffold import KINDS as SCAFFOLDS
 from fcilbench.cli.scaffold import TEMPLATES
 from fcilbench.data.open import open_dataset
@@ -50,14 +47,8 @@ def examples():
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("fcilbench ")])
-def test_commands_parse(line, monkeypatch):
-    monkeypatch.setenv("FCILBENCH_DATA", "/data")  # a line with --data puts its own there
-    command, words = typer.main.get_command(app), shlex.split(line)[1:]
-    while words and hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    assert not hasattr(command, "commands") or not words
-    if words:
-        command.make_context(line, words)
+def test_commands_parse(line, parse):
+    parse(line)
 
 
 def test_other_commands_are_those_of_ci_and_its_tools():
@@ -103,15 +94,14 @@ def test_the_grid_is_yaml_with_these_methods():
     assert entries[3]["neighbours"] == 2
 
 
-@pytest.mark.parametrize("name", ["FedProx", "HeadFirst", "TinyConv", "Stripes"])
+@pytest.mark.parametrize("name", ["Gossip", "FedProx", "HeadFirst", "TinyConv", "Stripes"])
 def test_examples_pass_the_checks(name):
-    """Gossip is the third-party package, which has its own test."""
     kind, cls, _ = examples()[name]
     subjects = [KINDS[kind][1](cls)]
     if kind == "aggregators":
         subjects = [AggregatorSubject(cls, bench=bench) for bench in BENCHES]
     for result in Case(kind, subjects, cls.breaks).results():
-        assert result.status in ("passed", "skipped"), f"{result}\n{result.trace}"
+        assert result.status in ("passed", "skipped", "declared"), f"{result}\n{result.trace}"
 
 
 def test_fedprox_sends_as_many_bytes_as_fedavg():

@@ -1,7 +1,5 @@
 """Packages of third parties, installed for the tests as their users would install them."""
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,56 +7,26 @@ from pathlib import Path
 import pytest
 
 collect_ignore = ["acme-fcil"]
-HERE = Path(__file__).parent
-
-
-class Site:
-    """A folder of installed packages, and processes that see it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FCILBENCH_", "MLFLOW_"))}
-        paths = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = kept | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "FCILBENCH_CACHE": str(folder / "cache"),
-            "FCILBENCH_DATA": str(folder / "data"),
-            "CUDA_VISIBLE_DEVICES": "",
-            "COLUMNS": "160",
-        }
-
-    def install(self, source: Path) -> None:
-        """Installs a project without touching the environment of the tests or the project's folder."""
-        options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-        self.python("-m", "pip", "install", *options, "--target", str(self.folder / "site"), str(source), check=True)
-
-    def python(self, *arguments: str, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=cwd or self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=300,
-        )
-
-    def fcilbench(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return self.python("-c", "from fcilbench.cli.main import main; main()", *arguments, cwd=cwd)
-
-    def pytest(self, project: Path) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=project)
 
 
 @pytest.fixture(scope="session")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A site in which acme-fcil is installed; its project lies in `project`."""
-    site = Site(tmp_path_factory.mktemp("acme"))
-    shutil.copytree(HERE / "acme-fcil", site.folder / "project")
-    site.install(site.folder / "project")
-    return site
+def python():
+    """Returns `python(cli, *arguments)`: runs Python where the packages of a command line are installed."""
+
+    def run(cli, *arguments, cwd=None):
+        place = {"cwd": cwd or cli.folder, "env": cli.environment, "timeout": 300}
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, **place)
+
+    return run
 
 
-@pytest.fixture
-def empty_site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+@pytest.fixture(scope="session")
+def pip_install(python):
+    """Returns `pip_install(cli, project)`: touches neither the environment of the tests nor the project's folder."""
+
+    def install(cli, project: Path):
+        options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+        done = python(cli, "-m", "pip", "install", *options, "--target", str(cli.folder / "site"), str(project))
+        assert done.returncode == 0, done.stderr
+
+    return install

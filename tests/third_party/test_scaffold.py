@@ -9,22 +9,22 @@ from fcilbench.errors import UsageError
 
 
 @pytest.mark.slow
-def test_three_plugins_in_one_package_install_and_pass_the_kit(empty_site):
-    site = empty_site
-    done = site.fcilbench("plugins", "new", "acme-two/my-method")
+def test_three_plugins_in_one_package_install_and_pass_the_kit(new_cli, python, pip_install, tmp_path):
+    cli, project = new_cli(tmp_path, tmp_path), tmp_path / "acme-two"
+    done = cli("plugins", "new", "acme-two/my-method")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["wrote acme-two/", "       acme_two/my_method.py"]
-    project = site.folder / "acme-two"
     for kind, name in (("backbone", "tiny"), ("dataset", "stripes")):
-        done = site.fcilbench("plugins", "new", f"acme-two/{name}", "--kind", kind, cwd=project)
+        done = new_cli(project, tmp_path)("plugins", "new", f"acme-two/{name}", "--kind", kind)
         assert done.returncode == 0, done.stderr
-    site.install(project)
-    tested = site.pytest(project)
+    pip_install(cli, project)
+    tested = python(cli, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=project)
     assert tested.returncode == 0, tested.stdout
     assert "failed" not in tested.stdout
-    shown = site.fcilbench("plugins", "show", "my-method")
+    assert "warning" not in tested.stdout
+    shown = cli("plugins", "show", "my-method")
     assert "exponent of the sample counts" in shown.stdout
-    again = site.fcilbench("plugins", "new", "acme-two/my-method")
+    again = cli("plugins", "new", "acme-two/my-method")
     assert (again.returncode, again.stdout) == (2, "")
 
 
