@@ -7,11 +7,14 @@ import pytest
 from fcilbench.execution.base import RunOptions
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell, PluginUse
-from fcilbench.spec.protocol import Limits, Partition, Seeds
+from fcilbench.spec.protocol import Limits, Partition, Protocol, Seeds
 from fcilbench.suite.expand import Expansion
 from fcilbench.suite.plan import Plan, PlanItem
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+
+
+VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 
 
 class Kit:
@@ -34,6 +37,31 @@ class Kit:
             seeds=Seeds(),
             limits=Limits(wall_seconds=wall, retries=retries),
         )
+
+    def trained(self, rounds, retries=1):
+        """Returns a cell of SUM that a real worker trains."""
+
+        def use(name, **params):
+            return PluginUse(name=f"fcilbench/{name}", label=name, version="1", params=params)
+
+        return Cell(
+            suite="test",
+            protocol=Protocol(clients=3, rounds=rounds, local_epochs=1, lr=1e-3, participation=0.7),
+            dataset=use("digits", train_per_class=6, test_per_class=2),
+            tasks=(5, 5),
+            backbone=use("timm", **VIT),
+            partition=Partition(kind="dirichlet", value=0.5),
+            aggregator=use("sum"),
+            stress=use("none"),
+            seeds=Seeds(),
+            limits=Limits(retries=retries),
+        )
+
+    def science(self, name):
+        """What of a row must not depend on how its cell was run."""
+        row = self.row(name)
+        counted = (row.cost.bytes_up, row.cost.bytes_down, row.cost.server_state)
+        return row.status, row.model_digest, row.metrics, row.accuracy, row.seeds, row.test_sizes, row.classes, counted
 
     def id(self, name):
         return hashlib.sha256(name.encode()).hexdigest()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.errors import OK, PrerequisiteError, UsageError
+from fcilbench.execution.base import RunOptions
 from fcilbench.execution.supervisor import run_plan
 
 ray = pytest.importorskip("ray")
@@ -78,11 +79,13 @@ def test_ray_runs_cells_of_every_end(kit, options, two_nodes):
         kit.cell("c", ["fail:plugin"]),
         kit.cell("d", ["crash", "ok"]),
         kit.cell("e", ["hang"], wall=1.0),
+        kit.cell("f", ["oom", "ok"]),  # tried again without a neighbour
     ]
-    run_plan(kit.plan(*cells), kit.store, options=replace(options, executor=f"ray,address={two_nodes.address}"))
-    assert [kit.row(name).status for name in "abcde"] == ["ok", "skipped", "failed", "ok", "timeout"]
+    chosen = replace(options, executor=f"ray,address={two_nodes.address}", jobs=2)
+    run_plan(kit.plan(*cells), kit.store, options=chosen)
+    assert [kit.row(name).status for name in "abcdef"] == ["ok", "skipped", "failed", "ok", "timeout", "ok"]
     assert kit.diary("a") == [0, 1, 2]
-    assert kit.row("d").attempts == 2
+    assert [kit.row(name).attempts for name in "df"] == [2, 2]
     assert kit.store.environment(kit.row("a").env)["worker"] == {"torch": "none", "visible": ""}
 
 
@@ -97,12 +100,6 @@ def test_a_lost_ray_node_costs_its_cell_a_retry_and_the_cell_goes_on(kit, option
         assert sorted(set(kit.diary(name))) == list(range(8))
 
 
-def test_ray_with_memory_gone_retries_alone(kit, options, two_nodes):
-    chosen = replace(options, executor=f"ray,address={two_nodes.address}", jobs=2)
-    run_plan(kit.plan(kit.cell("a", ["oom", "ok"])), kit.store, options=chosen)
-    assert (kit.row("a").status, kit.row("a").attempts) == ("ok", 2)
-
-
 def test_an_interrupt_ends_ray_cells_and_the_same_command_goes_on(kit, options, two_nodes):
     chosen = replace(options, executor=f"ray,address={two_nodes.address}")
     soon(begun(kit, "a"), lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -110,6 +107,15 @@ def test_an_interrupt_ends_ray_cells_and_the_same_command_goes_on(kit, options, 
         run_plan(kit.plan(kit.cell("a", ["rounds:3:0:hang", "rounds:5:0"])), kit.store, options=chosen)
         assert kit.row("a").status == status
     assert kit.diary("a") == [0, 1, 2, 3, 4]
+
+
+def test_every_executor_makes_the_same_row_of_real_training(new_kit, two_nodes, tmp_path):
+    ends = []
+    for executor in ("local", f"ray,address={two_nodes.address}", "slurm,cluster=local"):
+        kit = new_kit(tmp_path / executor.partition(",")[0])
+        assert run_plan(kit.plan(kit.trained(rounds=2)), kit.store, options=RunOptions(executor)).exit_code == OK
+        ends.append(kit.science("sum"))
+    assert ends == ends[:1] * 3
 
 
 def test_no_cluster_is_said_in_one_line(kit, options):
