@@ -2,8 +2,8 @@
 
 Measured with this code on all 100 classes (100 training and 20 test images each, no augmentation): 40.3 % for the small
 ViT at 64 px and 56.7 % for EfficientNet-Lite0 at 128 px; an independent measurement had given 40.7 % and 56.3 %. That
-takes two minutes on 2 cores, so the first 20 classes, with the values of the same run, stand for it. With the ViT,
-swapped channels, swapped rows and columns or another normalisation cost 8 to 14 points here, bilinear resizing 3.5.
+takes two minutes on 2 cores, so 25 training images of each of the first 20 classes stand for it. With the ViT, swapped
+channels, swapped rows and columns or another normalisation cost 12 points here, bilinear resizing 2.75.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def features(backbone: Backbone, samples: Samples) -> torch.Tensor:
 
 def nearest_class_mean(backbone: Backbone, root: Path) -> float:
     """Percentage of test images whose features are nearest, by cosine, to the mean of their class."""
-    corpus, _ = open_dataset(Cifar100(Cifar100.Params(train_per_class=100, test_per_class=20)), root)
+    corpus, _ = open_dataset(Cifar100(Cifar100.Params(train_per_class=25, test_per_class=20)), root)
     train = corpus.train.take(np.flatnonzero(corpus.train.labels < CLASSES))
     test = corpus.test.take(np.flatnonzero(corpus.test.labels < CLASSES))
     known, asked = features(backbone, train), features(backbone, test)
@@ -52,7 +52,7 @@ def nearest_class_mean(backbone: Backbone, root: Path) -> float:
 @pytest.mark.slow
 def test_small_vit(small_vit: Path, cifar100_root: Path) -> None:
     params = Timm.Params(model="vit_tiny_patch16_224", weights=str(small_vit), args={"img_size": 64, "patch_size": 8})
-    assert nearest_class_mean(Timm(params), cifar100_root) == pytest.approx(66.25, abs=1.5)
+    assert nearest_class_mean(Timm(params), cifar100_root) == pytest.approx(64.5, abs=1.5)
 
 
 @pytest.mark.slow
