@@ -11,7 +11,7 @@ from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, 
 from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
 from fcilbench.boards.scenario import Sample, by_method, labels, recipe_of, samples, split
-from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
+from fcilbench.boards.stats import LEAST_SEEDS, critical_difference, estimate, mean_ranks, ranks
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
@@ -38,8 +38,9 @@ class BaseBoard(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     split: ClassVar[Mapping[str, bool]] = {}
+    notes: ClassVar[tuple[str, ...]] = ()
 
     def build(
         self,
@@ -57,14 +58,15 @@ class BaseBoard(ABC):
             here: This checkout, against which stale rows are marked.
             reference: Printed figures to stand beside the measured ones.
         """
-        found = [
-            (self._block(scenario, members, groups, here, reference), texts(scenario))
-            for scenario, members in split(samples(rows, planned), **self.split)
-            if (groups := self.groups(members))
-        ]
-        blocks = tuple(block for block, _ in found)
-        overall = _overall(blocks)
-        notes = (*board_notes(found, overall), *(reference.notes(blocks) if reference else ()))
+        found, clean = [], []
+        for scenario, members in split(samples(rows, planned), **self.split):
+            if groups := self.groups(members):
+                block = self._block(scenario, members, groups, here, reference)
+                found.append((block, texts(scenario)))
+                # A clean scenario and its stressed ones have the same data and seeds: they count once.
+                clean += [block] if any(not _stress(sample) for sample in members) else []
+        blocks, overall = tuple(block for block, _ in found), _overall(clean)
+        notes = (*self.notes, *board_notes(found, overall), *(reference.notes(blocks) if reference else ()))
         return Board(board=self.name, title=self.title, blocks=blocks, overall=overall, notes=notes)
 
     @abstractmethod
@@ -172,11 +174,16 @@ class OverheadBoard(BaseBoard):
     name = "overhead"
     title = "Overhead board"
     split: ClassVar = {"hardware": True}
+    notes = ("costs have no rank: seconds also depend on what else ran on the machine",)
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns the one group of all costs; none if nothing was computed."""
         columns = tuple(_column(METRICS[name]) for name in _shown(self.name))
-        return (Group(key="cost", columns=columns),) if any(sample.status == "ok" for sample in members) else ()
+        return (
+            (Group(key="cost", columns=columns, ranked=False),)
+            if any(sample.status == "ok" for sample in members)
+            else ()
+        )
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the costs of each seed."""
@@ -283,20 +290,21 @@ def _overall(blocks: Sequence[Block]) -> tuple[Overall, ...]:
     first: dict[str, Group] = {group.key: group for block in blocks for group in block.groups if group.ranked}
     found = []
     for key, group in first.items():
+        entries = {e.aggregator for block in blocks for e in block.entries if not e.reference}
         ranked = [{e.aggregator: e for e in block.entries if key in e.ranks} for block in blocks]
-        ranked = [entries for entries in ranked if entries]
+        ranked = [own for own in ranked if own]
         common = sorted(set.intersection(*map(set, ranked))) if ranked else []
         if len(ranked) < 2 or len(common) < 2:
             continue
-        metric = group.columns[0].metric
-        values = [align({name: each[name].estimates[key][metric].values for name in common})[1] for each in ranked]
+        column = group.columns[0]
+        means = [{name: own[name].estimates[key][column.metric].mean or 0.0 for name in common} for own in ranked]
         found.append(
             Overall(
                 key=key,
-                metric=group.columns[0].title,
+                metric=column.title,
                 blocks=len(ranked),
-                methods=mean_ranks(values, higher=group.columns[0].better == "higher"),
-                left_out=tuple(sorted({name for each in ranked for name in each} - {*common})),
+                methods=mean_ranks(means, higher=column.better == "higher"),
+                left_out=tuple(sorted(entries - {*common})),
                 critical_difference=critical_difference(len(common), len(ranked)),
             )
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Board
-from fcilbench.boards.stats import LEAST_TESTED, align, critical_difference, mean_ranks, tie_groups
+from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
@@ -21,6 +21,8 @@ WIDTH = 3.4
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito."""
 _MARKERS = "osv^Dpx*"
+_LEAST_SEEDS = 5
+"""Seeds of one scenario that stand for scenarios in mean ranks."""
 SUFFIXES = (".svg", ".pdf", ".png")
 
 
@@ -164,10 +166,10 @@ def _over_seeds(board: Board, identity: str) -> tuple[list[tuple[str, float]], s
             if group.key == identity in entry.ranks
         }
     )
-    if len(values) < 2 or len(seeds) < LEAST_TESTED or len(board.blocks) > 1:
-        reason = f"no test under {identity}: two methods need {LEAST_TESTED} seeds in common, or two scenarios"
+    if len(values) < 2 or len(seeds) < _LEAST_SEEDS or len(board.blocks) > 1:
+        reason = f"no test under {identity}: two methods need {_LEAST_SEEDS} seeds in common, or two scenarios"
         raise NothingSelectedError(reason)
-    units = [{name: [own[place]] for name, own in values.items()} for place in range(len(seeds))]
+    units = [{name: own[place] for name, own in values.items()} for place in range(len(seeds))]
     ranks = [(each.aggregator, each.mean) for each in mean_ranks(units, higher=True)]
     return ranks, f"{len(seeds)} seeds", critical_difference(len(values), len(seeds))
 

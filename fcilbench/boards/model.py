@@ -59,21 +59,19 @@ class Group(Closed):
 
 
 class Rank(Closed):
-    """Place of a method within one block and one group.
+    """Places of a method within one block and one group that the paired tests leave open.
 
     Attributes:
-        rank: 1 plus the number of methods that are significantly better, so that tied methods share a rank; `None`
-            with too few seeds for the tests.
-        low: Best place of the 95 % bootstrap interval over seeds; `high` is the worst.
+        low: 1 plus the number of methods that are significantly better.
+        high: `of` minus the number of methods that are significantly worse.
+        of: Number of methods that have a rank.
         best: Whether it has the best mean.
-        tied: Whether it cannot be told from the best one: by the tests, or with few seeds because its interval
-            reaches place 1.
+        tied: Whether the tests do not tell it from the best one.
     """
 
-    rank: int | None
-    of: int
     low: int
     high: int
+    of: int
     best: bool
     tied: bool
 
@@ -148,19 +146,17 @@ class Block(Closed):
 
 
 class MeanRank(Closed):
-    """Mean place of a method over the blocks of a board, with its 95 % bootstrap interval."""
+    """Mean place of a method over the blocks of a board."""
 
     aggregator: str
     mean: float
-    low: float
-    high: float
 
 
 class Overall(Closed):
-    """A board of the blocks of a board, for one column group.
+    """A board of the blocks of a board that have clean cells, for one column group.
 
     Attributes:
-        methods: Those that have results in every block, best first; the others are `left_out`.
+        methods: Those that have a rank in every block, best first; the others are `left_out`.
         critical_difference: Nemenyi's: mean ranks that differ by less cannot be told apart (5 %).
     """
 
@@ -175,7 +171,7 @@ class Overall(Closed):
 class Board(Closed):
     """A board, with notes on the whole of it. Its JSON form `model_dump_json(by_alias=True)` is versioned."""
 
-    schema_version: Literal[3] = Field(3, alias="schema")
+    schema_version: Literal[4] = Field(4, alias="schema")
     board: str
     title: str
     blocks: tuple[Block, ...]

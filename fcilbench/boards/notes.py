@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
-from fcilbench.boards.stats import LEAST_SEEDS, LEAST_TESTED
+from fcilbench.boards.stats import LEAST_SEEDS
 from fcilbench.spec.identity import ENGINE_VERSION
 from fcilbench.spec.row import Row
 from fcilbench.tables import cut
@@ -18,6 +19,7 @@ CONTROL = "‡"
 """Mark of a control."""
 REFERENCE = "§"
 """Mark of the centralised reference."""
+_AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 INTERVAL = "± is the half width of the 95 % confidence interval of the mean over seeds (Student t)"
 
 
@@ -31,7 +33,7 @@ def block_notes(
         *_rank_notes(ranked, competitors),
         *_control_notes(ranked, competitors),
         *_seed_notes(entries, methods),
-        *_undefined_notes(ranked, entries),
+        *_undefined_notes(ranked or groups, entries),
         *_method_notes(methods),
     )
 
@@ -65,8 +67,8 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
         notes.append(f"{REFERENCE} marks the centralised reference: not ranked")
     if overall:
         notes.append(
-            "mean rank over scenarios: of methods with a rank in every one of them; its interval is a bootstrap over "
-            "scenarios and seeds, the critical difference is Nemenyi's (Demšar 2006)"
+            "mean rank over scenarios without stress, of methods with a rank in every one of them; mean ranks that "
+            "differ by less than the critical difference are not told apart (Nemenyi; Demšar 2006)"
         )
     return (*notes, INTERVAL)
 
@@ -93,19 +95,18 @@ def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
         if few:
             texts.append(f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})")
         if alike:
-            texts.append(f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})")
+            text = f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})"
+            sign = 1 if column.better == "higher" else -1
+            scores = {name: sign * each.mean for name, each in estimates.items() if each.mean is not None}
+            most = max((scores[e.aggregator] for e in entries if group.key in e.ranks), default=math.inf)
+            above = [name for name in alike if scores[name] > most]
+            texts.append(f"{text}; with a better mean than every ranked method: {', '.join(above)}" if above else text)
         elif not few and not found and len(entries) > 1:
             texts.append(f"no rank: the methods share fewer than {LEAST_SEEDS} seeds")
-        if found and found[0].rank is None:
+        if found:
             texts.append(
-                f"rank is the interval of the place by mean {column.title}, in 95 % of the resamples of the seeds; "
-                f"with fewer than {LEAST_TESTED} common seeds nothing is tested"
-            )
-        elif found:
-            texts.append(
-                f"rank = 1 + methods significantly better in {column.title} (paired t over common seeds, "
-                "Holm-corrected, p < 0.05), so that ties share a rank; in brackets the place by mean in 95 % of the "
-                "resamples of the seeds"
+                f"rank is the range of places in {column.title} that the tests leave open (paired t over common seeds, "
+                "Holm-corrected, p < 0.05): from 1 + methods significantly better to all but those significantly worse"
             )
         notes += [(group.key, text) for text in texts]
     return _merged(notes, groups)
@@ -197,26 +198,51 @@ class Here:
 def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
     """Compares what was spent on tuning each method of a scenario, which `suites` tell, by their digest.
 
-    Returns the rows, with a warning each where a method was tuned with another budget than most, not at all, or had
-    nothing to tune; and a note on each tuned scenario.
+    Returns the rows, with a warning each where a method was tuned with another budget or score than most, or not at
+    all; and a note on each tuned scenario.
     """
-    spent: dict[str, Mapping[str, Any] | None] = {}
-    usual: dict[tuple[str, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
+    studies = {row.cell_id: _study_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
+    usual: dict[tuple[str, ...], Counter[tuple[int, int, str]]] = defaultdict(Counter)
+    idle: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for row in rows:
-        spent[row.cell_id] = study = _study_of(row, suites.get(row.suite_digest or "", {}))
+        study = studies[row.cell_id]
         if study and study["trials"]:
-            usual[_place(row)][study["trials"], study["budget"]] += 1
+            usual[_place(row)][_spent(study)] += 1
+        elif study:
+            idle[_place(row)].add(str(row.coords["aggregator"]))
+    most = {place: found.most_common(1)[0][0] for place, found in usual.items()}
     notes = [
-        f"{' / '.join(place)}: tuned on held-out training samples with {trials} trials, at most {budget:,} rounds"
-        for place, found in usual.items()
-        for trials, budget in (found.most_common(1)[0][0],)
+        f"{' / '.join(place)}: tuned on held-out training samples {_spend_text(spend)}"
+        + (f"; nothing to tune: {', '.join(sorted(idle[place]))}" if place in idle else "")
+        for place, spend in most.items()
     ]
     marked = []
     for row in rows:
-        study, most = spent[row.cell_id], usual[_place(row)].most_common(1)
-        warning = _tuning_warning(study, most[0][0]) if most else ""
+        warning = _tuning_warning(studies[row.cell_id], most[_place(row)]) if _place(row) in most else ""
         marked.append(row.model_copy(update={"warnings": [*row.warnings, warning]}) if warning else row)
     return marked, tuple(notes)
+
+
+def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns notes on what the rows lack of the suites behind them: names of an axis, and seeds."""
+    grids = [suite["grid"] for suite in suites if "grid" in suite]
+    counts = [suite["seeds"]["count"] for suite in suites if "grid" in suite]
+    done: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for row in rows:
+        done[tuple(str(row.coords[axis]) for axis in _AXES)] |= {row.seed} if row.status == "ok" else set()
+    notes = []
+    for place, axis in enumerate(_AXES):
+        if axis == "partition":  # has no name in a suite
+            continue
+        named = {entry.get("label") or entry["use"].rpartition("/")[2] for grid in grids for entry in grid[axis]}
+        known = {name for key in done for name in (key[place], key[place].partition("[")[0])}
+        if absent := sorted(named - known):
+            notes.append(f"the suite names {', '.join(absent)} ({axis}), of which there are no rows")
+    most = max(counts, default=0)
+    short = [f"{' / '.join(key)} {len(own)}" for key, own in sorted(done.items()) if len(own) < most]
+    if short:
+        notes.append(f"the suite has {most} seeds; results of fewer: {', '.join(short)}")
+    return tuple(notes)
 
 
 def _place(row: Row) -> tuple[str, ...]:
@@ -230,15 +256,21 @@ def _study_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found[-1]["study"] if found else None
 
 
-def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int]) -> str:
+def _spent(study: Mapping[str, Any]) -> tuple[int, int, str]:
+    return study["trials"], study["budget"], study.get("scored", "")
+
+
+def _spend_text(spend: tuple[int, int, str]) -> str:
+    trials, budget, scored = spend
+    return f"with {trials} trials and at most {budget:,} rounds" + (f" for the largest {scored}" if scored else "")
+
+
+def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int, str]) -> str:
     if study is None:
         return "not tuned, while others of this scenario are"
-    if study["trials"] == 0:
-        return "no hyperparameters to tune: it spent nothing"
-    if (study["trials"], study["budget"]) == usual:
+    if study["trials"] == 0 or _spent(study) == usual:
         return ""
-    spent = f"{study['trials']} trials and at most {study['budget']:,} rounds"
-    return f"tuned with another budget than most: {spent}, not {usual[0]} and {usual[1]:,}"
+    return f"tuned {_spend_text(_spent(study))}, while most are {_spend_text(usual)}"
 
 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:

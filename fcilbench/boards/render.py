@@ -48,7 +48,11 @@ def brief(board: Board) -> Board:
     blocks = [
         block.model_copy(
             update={
-                "groups": tuple(g.model_copy(update={"columns": g.columns[:1]}) for g in block.groups if g.ranked),
+                "groups": tuple(
+                    group.model_copy(update={"columns": group.columns[:1]})
+                    for group in block.groups
+                    if group.ranked or len(block.groups) == 1
+                ),
                 "entries": tuple(
                     e.model_copy(update={"ranks": {}, "reasons": (), "warnings": ()}) for e in block.entries
                 ),
@@ -86,11 +90,10 @@ def number(value: float, column: Column) -> str:
 
 
 def format_rank(rank: Rank | None) -> str:
-    """Returns a rank with the interval of its place: `2 of 5 [1–3]`, or `[1–3] of 5` where nothing was tested."""
+    """Returns a rank as the range of its places: `[1–3] of 14`."""
     if rank is None:
         return DASH
-    interval = f"[{rank.low}–{rank.high}]" if rank.low != rank.high else f"[{rank.low}]"
-    return f"{interval} of {rank.of}" if rank.rank is None else f"{rank.rank} of {rank.of} {interval}"
+    return f"[{rank.low}–{rank.high}] of {rank.of}" if rank.low != rank.high else f"[{rank.low}] of {rank.of}"
 
 
 def table_of(block: Block, groups: Sequence[Group]) -> list[Head]:
@@ -155,20 +158,20 @@ def notes_of(block: Block) -> list[str]:
     return [*block.notes, *reasons, *warnings]
 
 
-def overall_tables(board: Board) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def overall_tables(board: Board) -> list[tuple[str, list[tuple[str, str]]]]:
     """Returns for each column group the heading and the lines of the board of its blocks."""
     return [
         (
             f"Mean rank over {each.blocks} scenarios, {each.key}: {each.metric} "
             f"(critical difference {each.critical_difference:.2f})",
-            [(m.aggregator, f"{m.mean:.2f}", f"[{m.low:.2f}, {m.high:.2f}]") for m in each.methods]
-            + [(name, DASH, "lacks a scenario") for name in each.left_out],
+            [(method.aggregator, f"{method.mean:.2f}") for method in each.methods]
+            + [(name, DASH) for name in each.left_out],
         )
         for each in board.overall
     ]
 
 
-_OVERALL = ("aggregator", "mean rank", "95 % interval")
+_OVERALL = ("aggregator", "mean rank")
 
 
 def _text(board: Board, width: int) -> str:
@@ -182,7 +185,7 @@ def _text(board: Board, width: int) -> str:
         notes = notes_of(block)
         lines += ["", *(f"- {note}" for note in notes)] if notes else []
     for heading, rows in overall_tables(board):
-        lines += ["", heading, "", *text_table([_OVERALL], rows, width=width, right=(1, 2))]
+        lines += ["", heading, "", *text_table([_OVERALL], rows, width=width, right=(1,))]
     return clean("\n".join([*lines, "", *(f"* {note}" for note in board.notes)])) + "\n"
 
 
@@ -209,7 +212,7 @@ def _markdown(board: Board) -> str:
         lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(facts_of(block)), ""]
         lines += [*markdown(titles, rows, right), "", *_items(notes_of(block)), ""]
     for heading, overall in overall_tables(board):
-        lines += [f"## {escape_markdown(heading)}", "", *markdown(_OVERALL, overall, (1, 2)), ""]
+        lines += [f"## {escape_markdown(heading)}", "", *markdown(_OVERALL, overall, (1,)), ""]
     return "\n".join([*lines, "## Notes", "", *_items(board.notes)]) + "\n"
 
 
@@ -219,7 +222,7 @@ def _items(notes: Iterable[str]) -> list[str]:
 
 _CSV = (
     *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "control", "ok", "planned", "stale"),
-    *("group", "metric", "unit", "better", "mean", "half_width", "n", "rank", "low", "high", "paper", "formula"),
+    *("group", "metric", "unit", "better", "mean", "half_width", "n", "low", "high", "paper", "formula"),
 )
 
 
@@ -238,7 +241,7 @@ def _csv(board: Board) -> str:
                             *(entry.ok, entry.planned, entry.stale),
                             *(group.key, column.metric, column.unit, column.better),
                             *(found.mean, found.half_width, found.n),
-                            *((rank.rank, rank.low, rank.high) if rank else (None, None, None)),
+                            *((rank.low, rank.high) if rank else (None, None)),
                             *(found.paper, entry.formulas.get(column.metric)),
                         )
                     )

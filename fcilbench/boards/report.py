@@ -95,7 +95,7 @@ def _sort_key(entry: Entry, group: Group, head: Head) -> float | int | str:
         return "" if mean is None else float(f"{mean:.6g}")
     rank = entry.ranks.get(group.key)
     if head.title == "rank":
-        return "" if rank is None else 1000 * (rank.rank or rank.low) + rank.high
+        return "" if rank is None else 1000 * rank.low + rank.high
     return head.text(entry)
 
 

@@ -1,10 +1,10 @@
-"""Statistics of the boards: Student-t intervals, paired tests with Holm's rule, ranks with bootstrap intervals."""
+"""Statistics of the boards: Student-t intervals, paired tests with Holm's rule, and the ranks that they leave open."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,13 +14,8 @@ from fcilbench.boards.model import Estimate, MeanRank, Pair, Rank
 CONFIDENCE = 0.95
 _ROUNDING = 1e-12
 """Largest difference, relative to the values, that can come from the order of a sum."""
-LEAST_TESTED = 5
-"""With fewer seeds in common no test is made: it could not tell methods apart."""
 LEAST_SEEDS = 3
-"""With fewer seeds in common there is no interval of ranks either."""
-_RESAMPLES = 500
-_ENUMERATED = 256
-"""Up to this number (4 seeds) every resample is taken once, so that the interval is exact."""
+"""With fewer seeds in common there are no tests and no ranks."""
 
 
 def estimate(values: Mapping[int, float | None], paper: float | None = None) -> Estimate:
@@ -105,87 +100,47 @@ def ranks(
 ) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
     """Ranks methods over their common seeds; returns ranks and the tests behind them.
 
-    A method's rank is 1 plus the number of methods that beat it with a Holm-corrected p below 0.05. Its interval holds
-    the places of its mean in 95 % of the resamples of the seeds. With fewer than `LEAST_TESTED` common seeds there are
-    intervals only; with fewer than `LEAST_SEEDS`, or of one method, there is nothing. `samples` has the value of each
-    seed, by method.
+    The rank of a method is the range of places that the tests leave open: from 1 plus the number of methods that are
+    significantly better (Holm-corrected p below 0.05) to the number of all but those that are significantly worse. With
+    fewer than `LEAST_SEEDS` common seeds, or of one method, there is nothing. `samples` has the value of each seed, by
+    method.
     """
     seeds, aligned = align(samples)
     if len(samples) < 2 or len(seeds) < LEAST_SEEDS:
         return {}, ()
-    tested = len(seeds) >= LEAST_TESTED
-    tests = compare(aligned, higher=higher) if tested else ()
-    lost = {(pair.first, pair.second) for pair in tests if pair.p < 1 - CONFIDENCE}
+    tests = compare(aligned, higher=higher)
+    apart = [(pair.first, pair.second) for pair in tests if pair.p < 1 - CONFIDENCE]
+    wins, losses = Counter(winner for winner, _ in apart), Counter(loser for _, loser in apart)
     means = {name: statistics.fmean(values) for name, values in aligned.items()}
     best = (max if higher else min)(means, key=lambda name: means[name])
-    intervals = place_intervals(list(aligned.values()), higher=higher)
-    found = {}
-    for name, (low, high) in zip(aligned, intervals, strict=True):
-        found[name] = Rank(
-            rank=1 + sum(loser == name for _, loser in lost) if tested else None,
-            of=len(aligned),
-            low=low,
-            high=high,
-            best=abs(means[name] - means[best]) <= _ROUNDING,
-            tied=(best, name) not in lost if tested else low == 1,
+    found = {
+        name: Rank(
+            low=1 + losses[name],
+            high=len(means) - wins[name],
+            of=len(means),
+            best=abs(mean - means[best]) <= _ROUNDING,
+            tied=(best, name) not in apart,
         )
+        for name, mean in means.items()
+    }
     return found, tests
 
 
-@lru_cache
-def _resamples(n: int) -> Any:
-    """Returns the weights `[n, B]` of n seeds in each resample: all n ** n of them, or `_RESAMPLES` random ones."""
-    import numpy as np
+def mean_ranks(blocks: Sequence[Mapping[str, float]], *, higher: bool) -> tuple[MeanRank, ...]:
+    """Returns the mean place over blocks of each method, best first; equal values share the mean of their places.
 
-    if n**n <= _ENUMERATED:
-        drawn = np.array(list(itertools.product(range(n), repeat=n)))
-    else:
-        drawn = np.random.default_rng(0).integers(n, size=(_RESAMPLES, n))
-    return np.stack([(drawn == seed).sum(axis=1) / n for seed in range(n)])
-
-
-def _places(values: Any, *, higher: bool) -> Any:
-    """Returns the places `[m, B]` of m methods by columns of values; equal ones share the mean of their places."""
-    import numpy as np
-
-    gains = (values[:, None] - values[None]) * (-1 if higher else 1)  # above 0 where the second method is better
-    rounding = _ROUNDING * max(1.0, float(np.abs(values).max(initial=0.0)))
-    return 1 + (gains > rounding).sum(axis=1) + ((np.abs(gains) <= rounding).sum(axis=1) - 1) / 2
-
-
-def place_intervals(values: Sequence[Sequence[float]], *, higher: bool) -> list[tuple[int, int]]:
-    """Returns the best and the worst place of each method's mean in 95 % of the resamples of the seeds."""
-    import numpy as np
-
-    places = np.sort(_places(np.array(values) @ _resamples(len(values[0])), higher=higher), axis=1)
-    cut = int((1 - CONFIDENCE) / 2 * places.shape[1])
-    return [(math.floor(row[cut]), math.ceil(row[-1 - cut])) for row in places]
-
-
-def mean_ranks(blocks: Sequence[Mapping[str, Sequence[float]]], *, higher: bool) -> tuple[MeanRank, ...]:
-    """Returns the mean place of each method over blocks, best first.
-
-    The interval is a bootstrap over blocks and, within each block, over its seeds. A block has the values of the same
-    methods as the others, over the block's common seeds.
+    A block has a value of each method.
     """
     import numpy as np
+    from scipy.stats import rankdata
 
-    names, random = list(blocks[0]), np.random.default_rng(0)
-    own, drawn = [], []
-    for block in blocks:
-        values = np.array([block[name] for name in names])
-        seeds = random.integers(values.shape[1], size=(_RESAMPLES, values.shape[1]))
-        own.append(_places(values.mean(axis=1, keepdims=True), higher=higher)[:, 0])
-        drawn.append(_places(values[:, seeds].mean(axis=2), higher=higher).astype(np.float32))
-    chosen = random.integers(len(blocks), size=(len(blocks), _RESAMPLES))
-    columns = random.integers(_RESAMPLES, size=chosen.shape)  # a block that is drawn twice has its seeds drawn twice
-    resampled = np.stack(drawn)[chosen, :, columns].mean(axis=0)  # [B, m]
-    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    means = np.mean(own, axis=0)
-    return tuple(
-        MeanRank(aggregator=names[i], mean=float(means[i]), low=float(low[i]), high=float(high[i]))
-        for i in sorted(range(len(names)), key=lambda i: (means[i], names[i]))
-    )
+    names = list(blocks[0])
+    values = np.array([[block[name] for name in names] for block in blocks])
+    # The order of a sum must not decide a place.
+    rounded = np.round(values / max(1.0, float(np.abs(values).max())), 12)
+    means = rankdata(-rounded if higher else rounded, axis=1).mean(axis=0).tolist()
+    found = [MeanRank(aggregator=name, mean=mean) for name, mean in zip(names, means, strict=True)]
+    return tuple(sorted(found, key=lambda each: (each.mean, each.aggregator)))
 
 
 @lru_cache

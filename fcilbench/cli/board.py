@@ -100,7 +100,8 @@ def figure(
 
     curves: mean accuracy on the tasks seen, during tasks too where `runtime.analysis` holds `curve`.
     loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
-    critical-difference: mean ranks over scenarios, or over five seeds or more of one scenario, with Nemenyi's test.
+    critical-difference: mean ranks over scenarios without stress, or over five seeds or more of one of them, with
+    Nemenyi's test.
     """
     from fcilbench.boards.build import AccuracyBoard
     from fcilbench.boards.figures import FIGURES, draw
@@ -143,6 +144,7 @@ def site(
 
 def _write_pages(store: Store) -> tuple[str, ...]:
     """Writes the pages of one leaderboard and returns its line of the index."""
+    from fcilbench.boards.notes import coverage_notes
     from fcilbench.boards.render import render
     from fcilbench.boards.report import render_report
     from fcilbench.files import write_atomic
@@ -163,7 +165,7 @@ def _write_pages(store: Store) -> tuple[str, ...]:
         about or "; ".join(dict.fromkeys(block.heading for block in boards[0].blocks)),
         str(len({row.coords["aggregator"] for row in rows})),
         str(len({row.seed for row in rows})),
-        f"{counts['ok']}/{len(rows)}",
+        f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites))}",
         f"{max(row.ended for row in rows):%Y-%m-%d}",
         f"older ({stale} rows)" if stale else "as here",
     )
@@ -184,7 +186,7 @@ def build_boards(
     boards compare the rows with this checkout's code, and neither with its commit nor with this machine: everyone who
     has the code gets the same boards.
     """
-    from fcilbench.boards.notes import origin_notes, tuning_notes
+    from fcilbench.boards.notes import coverage_notes, origin_notes, tuning_notes
     from fcilbench.registry.entrypoints import load, lookup
     from fcilbench.suite.select import missing_cells
 
@@ -192,7 +194,8 @@ def build_boards(
     here, boards = _here(rows, store, portable), {}
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
-    more = (*([missing] if missing else []), *tuning, *origin_notes(rows, here))
+    lacking = coverage_notes(rows, suites.values()) if portable else ()
+    more = (*([missing] if missing else []), *lacking, *tuning, *origin_notes(rows, here))
     for name in names:
         plugin: Any = load(lookup("boards", name))
         built = plugin().build(rows, planned, here, reference)

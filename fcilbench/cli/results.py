@@ -103,6 +103,7 @@ def verify(
     Each problem is one line, `file:line: what`. The cells of the sample are drawn at random and compared as by
     `fcilbench reproduce`. Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
     """
+    from fcilbench.boards.notes import coverage_notes
     from fcilbench.cli.reproduce import parse_tolerances, train_again
     from fcilbench.results.store import Store
     from fcilbench.results.verify import verify as verify_store
@@ -120,6 +121,9 @@ def verify(
         if problem:
             problems.append((number, f"cell {cell_id[:12]}: not reproduced: {problem}"))
             console.show(f"{store.rows_path}:{number}: {problems[-1][1]}")
+    suites = [store.suite(digest) or {} for digest in {row.suite_digest or "" for row in rows.values()}]
+    for text in coverage_notes(rows.values(), suites):
+        console.say(f"note: {text}")
     console.say(f"{folder}: {len(rows)} rows, {len(drawn)} of them trained again, {len(problems)} problems")
     if problems:
         raise typer.Exit(CELLS_FAILED)

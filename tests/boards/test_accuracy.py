@@ -186,18 +186,20 @@ def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are
         rows.append(make_row(make_cell("b", seed), {"faa/none": better, "faa/oracle": 0.9 + step}))
         rows.append(make_row(make_cell("c", seed), {"faa/none": 0.9, "faa/oracle": 0.9}))
 
-    def ranked(rank, low=None, high=None, best=True):
-        return Rank(rank=rank, of=2, low=low or rank, high=high or rank, best=best, tied=best)
+    def ranked(low, high, best=True):
+        return Rank(low=low, high=high, of=2, best=best, tied=best)
 
     rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
     (block,) = AccuracyBoard().build(rows).blocks
     assert {name: entry.ranks for name, entry in _entries(block).items()} == {
-        "a": {"none": ranked(2, best=False), "oracle": ranked(1, low=1, high=2)},
-        "b": {"none": ranked(1), "oracle": ranked(1, low=1, high=2)},
+        "a": {"none": ranked(2, 2, best=False), "oracle": ranked(1, 2)},
+        "b": {"none": ranked(1, 1), "oracle": ranked(1, 2)},
         "c": {},
         "few": {},
     }
-    assert "equal in all seeds, which do not influence it: no interval and no rank (c)" in block.notes
+    alike = "equal in all seeds, which do not influence it: no interval and no rank (c)"
+    assert f"none: {alike}; with a better mean than every ranked method: c" in block.notes
+    assert f"oracle: {alike}" in block.notes
     assert "n < 3: no rank (few n=1)" in block.notes
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
-from fcilbench.boards.notes import Here, tuning_notes
+from fcilbench.boards.notes import Here, coverage_notes, tuning_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
 from fcilbench.errors import UsageError
@@ -103,8 +103,8 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
     means = {"a": 0.5, "b": 0.6, "joint": 0.9}
     rows = [row_of(name, seed, mean + 0.01 * seed) for name, mean in means.items() for seed in range(3)]
     board = AccuracyBoard().build(rows)
-    ranks = {e.aggregator: [(r.low, r.of) for r in e.ranks.values()] for e in board.blocks[0].entries}
-    assert ranks == {"a": [(2, 2)], "b": [(1, 2)], "joint": []}
+    ranks = {e.aggregator: [(r.low, r.high, r.of) for r in e.ranks.values()] for e in board.blocks[0].entries}
+    assert ranks == {"a": [(2, 2, 2)], "b": [(1, 1, 2)], "joint": []}
     assert "§ marks the centralised reference: not ranked" in board.notes
     tex = render(board, "tex").splitlines()
     assert r"b & \textbf{61.00 $\pm$ 2.48} & [1] of 2 \\" in tex
@@ -112,20 +112,25 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
 
 
 def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
-    """a is first at 2 rounds and second at 3; c lacks the second scenario."""
+    """a is first at 2 rounds and second at 3; c lacks the second scenario, and d is equal in all seeds.
+
+    Stressed cells have the data and seeds of clean ones: they are no third scenario.
+    """
     rows = [
-        row_of(method, seed, value + 0.01 * seed, protocol={"rounds": rounds})
-        for rounds, found in ((2, {"a": 0.7, "b": 0.5, "c": 0.1}), (3, {"a": 0.5, "b": 0.6}))
+        row_of(method, seed, value + (0.01 * seed if method != "d" else 0.0), protocol={"rounds": rounds}, **more)
+        for rounds, found, more in (
+            (2, {"a": 0.7, "b": 0.5, "c": 0.1, "d": 0.9}, {}),
+            (3, {"a": 0.5, "b": 0.6, "d": 0.9}, {}),
+            (3, {"a": 0.5, "b": 0.6, "d": 0.9}, {"stress": "dropout"}),
+        )
         for method, value in found.items()
         for seed in range(3)
     ]
     board = AccuracyBoard().build(rows)
     (overall,) = board.overall
-    assert [(each.aggregator, each.mean, each.low, each.high) for each in overall.methods] == [
-        ("a", 1.5, 1, 2),
-        ("b", 1.5, 1, 2),
-    ]
-    assert (overall.key, overall.blocks, overall.left_out) == ("none", 2, ("c",))
+    assert len(board.blocks) == 3
+    assert [(each.aggregator, each.mean) for each in overall.methods] == [("a", 1.5), ("b", 1.5)]
+    assert (overall.key, overall.blocks, overall.left_out) == ("none", 2, ("c", "d"))
     assert "Mean rank over 2 scenarios, none: FAA" in render(board)
 
 
@@ -210,13 +215,32 @@ def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
     marked, notes = tuning_notes(rows, {"sha256:suite": suite})
     assert [row.tuned_from for row in rows] == ["sha256:lock"] * 4 + [None]
     assert {row.coords["aggregator"]: row.warnings for row in marked if row.warnings} == {
-        "c": ["tuned with another budget than most: 8 trials and at most 80 rounds, not 4 and 40"],
-        "d": ["no hyperparameters to tune: it spent nothing"],
+        "c": ["tuned with 8 trials and at most 80 rounds, while most are with 4 trials and at most 40 rounds"],
         "e": ["not tuned, while others of this scenario are"],
     }
     assert notes == (
-        "digits / vit / dirichlet-0.5: tuned on held-out training samples with 4 trials, at most 40 rounds",
+        "digits / vit / dirichlet-0.5: tuned on held-out training samples with 4 trials and at most 40 rounds; "
+        "nothing to tune: d",
     )
     assert tuning_notes(rows[4:], {}) == (rows[4:], ())
     text = render(AccuracyBoard().build(marked), "table")
-    assert "c warns: tuned with another budget than most" in text
+    assert "c warns: tuned with 8 trials" in text
+
+
+def test_what_a_folder_lacks_of_its_suite_is_said(row_of):
+    grid = {
+        "dataset": [{"use": "digits"}, {"use": "eurosat"}],
+        "backbone": [{"use": "fcilbench/vit"}],
+        "partition": [{"kind": "iid"}],
+        "aggregator": [{"use": "fedavg"}, {"use": "sum", "label": "sum small"}, {"use": "ewc"}],
+        "stress": [{"use": "none"}],
+    }
+    rows = [row_of(name, seed, 0.5) for name in ("fedavg", "ewc[x=1]") for seed in range(2)] + [row_of("ewc", 2, 0.5)]
+    notes = coverage_notes(rows, [{"grid": grid, "seeds": {"count": 2}}, {}])
+    assert notes == (
+        "the suite names eurosat (dataset), of which there are no rows",
+        "the suite names sum small (aggregator), of which there are no rows",
+        "the suite has 2 seeds; results of fewer: digits / vit / dirichlet-0.5 / ewc / none 1",
+    )
+    whole = {key: value[:1] for key, value in grid.items()}
+    assert coverage_notes(rows[:2], [{"grid": whole, "seeds": {"count": 2}}]) == ()

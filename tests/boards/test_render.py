@@ -52,7 +52,7 @@ def test_a_brief_board_fits_a_screen_of_80_columns(board):
 
 def test_json_is_versioned_and_reads_back(board):
     text = render(board, "json")
-    assert (json.loads(text)["schema"], json.loads(text)["board"]) == (3, "accuracy")
+    assert (json.loads(text)["schema"], json.loads(text)["board"]) == (4, "accuracy")
     assert Board.model_validate_json(text) == board
 
 
@@ -60,7 +60,7 @@ def test_csv_has_a_line_for_each_figure(board):
     rows = list(csv.DictReader(io.StringIO(render(board, "csv"))))
     assert len(rows) == 3 * 2 * 3  # methods, task identities, metrics
     row = rows[0]
-    assert [row[key] for key in ("aggregator", "ok", "group", "metric", "n", "rank")] == [
+    assert [row[key] for key in ("aggregator", "ok", "group", "metric", "n", "low")] == [
         "fedavg",
         "3",
         "none",
@@ -112,8 +112,8 @@ def test_ranks_are_shown_where_there_are_any(make_cell, make_row):
     ]
     text = render(AccuracyBoard().build(rows), "md")
     # 0.55 0.56 0.55 0.56 0.55: mean 0.554, s 0.0054772, 2.776445 * s / sqrt(5) = 0.0068009
-    assert r"| a | 5/5 | – | 50.40 ± 0.68 | 2 of 2 \[2\] |" in text
-    assert r"| b | 5/5 | – | 55.40 ± 0.68 | 1 of 2 \[1\] |" in text
+    assert r"| a | 5/5 | – | 50.40 ± 0.68 | \[2\] of 2 |" in text
+    assert r"| b | 5/5 | – | 55.40 ± 0.68 | \[1\] of 2 |" in text
 
 
 def test_in_latex_the_best_mean_is_bold_and_ties_are_underlined(make_cell, make_row):
@@ -124,9 +124,9 @@ def test_in_latex_the_best_mean_is_bold_and_ties_are_underlined(make_cell, make_
         for seed in range(5)
     ]
     text = render(AccuracyBoard().build(rows), "tex")
-    assert r"a & 50.40 $\pm$ 0.68 & 3 of 3 [3] \\" in text
-    assert r"b\_1 & \underline{55.40 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
-    assert r"c & \textbf{55.50 $\pm$ 0.68} & 1 of 3 [1--2] \\" in text
+    assert r"a & 50.40 $\pm$ 0.68 & [3] of 3 \\" in text
+    assert r"b\_1 & \underline{55.40 $\pm$ 0.68} & [1--2] of 3 \\" in text
+    assert r"c & \textbf{55.50 $\pm$ 0.68} & [1--2] of 3 \\" in text
 
 
 def test_in_latex_nothing_ties_with_a_best_method_that_was_not_tested(make_cell, make_row):

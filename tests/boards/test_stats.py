@@ -66,35 +66,40 @@ def test_a_clearly_better_method_ranks_first_and_ties_share_a_rank():
     b = {seed: value + d for (seed, value), d in zip(A.items(), (0.01, -0.01, 0.01, -0.01, 0.01), strict=True)}
     c = {seed: value + d for (seed, value), d in zip(A.items(), (0.05, 0.06, 0.05, 0.06, 0.05), strict=True)}
     found, tests = ranks({"a": A, "b": b, "c": c})
-    assert {name: (r.rank, r.low, r.high, r.best, r.tied) for name, r in found.items()} == {
-        "a": (2, 2, 3, False, False),
-        "b": (2, 2, 3, False, False),
-        "c": (1, 1, 1, True, True),
+    assert {name: (r.low, r.high, r.best, r.tied) for name, r in found.items()} == {
+        "a": (2, 3, False, False),
+        "b": (2, 3, False, False),
+        "c": (1, 1, True, True),
     }
     assert [(pair.first, pair.second) for pair in tests] == [("b", "a"), ("c", "a"), ("c", "b")]
     assert tests[1].difference == pytest.approx(0.054)
     found, _ = ranks({"a": A, "b": b, "c": c}, higher=False)
-    assert {name: (rank.rank, rank.tied) for name, rank in found.items()} == {
-        "a": (1, True),
-        "b": (1, True),
-        "c": (3, False),
+    assert {name: (rank.low, rank.high, rank.tied) for name, rank in found.items()} == {
+        "a": (1, 2, True),
+        "b": (1, 2, True),
+        "c": (3, 3, False),
     }
 
 
-def test_three_seeds_have_the_exact_interval_of_27_resamples():
-    """b - a is 2, 2, -3: b leads where seed 2 is drawn at most once (2 + 2 - 3 > 0), else a; so each is 1 to 2.
+def test_three_seeds_tell_apart_what_the_corrected_tests_tell_apart():
+    """Two degrees of freedom: p = 1 - t / sqrt(2 + t^2).
 
-    c is below a and b in every seed, so it is third in every resample.
+    c - d is 4, 4, 4.1 (t = 121, p = 7e-5), a - d 5, 5.5, 8 (t = 6.6, p = 0.022), a - c 1, 1.5, 3.9 (t = 2.4, p = 0.1).
+    Holm takes them to 2e-4, 0.0432 and 0.14; with e, which is d plus 0, 0.1 and 1 (p = 0.37), a - d is no longer apart.
     """
-    samples = {"a": {0: 5.0, 1: 5.0, 2: 8.0}, "b": {0: 7.0, 1: 7.0, 2: 5.0}, "c": {0: 1.0, 1: 1.0, 2: 1.5}, "d": {}}
-    found, tests = ranks({name: samples[name] for name in "abc"})
-    assert tests == ()
-    assert {name: (r.rank, r.low, r.high, r.tied) for name, r in found.items()} == {
-        "a": (None, 1, 2, True),
-        "b": (None, 1, 2, True),
-        "c": (None, 3, 3, False),
+    samples = {"a": {0: 6.0, 1: 6.5, 2: 9.0}, "c": {0: 5.0, 1: 5.0, 2: 5.1}, "d": {0: 1.0, 1: 1.0, 2: 1.0}}
+    found, tests = ranks(samples)
+    assert {name: (r.low, r.high, r.tied) for name, r in found.items()} == {
+        "a": (1, 2, True),
+        "c": (1, 2, True),
+        "d": (3, 3, False),
     }
-    assert [name for name, r in found.items() if r.best] == ["b"]  # means 6 and 19/3
+    assert [name for name, r in found.items() if r.best] == ["a"]
+    t = (18.5 / 3) / (math.sqrt(sum((d - 18.5 / 3) ** 2 for d in (5.0, 5.5, 8.0)) / 2) / math.sqrt(3))
+    p = {(pair.first, pair.second): pair.p for pair in tests}["a", "d"]
+    assert p == pytest.approx(2 * (1 - t / math.sqrt(2 + t**2)))
+    more, _ = ranks({**samples, "e": {0: 1.0, 1: 1.1, 2: 2.0}})
+    assert (more["a"].high, more["d"].low) == (3, 2)  # a is above e alone, and d below c alone
 
 
 def test_fewer_than_three_common_seeds_or_one_method_have_no_rank():
@@ -107,24 +112,19 @@ def test_fewer_than_three_common_seeds_or_one_method_have_no_rank():
 
 
 def test_mean_ranks_over_blocks():
-    """Places 1 2 3, 1 3 2 and 2 1 3: means 4/3, 2 and 8/3. With one seed a block only the blocks are resampled."""
+    """Places 1 2 3, 1 3 2 and 2 1 3: means 4/3, 2 and 8/3."""
     blocks = [
-        {"a": [3.0], "b": [2.0], "c": [1.0]},
-        {"a": [3.0], "b": [1.0], "c": [2.0]},
-        {"a": [2.0], "b": [3.0], "c": [1.0]},
+        {"a": 3.0, "b": 2.0, "c": 1.0},
+        {"a": 3.0, "b": 1.0, "c": 2.0},
+        {"a": 2.0, "b": 3.0, "c": 1.0},
     ]
-    found = mean_ranks(blocks, higher=True)
-    assert [(each.aggregator, each.mean) for each in found] == [
+    assert [(each.aggregator, each.mean) for each in mean_ranks(blocks, higher=True)] == [
         ("a", pytest.approx(4 / 3)),
         ("b", pytest.approx(2)),
         ("c", pytest.approx(8 / 3)),
     ]
-    assert [(each.low, each.high) for each in found] == [(1, 2), (1, 3), (2, 3)]  # a block may be drawn three times
-    tied = mean_ranks([{"a": [1.0, 2.0], "b": [2.0, 1.0]}], higher=False)
-    assert [each.mean for each in tied] == [1.5, 1.5]
-    # Of two seeds a has place 1 in 1/4, 1.5 in 1/2, 2 in 1/4 of the resamples. In three independent ones it is first
-    # in all with 1/64 < 2.5 %, so the bound is the next mean, 3.5/3; if a block drawn twice kept its seeds it were 1.
-    assert mean_ranks([{"a": [1.0, 0.0], "b": [0.0, 1.0]}] * 3, higher=True)[0].low == pytest.approx(3.5 / 3)
+    tied = mean_ranks([{"a": 0.7991, "b": 0.7990999999999999, "c": 0.9}], higher=False)
+    assert [(each.aggregator, each.mean) for each in tied] == [("a", 1.5), ("b", 1.5), ("c", 3.0)]
 
 
 def test_critical_difference_and_tie_groups():
