@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fcilbench.suite import CHECKS
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.resolve import (
     Entries,
-    Entry,
+    GridEntry,
     Point,
     Rule,
     Settings,
@@ -70,7 +70,8 @@ def expand(loaded: LoadedSuite) -> Expansion:
     """Expands a suite to its cells.
 
     Raises:
-        InvalidSuiteError: If plugins, their parameters, splits, rules or boards are wrong, or two cells are the same.
+        InvalidSuiteError: If plugins, their parameters, splits, rules or boards are wrong, two cells are the same, or
+            no rule of a lock file matches a cell.
     """
     suite, tree = loaded.suite, loaded.tree
     ran = ("parse", "schema", "plugins")
@@ -86,8 +87,12 @@ def expand(loaded: LoadedSuite) -> Expansion:
     if builder.problems:
         raise InvalidSuiteError(place(tree, builder.problems), (*ran, "params", "tasks"))
     expansion = builder.expansion
+    points = list(points_of(suite.grid, entries))
+    locked = [rule for rule in rules if rule.locked]
+    if locked and not any(rule.used for rule in locked):
+        problem = locked[0].unused_problem(points, "the whole lock file")
+        raise InvalidSuiteError(place(tree, [replace(problem, hint="give one that `tune` wrote for this suite")]), ran)
     unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
-    points = list(points_of(suite.grid, entries)) if unused else []
     expansion.unused = place(tree, [rule.unused_problem(points) for rule in unused])
     missing = (f"{each} ({each.hint})" if each.hint else str(each) for each in place(tree, builder.missing))
     expansion.prerequisites = list(dict.fromkeys(missing))
@@ -186,7 +191,7 @@ class _Builder:
         self.expansion.cells.append(cell)
         self._compare(point, self._first.setdefault(cell_id(cell), point))
 
-    def _resolve(self, entry: Entry, tuned: Settings) -> Resolved:
+    def _resolve(self, entry: GridEntry, tuned: Settings) -> Resolved:
         answer = entry.resolve(tuned)
         if answer.problems:
             (self.missing if answer.prerequisite else self.problems).extend(entry.problems(tuned))
@@ -236,7 +241,7 @@ class _Builder:
         return None
 
 
-def _use(entry: Entry, answer: Resolved) -> PluginUse:
+def _use(entry: GridEntry, answer: Resolved) -> PluginUse:
     return PluginUse(
         name=entry.ref.name,
         label=entry.label,

@@ -110,7 +110,7 @@ def _add_rules(tree: Node, path: Path) -> Node:
     lock = parse(_bytes(path, what="lock file"), str(path))
     rules = lock.value.get("tuned") if isinstance(lock.value, dict) else None
     entries = rules.value if rules is not None and isinstance(rules.value, list) else [lock]
-    if not all(isinstance(rule.value, dict) and "study" in rule.value for rule in entries):
+    if not entries or not all(isinstance(rule.value, dict) and "study" in rule.value for rule in entries):
         message = "not a lock file: `fcilbench tune` writes one, with the study behind each `tuned` rule"
         raise _invalid(message, f"{path}:1:1")
     own = tree.value.get("tuned", Node([], lock.where, lock.key))

@@ -44,7 +44,7 @@ def settings_of(target: Target, *layers: Settings) -> dict[str, Setting]:
 
 
 @dataclass(eq=False)
-class Entry:
+class GridEntry:
     """One plugin entry of an axis.
 
     Attributes:
@@ -91,7 +91,7 @@ class Entry:
         return found
 
 
-Entries = dict[PluginKind, list[Entry]]
+Entries = dict[PluginKind, list[GridEntry]]
 
 
 def read_entries(grid: Grid) -> tuple[Entries, list[Problem]]:
@@ -102,7 +102,7 @@ def read_entries(grid: Grid) -> tuple[Entries, list[Problem]]:
         for index, each in enumerate(getattr(grid, axis)):
             path = ("grid", axis, index)
             try:
-                entries[axis].append(Entry(axis, path, each, lookup(kind, each.use)))
+                entries[axis].append(GridEntry(axis, path, each, lookup(kind, each.use)))
             except UsageError as error:
                 problems.append(Problem(error.message, (*path, "use"), error.hint, check="plugins"))
         for entry in entries[axis]:
@@ -127,10 +127,10 @@ def label_problems(labels: Sequence[tuple[str, KeyPath]]) -> list[Problem]:
     return problems
 
 
-def _derived_label(entry: Entry, entries: Sequence[Entry]) -> str:
+def _derived_label(entry: GridEntry, entries: Sequence[GridEntry]) -> str:
     """Returns the plugin's name and the options that tell it from its other entries, e.g. `sum[lambda_s=0.2]`."""
 
-    def options(each: Entry) -> dict[str, Any]:
+    def options(each: GridEntry) -> dict[str, Any]:
         return each.written.model_dump(exclude={"use", "label"}, exclude_unset=True)
 
     others = [options(each) for each in entries if each.ref == entry.ref]
@@ -145,7 +145,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _sort_options(entry: Entry) -> list[Problem]:
+def _sort_options(entry: GridEntry) -> list[Problem]:
     """Fills the settings of an entry from its written options; returns what is wrong with their keys."""
     problems = []
     for key, value in entry.written.options.items():
@@ -195,7 +195,7 @@ def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
 class Point:
     """One point of the grid, without the seed."""
 
-    entries: Mapping[PluginKind, Entry]
+    entries: Mapping[PluginKind, GridEntry]
     partition: Partition
 
     @property
@@ -285,15 +285,18 @@ class Rule:
                 problems.append(Problem(message, where, None, True, "rules"))
         return problems
 
-    def unused_problem(self, points: Sequence[Point]) -> Problem:
-        """Returns the problem of a rule that matches no cell, with those of its words that name no entry."""
+    def unused_problem(self, points: Sequence[Point], what: str | None = None) -> Problem:
+        """Returns the problem of a rule that matches no cell, with those of its words that name no entry.
+
+        `what` is the subject of the message, in place of the rule's path.
+        """
         details = []
         for key in self.where.keys() & set(AXES):
             legal = {name for point in points for name in point.values[key]}
             strange = [str(value) for value in _listed(self.where[key]) if str(value) not in legal]
             details += [f"the grid has no {key} {value!r}{nearest(value, legal)}" for value in strange]
         reason = f": {'; '.join(sorted(details))}" if details else ""
-        message = f"{self.path[0]}.{self.path[1]} matches no cell{reason}"
+        message = f"{what or '.'.join(map(str, self.path))} matches no cell{reason}"
         return Problem(message, self.path, "remove it, or correct its conditions", check="rules")
 
 

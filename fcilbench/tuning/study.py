@@ -35,7 +35,7 @@ from fcilbench.spec.params import SPACE, Space, search_space
 from fcilbench.spec.protocol import Evaluation, Protocol
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import LoadedSuite
-from fcilbench.suite.resolve import Entry, read_entries, settings_of
+from fcilbench.suite.resolve import GridEntry, read_entries, settings_of
 from fcilbench.suite.schema import SeedPlan, Suite, Tuning
 
 GRACE_SECONDS = 30
@@ -163,7 +163,7 @@ def subjects_of(loaded: LoadedSuite) -> list[Subject]:
     return list({subject.name: subject for subject in subjects}.values())
 
 
-def _space(entry: Entry) -> dict[str, BaseDistribution]:
+def _space(entry: GridEntry) -> dict[str, BaseDistribution]:
     """Returns what may be drawn for an entry: all declared spaces except those of values that the entry gives."""
     (description,) = catalog.describe([entry.ref])
     facts, declared = description.facts, search_space(Protocol)
