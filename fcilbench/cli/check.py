@@ -41,7 +41,7 @@ def check(
     with catalog.session():  # what describes the plugins also probes them
         results, expansion = run_checks(suite, set_ or (), probe if deep else None)
     problems, cells = [each for result in results for each in result.problems], len(expansion.cells) + expansion.blocked
-    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts))]))
+    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts).values())]))
     rows = [
         (each.id, f"{len(each.problems)} problems" if each.problems else "ok" if each.ran else "not run", each.promise)
         for each in results

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +25,16 @@ _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with the suite and the results folder that it was made from."""
+    """A plan with the suite, the results folder and the missing data sets of selected cells that it was made from."""
 
     loaded: LoadedSuite
     plan: Plan
     store: Store
-
-    @cached_property
-    def missing_data(self) -> list[MissingData]:
-        """The data sets of the suite that are not on this machine."""
-        from fcilbench.data.root import missing_data
-
-        return missing_data(self.plan.expansion.facts)
+    missing_data: list[MissingData]
 
     @property
     def missing(self) -> list[str]:
-        """What the suite needs and this machine lacks, without repetitions."""
+        """What the selected cells need and this machine lacks, without repetitions."""
         return list(dict.fromkeys([*self.plan.expansion.prerequisites, *map(str, self.missing_data)]))
 
 
@@ -97,6 +90,7 @@ def prepare(
     Raises:
         NothingSelectedError: If `only` selects no cell, and nothing is missing here that may be why.
     """
+    from fcilbench.data.root import missing_data
     from fcilbench.execution.devices import facts_of
     from fcilbench.execution.lease import running_cells
     from fcilbench.results.provenance import environment, hardware_digest
@@ -111,10 +105,13 @@ def prepare(
     store = Store(out)
     hardware = hardware_digest(environment(facts_of(devices[0])))
     rows, running, gpu = store.latest(), running_cells(store), bool(devices[0])
-    plan_ = make_plan(expand(loaded), rows, rerun, only or (), running=running, hardware=hardware, gpu=gpu)
-    prepared = Prepared(loaded, plan_, store)
+    expansion = expand(loaded)
+    lacking = missing_data(expansion.facts)
+    plan_ = make_plan(expansion, rows, rerun, only or (), missing=lacking, running=running, hardware=hardware, gpu=gpu)
+    selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)
+    absent = dict.fromkeys(lacking[label] for label in selected if label in lacking)
+    prepared = Prepared(loaded, plan_, store, list(absent))
     if only and not plan_.items and not prepared.missing:
-        expansion = plan_.expansion
         coords = [*(cell.coords for cell in expansion.cells), *(coords for coords, _ in expansion.excluded)]
         hint = "the suite's exclude rules may leave such cells out"
         raise NothingSelectedError(parse_selectors(only).why_nothing("the grid", coords), hint=hint)
@@ -140,12 +137,18 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
         lines[0] += f", {len(plan_.items)} of them selected"
     counted = "   ".join(f"{state} {number}" for state, number in plan_.counts.items())
     lines.append(f"  {counted or 'nothing'}   (store {prepared.store.root})")
-    reasons = Counter(item.why for item in plan_.items if item.why)
+    reasons = Counter(item.why for item in plan_.items if item.why and not item.blocked)
     lines += [f"  {number} x {why}" for why, number in reasons.items()]
     lines += [f"  missing here: {line}" for line in prepared.missing]
-    if expansion.blocked:
-        lines.append(f"  {expansion.blocked} cells are left out because of what is missing")
+    if plan_.blocked:
+        seconds = sum(item.seconds for item in plan_.items if item.blocked)
+        cost = f", about {console.duration(seconds)} of work" if seconds else ""
+        lines.append(f"  {plan_.blocked} cells are left out because of what is missing{cost}")
+    lines += [f"  {problem} ({problem.hint})" for problem in expansion.unused]
     suite = prepared.loaded.suite
+    bare = [item.cell.aggregator.label for item in plan_.items if suite.lock_digest and not item.cell.tuned_from]
+    if bare:
+        lines.append(f"  no rule of the lock file is about {len(bare)} cells: {', '.join(dict.fromkeys(bare))}")
     studies = [each.study for each in suite.tuned if each.study and each.study.trials]
     short = [each for each in studies if each.trials < suite.tuning.trials]
     if short:
@@ -186,7 +189,7 @@ def _show_cells(prepared: Prepared, form: options.Form) -> None:
         "missing_data": list(map(vars, prepared.missing_data)),
         "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
         "prerequisites": expansion.prerequisites,
-        "blocked": expansion.blocked,
+        "blocked": plan_.blocked,
     }
     console.show_list(form, (*_AXES, "cells", "why"), rows, key="cells", records=cells, **about)
 

@@ -61,7 +61,7 @@ def run(
     _show_boards(prepared, summary)
     _say_summary(prepared, summary)
     code = summary.exit_code
-    raise typer.Exit(PREREQUISITE if code == OK and prepared.plan.expansion.blocked else code)
+    raise typer.Exit(PREREQUISITE if code == OK and prepared.plan.blocked else code)
 
 
 def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Summary:
@@ -76,7 +76,7 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
 
     plan = prepared.plan
     trackers: list[Tracker] = []
-    if not plan.items and prepared.missing:
+    if prepared.missing and all(item.blocked for item in plan.items):
         hint = "`fcilbench doctor SUITE` says more"
         raise PrerequisiteError(f"no cell can run: {'; '.join(prepared.missing)}", hint=hint)
     if not plan.items:

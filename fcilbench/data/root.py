@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,33 +91,37 @@ def describe_layouts(layouts: Layouts, root: Path) -> str:
 
 @dataclass(frozen=True)
 class MissingData:
-    """A data set that is not under the data root: its name, size of the download if known, and how to get it."""
+    """A data set that is not on this machine: a path that it lacks, size of the download if known, how to get it."""
 
     name: str
+    place: str
     bytes: int | None
     how: str
 
     def __str__(self) -> str:
         size = "" if self.bytes is None else f", {self.bytes / 1e9:.2f} GB to download"
-        return f"data set {self.name}{size}: {self.how}"
+        return f"data set {self.name} (no {self.place}{size}): {self.how}"
 
 
-def missing_data(facts: Mapping[str, dict[str, Any]], root: Path | None = None) -> list[MissingData]:
-    """Returns the data sets whose files are not under the data root, without looking into the files.
+def missing_data(facts: Mapping[str, dict[str, Any]], root: Path | None = None) -> dict[str, MissingData]:
+    """Returns by label the data sets whose files are not under the data root, without looking into the files.
 
-    `facts` are those of plugins by `<axis>:<label>`, as the expansion of a suite has them.
+    `facts` are those of plugins by `<axis>:<label>`, as the expansion of a suite has them. A data set that declares no
+    files is never missing.
     """
-    found = []
+    found, root = {}, data_root(root)
     for key, declared in sorted(facts.items()):
         layouts, archives = declared.get("layouts"), declared.get("archives") or []
-        if not key.startswith("dataset:") or not layouts or find_layout(layouts, data_root(root)):
+        if not key.startswith("dataset:") or not layouts or find_layout(layouts, root):
             continue
+        place = next(root / part for part in layouts[0] if not (root / part).exists())
         name, sizes = declared["plugin"], [archive["size"] for archive in archives]
         fetchable = bool(archives) and all(archive["url"] for archive in archives)
         by_hand = f"put it there by hand, from {declared.get('homepage', '')}"
         known = sum(sizes) if sizes and None not in sizes else None
-        found.append(MissingData(name, known, f"fcilbench data fetch {name}" if fetchable else by_hand))
-    return list(dict.fromkeys(found))
+        how = f"fcilbench data fetch {name} --data {shlex.quote(str(root))}" if fetchable else by_hand
+        found[key.partition(":")[2]] = MissingData(name, str(place), known, how)
+    return found
 
 
 def download_bytes(missing: Sequence[MissingData]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ class PlanItem:
     """One cell, its state, and whether a run would train it.
 
     Attributes:
-        why: Reason of the state; may be empty.
+        why: Reason of the state, or of `blocked`; may be empty.
+        blocked: Whether a run would train it if its data set were on this machine.
         seconds: Estimated wall-clock seconds of training it.
         basis: Whether they were measured on this hardware.
     """
@@ -41,6 +42,7 @@ class PlanItem:
     state: State
     why: str = ""
     run: bool = True
+    blocked: bool = False
     row: Row | None = None
     seconds: float = 0.0
     basis: Basis = "guess"
@@ -69,6 +71,11 @@ class Plan:
         return [item for item in self.items if item.run]
 
     @property
+    def blocked(self) -> int:
+        """Number of cells that a run leaves out because something is missing on this machine."""
+        return self.expansion.blocked + sum(item.blocked for item in self.items)
+
+    @property
     def counts(self) -> dict[State, int]:
         """Number of cells in each state that occurs."""
         return dict(Counter(item.state for item in self.items))
@@ -85,6 +92,7 @@ def make_plan(
     rerun: str = "stale",
     only: Sequence[str] = (),
     *,
+    missing: Collection[str] = (),
     running: Mapping[str, str] | None = None,
     hardware: str | None = None,
     gpu: bool = False,
@@ -96,6 +104,7 @@ def make_plan(
         rows: Latest row of each cell id (`Store.latest()`).
         rerun: Policy of `--rerun`, see `fcilbench.suite.select.POLICIES`.
         only: Values of `--only`. A term that asks for failed or stale cells by their status also runs them again.
+        missing: Labels of the data sets that are not on this machine.
         running: By cell id, the live process that works on a cell.
         hardware: Digest of this machine's hardware; only rows with the same digest count as measured costs.
         gpu: Whether cells would run on a GPU, for the guess where nothing was measured.
@@ -113,11 +122,14 @@ def make_plan(
         state, why = state_of(cell, row, (running or {}).get(identity))
         status = row.status if row else None
         if selector.matches(identity, cell.coords, status, state):
-            run = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
+            wanted = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
             before = measured.get(_work(cell.dataset, cell.backbone, cell.aggregator))
             rate = statistics.median(before) if before else _guess(cell, expansion.facts, gpu)
             seconds = rate * _visits(cell.protocol.model_dump(mode="json"))
-            items.append(PlanItem(cell, identity, state, why, run, row, seconds, "measured" if before else "guess"))
+            blocked = wanted and cell.dataset.label in missing
+            why = "its data set is missing" if blocked else why
+            basis: Basis = "measured" if before else "guess"
+            items.append(PlanItem(cell, identity, state, why, wanted and not blocked, blocked, row, seconds, basis))
     return Plan(expansion, items)
 
 

@@ -286,9 +286,11 @@ def test_ctrl_c_is_exit_130_and_the_cell_can_be_resumed(cli):
 
 
 @pytest.mark.slow
-def test_missing_data_is_exit_5_with_rows_that_run_again(cli):
-    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"), ("[fedavg, acme]", "[fedavg]"))
+def test_cells_without_data_get_no_row_and_the_end_is_exit_5(cli):
+    cli.suite("tiny.yaml", ("dataset: [", "dataset: [cifar100, "), ("[fedavg, acme]", "[fedavg]"))
     done = cli("run", "tiny.yaml", "--tracking", "none")
     assert done.returncode == 5, done.stderr
-    assert "cifar-100-python" in done.stderr
-    assert cli.json("plan", "tiny.yaml")["cells"][0]["run"]
+    place = cli.folder / "data"
+    assert f"cifar100 (no {place}/cifar-100-python/meta, 0.17 GB to download): fcilbench data fetch" in done.stderr
+    rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
+    assert [(row["coords"]["dataset"], row["status"]) for row in rows] == [("digits", "ok")]

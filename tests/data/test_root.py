@@ -71,13 +71,13 @@ ARCHIVE = {"url": "https://host/a.zip", "size": 2_000_000_000}
 
 def test_a_data_set_is_here_if_one_of_its_layouts_is(tmp_path):
     known = declared(a={"layouts": [["a/train", "a/test"], ["a.npz"]]}, b={"layouts": []}, c={})
-    (found,) = missing_data(known, tmp_path)
-    assert found.name == "lab/a"
+    (found,) = missing_data(known, tmp_path).items()
+    assert (found[0], found[1].name, found[1].place) == ("a", "lab/a", str(tmp_path / "a" / "train"))
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "train").touch()
-    assert missing_data(known, tmp_path)
+    assert missing_data(known, tmp_path)["a"].place == str(tmp_path / "a" / "test")
     (tmp_path / "a.npz").touch()
-    assert missing_data(known, tmp_path) == []
+    assert missing_data(known, tmp_path) == {}
 
 
 def test_it_says_how_to_get_it_and_how_much_that_is(tmp_path):
@@ -87,10 +87,12 @@ def test_it_says_how_to_get_it_and_how_much_that_is(tmp_path):
         b={**layouts, "archives": [{**ARCHIVE, "url": ""}]},
         c={**layouts, "archives": [{**ARCHIVE, "size": None}]},
     )
-    found = missing_data(known, tmp_path)
-    assert str(found[0]) == "data set lab/a, 4.00 GB to download: fcilbench data fetch lab/a"
-    assert str(found[1]) == "data set lab/b, 2.00 GB to download: put it there by hand, from https://home"
-    assert str(found[2]) == "data set lab/c: fcilbench data fetch lab/c"
+    root = tmp_path / "my data"
+    found = list(missing_data(known, root).values())
+    fetch, place = f"--data '{root}'", f"no {root}/x"
+    assert str(found[0]) == f"data set lab/a ({place}, 4.00 GB to download): fcilbench data fetch lab/a {fetch}"
+    assert str(found[1]) == f"data set lab/b ({place}, 2.00 GB to download): put it there by hand, from https://home"
+    assert str(found[2]) == f"data set lab/c ({place}): fcilbench data fetch lab/c {fetch}"
     assert download_bytes(found) is None
     assert download_bytes(found[:2]) == 6_000_000_000
     assert download_bytes([]) == 0

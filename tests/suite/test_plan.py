@@ -3,7 +3,9 @@ from datetime import UTC, datetime
 import pytest
 
 from fcilbench.cli.plan import describe, prepare
-from fcilbench.errors import UsageError
+from fcilbench.cli.run import train
+from fcilbench.errors import PrerequisiteError, SuiteError, UsageError
+from fcilbench.execution.base import RunOptions
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
 from fcilbench.spec.identity import cell_id
@@ -197,3 +199,55 @@ def test_a_lock_file_with_fewer_trials_than_the_budget_is_said_so(lab, write, ba
         said[trials] = [line for line in describe(prepared, 1) if "trials" in line]
     line = "1 of 1 studies in the lock file have fewer than 5 trials, the least 3: `fcilbench tune` continues them"
     assert said == {3: [], 5: [f"  {line}"]}
+
+
+def test_methods_that_a_lock_file_is_not_about_are_named_among_the_selected_cells(lab, write, base, tmp_path):
+    suite, lock = write(base + "seeds: 2\n"), write(LOCK.partition("- where: {aggregator: ring}")[0], "s.lock.yaml")
+    for only, told in ((None, ["  no rule of the lock file is about 2 cells: ring"]), (["aggregator:mean"], [])):
+        prepared = prepare(suite, None, tmp_path / "out", params=lock, only=only)
+        assert [line for line in describe(prepared, 1) if "no rule" in line] == told
+    assert not any("no rule" in line for line in describe(prepare(suite, None, tmp_path / "out"), 1))
+
+
+def test_a_lock_file_of_another_suite_is_refused_and_an_empty_one(lab, write, base, tmp_path):
+    other = LOCK.replace("aggregator: mean", "aggregator: maen").replace("aggregator: ring", "aggregator: other")
+    for text, told in (
+        (
+            other,
+            "^o.lock.yaml:3:3: the whole lock file matches no cell: the grid has no aggregator 'maen' .did",
+        ),
+        ("fcilbench: 1\ntuned: []\n", "^o.lock.yaml:1:1: not a lock file"),
+    ):
+        with pytest.raises(SuiteError, match=told):
+            prepare(write(base), None, tmp_path / "out", params=write(text, "o.lock.yaml"))
+
+
+def test_a_rule_that_matches_no_cell_is_said_at_its_place_and_the_cells_still_run(lab, write, base, tmp_path):
+    suite = write(base + "tuned: [{where: {aggregator: maen}, set: {lr: 1}}]\n")
+    prepared = prepare(suite, None, tmp_path / "out")
+    (said,) = [line for line in describe(prepared, 1) if "tuned" in line]
+    assert said.startswith("  s.yaml:10:9: tuned.0 matches no cell: the grid has no aggregator 'maen' (did you")
+    assert len(prepared.plan.todo) == 2
+
+
+def test_cells_without_their_data_are_left_out_and_the_others_run(own_lab, write, base, tmp_path, monkeypatch):
+    old = '"train": 8144'
+    own_lab.write_text(own_lab.read_text().replace(old, f'{old}, "layouts": [["cars"]], "homepage": "https://home"'))
+    monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path))
+    suite, out = write(base.replace("[ten]", "[ten, cars]")), tmp_path / "out"
+    prepared = prepare(suite, None, out)
+    items = prepared.plan.items
+    assert [(item.cell.dataset.label, item.run) for item in items] == [("ten", True)] * 2 + [("cars", False)] * 2
+    assert {(item.state, item.why) for item in items if item.blocked} == {("new", "its data set is missing")}
+    missing = f"data set lab/cars (no {tmp_path}/cars): put it there by hand, from https://home"
+    assert (prepared.missing, prepared.plan.blocked) == ([missing], 2)
+    assert f"  missing here: {missing}" in describe(prepared, 1)
+    assert any(line.startswith("  2 cells are left out because of what is missing") for line in describe(prepared, 1))
+    assert prepare(suite, None, out, only=["dataset:ten"]).missing == []
+    with pytest.raises(PrerequisiteError, match=r"^no cell can run: data set lab/cars"):
+        train(prepare(suite, None, out, only=["dataset:cars"]), RunOptions(), "none")
+    assert not out.exists()
+    done = make_plan(prepared.plan.expansion, view(row(items[2].cell)), missing={"cars"})
+    assert [item.blocked for item in done.items] == [False, False, False, True]  # what is done needs no data
+    (tmp_path / "cars").mkdir()
+    assert len(prepare(suite, None, out).plan.todo) == 4
