@@ -47,6 +47,13 @@ def test_vision_has_six_data_sets_at_three_betas(vision):
     assert ("cub200", 0.2) in betas
 
 
+def test_training_free_controls_run_at_every_beta_and_joint_at_one(vision):
+    _, cells = vision
+    betas = {name: {(data, beta) for data, beta, each in cells if each == name} for name in ("fedavg", "ncm", "ridge")}
+    assert betas["ncm"] == betas["ridge"] == betas["fedavg"]
+    assert {beta for _, beta, method in cells if method == "joint"} == {0.5}
+
+
 @pytest.mark.parametrize(
     ("dataset", "beta", "method", "lr", "params"),
     [
