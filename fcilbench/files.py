@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic replacement.
+"""Files that survive a crash: atomic replacement; and the neighbour of one that does not exist.
 
 Every file that another process may read, or that a crash must not leave half-written, is written through this module.
 Torch-free.
@@ -6,6 +6,7 @@ Torch-free.
 
 from __future__ import annotations
 
+import difflib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -54,6 +55,13 @@ def write_all(descriptor: int, data: bytes) -> None:
     """Writes all bytes to a file descriptor; one call of the system may take only a part."""
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def neighbour(path: Path, pattern: str = "*") -> str:
+    """Returns `" (did you mean 'x'?)"` for what lies beside a path that does not exist and is called alike, or `""`."""
+    names = [each.name for each in path.parent.glob(pattern)]
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)  # the endings of suites alone make 0.6
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def sync_folder(folder: Path) -> None:

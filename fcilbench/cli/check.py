@@ -43,8 +43,9 @@ def check(
     problems, cells = [each for result in results for each in result.problems], len(expansion.cells) + expansion.blocked
     missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts).values())]))
     rows = [
-        (each.id, f"{len(each.problems)} problems" if each.problems else "ok" if each.ran else "not run", each.promise)
+        (each.id, f"{n} problem{'s' * (n > 1)}" if n else "ok" if each.ran else "not run", each.promise)
         for each in results
+        for n in [len(each.problems)]
     ]
     records = [{**vars(each), "problems": [vars(found) for found in each.problems]} for each in results]
     headers = ("check", "result", "what it proves")

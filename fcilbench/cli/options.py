@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from fcilbench.cli import console
+from fcilbench.errors import UsageError
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -56,6 +57,18 @@ def use_data_root(value: Path | None) -> Path:
     return root
 
 
+def _folder(param: typer.CallbackParam, value: Path) -> Path:
+    """Returns a results folder, which may not exist yet."""
+    if value.is_file():
+        raise UsageError(f"{param.opts[0]} {value} is a file", hint="name a folder")
+    return value
+
+
+def _plural(value: str | None) -> str | None:
+    """Returns the kind of a plugin in the plural, as entry points have it."""
+    return value and value.removesuffix("s") + "s"
+
+
 SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
 CellId = Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)]
 MaybeSuite = Annotated[
@@ -68,7 +81,7 @@ _ONLY = "Select cells, e.g. aggregator:s*,status:failed or shard:2/5. All terms 
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="EXPR", help=_ONLY)]
 RESULTS = Path("results")
 """The results folder if `--out` is not given."""
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Results folder.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", callback=_folder, help="Results folder.")]
 _RERUN = (
     "Which finished cells run again: stale (a plugin's code changed), failed, all, or never; commas join them. New and "
     "interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
@@ -109,9 +122,11 @@ _REFERENCE = "Show published figures and the differences from them, e.g. leaderb
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
-From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the row, e.g. leaderboards/NAME.")]
-_KIND = "Kind of plugin, e.g. aggregators; test and new know aggregators, backbones and datasets."
-Kind = Annotated[str | None, typer.Option("--kind", help=_KIND)]
+From = Annotated[
+    Path, typer.Option("--from", metavar="DIR", callback=_folder, help="Folder of the row, e.g. leaderboards/NAME.")
+]
+_KIND = "Kind of plugin, e.g. aggregator; test and new know aggregators, backbones and datasets."
+Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]

@@ -42,7 +42,7 @@ def run(
     """Run a suite: train the cells that have no valid row yet, then print the boards.
 
     The same command again resumes interrupted cells and keeps finished ones. Each planned cell ends as one row of
-    rows.jsonl in the results folder.
+    rows.jsonl in the results folder; cells whose data or weights are missing here are left out.
     """
     from fcilbench.execution.base import RunOptions
     from fcilbench.execution.devices import choose_devices

@@ -9,6 +9,7 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.files import neighbour
 from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ def find_row(store: Store, prefix: str) -> Row:
     """Returns the last row of the one cell whose id begins with `prefix`.
 
     Raises:
-        UsageError: If there is none, or more than one.
+        UsageError: If there is none, or more than one, or no such folder.
     """
+    if not store.root.is_dir():
+        raise UsageError(f"folder {store.root} does not exist{neighbour(store.root)}")
     found = [row for cell_id, row in store.latest().items() if cell_id.startswith(prefix.lower())]
     if not found:
         raise UsageError(f"no cell {prefix} in {store.root}", hint="`fcilbench show` lists the cells")

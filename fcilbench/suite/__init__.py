@@ -4,7 +4,8 @@ CHECKS = {
     "parse": "YAML 1.2 without duplicate keys; every file that the suite extends exists",
     "schema": "known keys only, each with a value of the right type and range",
     "plugins": "every plugin and board exists under one unambiguous name",
-    "params": "every parameter exists and its value is valid for the plugin or the protocol",
+    "params": "every parameter exists and its value is valid for the plugin or the protocol; values inside timm's "
+    "`args` are checked by `deep` only",
     "tasks": "every split into tasks uses each class of its data set exactly once",
     "rules": "conditions and values of tuned and exclude rules exist, and every rule matches a cell",
     "cells": "labels are unique and no two cells are the same experiment",

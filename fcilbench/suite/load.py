@@ -5,7 +5,6 @@ Three layers and no second grammar: `extends` -> file -> `-s path=value`. The la
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fcilbench.errors import KeyPath, Problem, UsageError
+from fcilbench.files import neighbour
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.protocol import Partition
@@ -130,9 +130,7 @@ def _bytes(path: Path, where: str = "", what: str = "suite") -> bytes:
         elif path.exists():
             reason = "is no file"
         else:
-            names = [each.name for each in path.parent.glob("*.y*ml")]
-            close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)  # the endings alone make 0.6
-            reason = "does not exist" + (f" (did you mean {close[0]!r}?)" if close else "")
+            reason = f"does not exist{neighbour(path, '*.y*ml')}"
     except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
     raise _invalid(f"{what} {path} {reason}", where)

@@ -83,6 +83,21 @@ def test_nothing_heavy_is_imported(cli, arguments, absent):
     assert json.loads(err.rpartition("\n")[2]) == []
 
 
+def test_folders_that_are_files_or_do_not_exist_are_said_so_and_kinds_have_two_numbers(cli):
+    (cli.folder / "results").mkdir()
+    for words, told in (
+        ("plan tiny.yaml --out tiny.yaml", "error: --out tiny.yaml is a file\nhint: name a folder"),
+        ("reproduce 10 --from tiny.yaml", "error: --from tiny.yaml is a file\nhint: name a folder"),
+        ("reproduce 10 --from result", "error: folder result does not exist (did you mean 'results'?)"),
+        ("show 10 --out nope", "error: folder nope does not exist\n"),
+    ):
+        done = cli(*words.split())
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    one, many = (cli("plugins", "list", "--kind", kind).stdout for kind in ("board", "boards"))
+    assert "fcilbench/accuracy" in one
+    assert one == many
+
+
 def test_version_and_no_color(cli):
     assert cli("--version").stdout == f"fcilbench {__version__}\n"
     assert "\x1b[" not in cli("--help", NO_COLOR="1", FORCE_COLOR="").stdout

@@ -1,4 +1,5 @@
 import pytest
+import typer
 
 from fcilbench.cli.check import check
 from fcilbench.errors import UsageError
@@ -53,6 +54,12 @@ def test_a_problem_belongs_to_its_check_and_stops_what_builds_on_it(valid, chang
     assert ran(results) == complete
     (result,) = (result for result in results if result.problems)
     assert result.id == check_id
+
+
+def test_one_problem_is_counted_in_the_singular(valid, capsys):
+    with pytest.raises(typer.Exit):
+        check(valid("ring]", "mean]"))
+    assert "  1 problem  " in capsys.readouterr().out
 
 
 def test_the_help_lists_the_checks():

@@ -49,7 +49,7 @@ def test_a_plugin_that_is_missing_is_a_prerequisite_with_the_nearest_name():
     ("words", "text"),
     [
         (("accuracy", "--kind", "boards"), "there are no checks for boards"),
-        (("sum", "--kind", "aggregator"), "did you mean 'aggregators'"),
+        (("sum", "--kind", "agregator"), "did you mean 'aggregators'"),
         (("sum", "--set", "lambda_s"), "-s lambda_s: expected path=value"),
         (("sum", "--set", "lambda_s=-1"), "fcilbench/sum: lambda_s: "),
     ],
