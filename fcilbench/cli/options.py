@@ -69,6 +69,14 @@ def _plural(value: str | None) -> str | None:
     return value and value.removesuffix("s") + "s"
 
 
+def _executor(value: str) -> str:
+    """Returns `--executor`, whose options are checked before anything else is done."""
+    from fcilbench.execution.base import executor_class
+
+    executor_class(value)
+    return value
+
+
 SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
 CellId = Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)]
 MaybeSuite = Annotated[
@@ -89,7 +97,10 @@ _RERUN = (
 Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
 _EXECUTOR = "What runs the cells: local, ray or slurm, e.g. slurm,partition=gpu,minutes=240 (docs/scaling.md)."
-Executor = Annotated[str, typer.Option("--executor", metavar="NAME[,OPTION=VALUE...]", help=_EXECUTOR)]
+Executor = Annotated[
+    str,
+    typer.Option("--executor", metavar="NAME[,OPTION=VALUE...]", callback=_executor, help=_EXECUTOR),
+]
 _JOBS = "Cells at a time on each device; default: 1 on a GPU, 1 for each core."
 Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help=_JOBS)]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing more after the first cell that fails.")]

@@ -9,11 +9,12 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from pydantic import ValidationError
 
 from fcilbench.errors import UsageError, nearest
+from fcilbench.registry import entrypoints
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.params import Params
@@ -87,10 +88,12 @@ class Executor(Protocol):
     `SIGKILL` and a `reason` of one line).
 
     Attributes:
+        Settings: The options that may follow its name on the command line; by default none.
         device: Kind of torch device that jobs run on.
         places: Labels of the places where jobs run at the same time, for the display.
     """
 
+    Settings: ClassVar[type[Params]] = Params
     device: Device
     places: Sequence[str]
 
@@ -152,8 +155,19 @@ def attempt(
         worker.close()
 
 
-def executor_settings(model: type[P], options: RunOptions) -> P:
-    """Returns the options that follow an executor's name in `options.executor`.
+def executor_class(executor: str) -> Callable[[RunOptions], Executor]:
+    """Returns the class of the executor in `RunOptions.executor`, whose options are legal.
+
+    Raises:
+        UsageError: If there is no such executor, or one of its options is unknown or illegal.
+    """
+    cls = entrypoints.load(entrypoints.lookup("executors", executor.partition(",")[0]))
+    executor_settings(getattr(cls, "Settings", Params), executor)
+    return cast(Callable[[RunOptions], Executor], cls)
+
+
+def executor_settings(model: type[P], executor: str) -> P:
+    """Returns the options that follow an executor's name in `RunOptions.executor`.
 
     Raises:
         UsageError: If an option is unknown or its value is missing or illegal.
@@ -161,14 +175,16 @@ def executor_settings(model: type[P], options: RunOptions) -> P:
     Example:
         >>> class Settings(Params):
         ...     minutes: int = 60
-        >>> executor_settings(Settings, RunOptions(executor="slurm,minutes=240"))
+        >>> executor_settings(Settings, "slurm,minutes=240")
         Settings(minutes=240)
     """
-    name, *given = options.executor.split(",")
+    name, *given = executor.split(",")
     values = dict(item.partition("=")[::2] for item in given)
     try:
         for key in values.keys() - model.model_fields.keys():
-            raise UsageError(f"--executor {name}: no option {key!r}{nearest(key, model.model_fields)}")
+            raise UsageError(
+                f"--executor {name}: no option {key!r}{nearest(key, model.model_fields) or '; it has none'}"
+            )
         return model.model_validate_strings(values)
     except ValidationError as error:
         first = error.errors()[0]

@@ -52,10 +52,11 @@ class RayExecutor(Executor):
     """
 
     version: ClassVar[str] = "1"
+    Settings = RaySettings
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
-        self._settings = executor_settings(RaySettings, options)
+        self._settings = executor_settings(RaySettings, options.executor)
         self._events: dict[Job, ray.ObjectRefGenerator] = {}
         settings, address = self._settings, self._settings.address
         host, _, port = address.rpartition(":")

@@ -80,10 +80,11 @@ class SlurmExecutor(Executor):
     """
 
     version: ClassVar[str] = "1"
+    Settings = SlurmSettings
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
-        self._settings = executor_settings(SlurmSettings, options)
+        self._settings = executor_settings(SlurmSettings, options.executor)
         self._jobs: dict[Job, _Submitted] = {}
         self._refused: list[tuple[Job, Event]] = []
         self._next_question = 0.0

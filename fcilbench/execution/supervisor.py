@@ -8,19 +8,18 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions
+from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.execution.tasks import Feed, Result, Task, interrupted, result_of, stopped, take
-from fcilbench.registry import entrypoints
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
@@ -362,8 +361,7 @@ def supervise(
         PrerequisiteError: If the results folder can no longer be written; the same command continues later.
     """
     options = options or RunOptions()
-    plugin = entrypoints.load(entrypoints.lookup("executors", options.executor.partition(",")[0]))
-    executor = cast(Callable[[RunOptions], Executor], plugin)(options)
+    executor = executor_class(options.executor)(options)
     supervisor = Supervisor(tasks, store, executor, options, summary, observers=observers, feed=feed or Feed())
     try:
         supervisor.run(suite, {**facts, "devices": list(options.devices), "jobs": options.jobs})

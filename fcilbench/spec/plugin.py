@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,23 @@ class Plugin:
         """A plugin without hyperparameters."""
 
     params: Any
+
+    def __init_subclass__(cls) -> None:
+        """Refuses a misspelt hook: the inherited one would run under the plugin's name.
+
+        Raises:
+            TypeError: If a public method has nearly the name of an inherited one.
+        """
+        super().__init_subclass__()
+        inherited = {name: getattr(base, name) for base in cls.__bases__ for name in dir(base)}
+        hooks = [name for name, value in inherited.items() if name[0] != "_" and callable(value)]
+        for name in sorted(vars(cls).keys() - hooks):
+            close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.8)
+            if close and name[0] != "_" and callable(getattr(cls, name)):
+                raise TypeError(
+                    f"method `{name}` of class {cls.__name__} is no hook; did you mean `{close[0]}`? "
+                    "Name helpers with a leading underscore"
+                )
 
     def __init__(self, params: _params.Params | None = None) -> None:
         self.params = self.Params() if params is None else params

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -100,8 +99,8 @@ SHARED: Checks[Any] = Checks()
 def contract(subject: Subject[Plugin]) -> None:
     """The plugin derives from its kind's base class, has a version and a summary, and its facts fit into JSON.
 
-    Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, return plain values from
-    `facts` and `identity`, and call a hook by its name, or your own method by another one.
+    Fix: derive from the class in `fcilbench.api`, write a docstring, set `version = "1"`, and return plain values
+    from `facts` and `identity`.
     """
     cls = subject.cls
     if not (isinstance(cls, type) and issubclass(cls, subject.base)):
@@ -110,10 +109,6 @@ def contract(subject: Subject[Plugin]) -> None:
         raise CheckFailed(f"version is {cls.version!r}, not a text")
     if not (cls.__doc__ or "").strip():
         raise CheckFailed("the class has no docstring; `plugins list` shows its first line")
-    hooks = [name for name in dir(subject.base) if name[0] != "_" and callable(getattr(subject.base, name))]
-    for name in (each for each in vars(cls) if each[0] != "_" and callable(getattr(cls, each)) and each not in hooks):
-        if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):  # the base's own hook would run instead
-            raise CheckFailed(f"{name!r} is no hook (did you mean {close[0]!r}?)")
     for what, value in (("facts()", cls.facts()), ("identity()", subject.make().identity())):
         try:
             json.dumps(value, allow_nan=False)

@@ -1,8 +1,14 @@
-"""An executor of a third party, chosen by name: a queue on another machine, of which the supervisor knows nothing."""
+"""Executors chosen by name, with their options; one is a third party's queue, of which the supervisor knows nothing."""
 
+import re
 import time
 from dataclasses import replace
 
+import pytest
+from typer.testing import CliRunner
+
+from fcilbench.cli.main import app
+from fcilbench.errors import UsageError
 from fcilbench.execution.supervisor import run_plan
 
 QUEUE = """
@@ -51,3 +57,19 @@ def test_waiting_in_a_queue_is_no_time_out_but_a_started_cell_has_its_limit(kit,
     assert kit.row("a").cost.wall_s == 1.0  # the worker's own count
     environment = kit.store.environment(kit.row("a").env)
     assert environment["worker"]["torch"] == "none"  # as the worker said, wherever it is
+
+
+@pytest.mark.parametrize("verb", ["run", "tune"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("local,gpus=1", "--executor local: no option 'gpus'; it has none"),
+        ("slurm,minutes=abc", "--executor slurm: minutes=abc: "),
+        ("slrum", "unknown executor 'slrum' (did you mean 'slurm'?)"),
+    ],
+)
+def test_a_wrong_executor_is_an_error_before_the_suite_is_read(verb, text, message):
+    if text.startswith("slurm"):
+        pytest.importorskip("submitit")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        CliRunner().invoke(app, [verb, "no-such-suite.yaml", "--executor", text], catch_exceptions=False)

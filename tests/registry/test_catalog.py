@@ -192,6 +192,11 @@ BROKEN = {
         "        return {'a': {1}}",
         "facts() is not JSON-compatible",
     ),
+    # A method that trained as plain FedAvg under its own name.
+    "misspelt": (
+        "from fcilbench.api import Aggregator\nclass P(Aggregator):\n    def agregate(self, updates, server): pass",
+        "method `agregate` of class P is no hook; did you mean `aggregate`? Name helpers with a leading underscore",
+    ),
 }
 
 

@@ -25,15 +25,6 @@ class NoVersion(Aggregator):
     version = ""
 
 
-class Misspelt(Aggregator):
-    """Has a hook that nothing calls."""
-
-    version = "1"
-
-    def agregate(self, updates, server):
-        server.step(updates.delta[0])
-
-
 class Undocumented(Aggregator):  # has a parameter without a description
     class Params(Params):
         beta: float = 0.5
@@ -291,7 +282,7 @@ class MajorityVote(Aggregator):  # gives a whole batch the answer of its majorit
 
 
 BROKEN = {
-    "contract": [NoVersion, Misspelt],
+    "contract": [NoVersion],
     "params-documented": [Undocumented, OutsideItsSpace],
     "runs": [CannotPrepare, MisspellsAPiece, DividesByZero, EqualTasks],
     "one-client": [Halves, CountsRegistered],
