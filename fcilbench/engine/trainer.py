@@ -21,6 +21,7 @@ from fcilbench.engine.data import DeviceData, Draws
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.optimiser import LocalOptimiser
 from fcilbench.engine.precision import relative_difference, training_context
+from fcilbench.errors import PluginError
 
 _WARM_UP = 3
 """Steps before a capture, in which libraries choose their kernels and the optimiser makes its state."""
@@ -172,6 +173,9 @@ class Trainer:
         """Fills the flat gradient for one minibatch, gradient hook included, and returns the detached float32 loss.
 
         `mask` `[B]` is 1 for samples and 0 for padding rows.
+
+        Raises:
+            PluginError: If the loss is no scalar tensor.
         """
         model = self.model
         model.gradient.zero_()
@@ -182,6 +186,9 @@ class Trainer:
         batch = self._batch(self._data, minibatch, mask, work.task, extra)
         with model.arithmetic(partial(training_context, self._protocol.precision, model.vector.device)):
             loss = objective.loss(model, batch, objective.context)
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise PluginError(f"the loss must be a scalar tensor, got {got}")
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.clear_untrained()
         with torch.no_grad():

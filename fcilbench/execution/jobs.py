@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -47,7 +46,7 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     ),
 )
 """How torch's global switches are read and set."""
-_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 2000, 100_000
+_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 400, 100_000  # a row's reason has at most 500
 
 
 @functools.cache
@@ -143,21 +142,22 @@ def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
     message = (str(error) or repr(error))[:_LONGEST_MESSAGE]
     event = {"type": type(error).__name__, "message": message, "traceback_path": path.name}
     if disk := _disk_trouble(error):
-        place = disk.filename or workdir
-        return {"event": "failed", "kind": "environment", **event, "message": f"{disk.strerror}: {place}"}
+        message = f"{disk.strerror}: {disk.filename or workdir}"
+        return {"event": "failed", "kind": "environment", **event, "message": message}
     if _out_of_memory(error):
         return {"event": "oom", **event}
-    return {"event": "failed", "kind": _kind(error, roots), **event}
+    place = _place(error, roots - {_BUILT_IN}) or _place(error, {_BUILT_IN})
+    kind = _kind(error, place)
+    return {"event": "failed", "kind": kind, **event, "message": message + place * (kind == "plugin")}
 
 
-def _kind(error: BaseException, roots: set[str]) -> str:
+def _kind(error: BaseException, place: str) -> str:
     """Returns what is to blame for an error, as `Failure.kind` names it."""
     if isinstance(error, PrerequisiteError):
         return "prerequisite"
     if isinstance(error, DivergedError):
         return "diverged"
-    theirs = isinstance(error, PluginError) or _touches(error.__traceback__, roots | {_BUILT_IN})
-    return "plugin" if theirs else "internal"
+    return "plugin" if place or isinstance(error, PluginError) else "internal"
 
 
 def _disk_trouble(error: BaseException | None) -> OSError | None:
@@ -176,7 +176,11 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
-def _touches(trace: TracebackType | None, roots: set[str]) -> bool:
-    """Returns whether a traceback passes through a module of one of these packages."""
-    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(trace))
-    return any(f"{module}.".startswith(f"{root}.") for module in modules for root in roots)
+def _place(error: BaseException, roots: set[str]) -> str:
+    """Returns the innermost frame of an error in these packages, e.g. ` (bad.py:45 in aggregate)`; "" if none is."""
+    found = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = f"{frame.f_globals.get('__name__', '')}."
+        if any(module.startswith(f"{root}.") for root in roots):
+            found = f" ({Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name})"
+    return found

@@ -33,6 +33,7 @@ class Progress:
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
+        not_finite: That of `Federation`.
     """
 
     phase: int = 0
@@ -46,6 +47,7 @@ class Progress:
     model_digest: str = ""
     merged: int = 0
     visits: int = 0
+    not_finite: str = ""
 
 
 class DamagedError(Exception):

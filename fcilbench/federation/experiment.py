@@ -93,6 +93,7 @@ class Federation:
         replay: Samples that clients mix into the training of the current task.
         merged: Number of updates that the last round merged.
         visited: Number of clients that took part in it.
+        not_finite: What was first not finite of all that clients sent, e.g. `the loss of client 0 in task 0, round 1`.
     """
 
     experiment: Experiment
@@ -112,6 +113,7 @@ class Federation:
     replay: Replay | None = None
     merged: int = 0
     visited: int = 0
+    not_finite: str = ""
 
     @property
     def initial(self) -> torch.Tensor:

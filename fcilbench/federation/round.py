@@ -173,6 +173,10 @@ def collect(
         server.log("clients/no_answer", len(clients) - len(answered))
     if len(sound) < len(answered):
         server.log("clients/not_finite", len(answered) - len(sound))
+        row = next(row for row in answered if row not in sound)
+        what = _not_finite(uploads[clients[row]], rows[row])
+        where = f"{what} of client {clients[row]} in task {server.task.index}, round {server.round}"
+        federation.not_finite = federation.not_finite or f"the {where}"
         server.warn(f"task {server.task.index}: updates that were not finite were left out of the merge")
     if not sound:
         server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
@@ -188,6 +192,12 @@ def collect(
         statistics=tuple(uploads[client].statistics for client in kept),
         layout=server.layout,
     )
+
+
+def _not_finite(upload: Upload, row: torch.Tensor) -> str:
+    if upload.loss is not None and not all_finite(upload.loss):
+        return "loss"
+    return "statistics" if all_finite(row) else "update"
 
 
 def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:

@@ -50,7 +50,7 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         Unsupported: If the method does not run on this cell.
         PrerequisiteError: If data, weights or the device are missing.
         PluginError: If a plugin breaks its contract, e.g. leaves a model that is not finite.
-        DivergedError: If no round merged an update: the final model is the initial one.
+        DivergedError: If no round merged an update: the final model would be the initial one.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.runtime.threads)
@@ -65,7 +65,9 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         experiment.aggregator.begin(federation.server)
     _Run(federation, progress, workdir, on_event, started).phases()
     if not progress.merged:
-        raise DivergedError("no update was ever merged: none arrived, or none was finite (a lower lr may help)")
+        first = progress.not_finite
+        why = f"first not finite was {first} (a lower lr may help)" if first else "none arrived"
+        raise DivergedError(f"no update was ever merged: {why}")
     if experiment.runtime.keep_model:
         tensors = experiment.aggregator.export(federation.server)
         save_module(workdir / MODULE, tensors, federation.server, progress.model_digest)
@@ -90,7 +92,7 @@ class _Run:
         self._watch.seconds = progress.seconds
 
     def phases(self) -> None:
-        """Trains every phase that is left."""
+        """Trains every phase that is left, or stops after one if all that was ever sent was not finite."""
         phases = self._federation.schedule.phases
         while self._progress.phase < len(phases):
             index = self._progress.phase
@@ -105,6 +107,8 @@ class _Run:
             self._end(RoundContext(phase, phase.rounds))
             self._progress.phase, self._progress.round = index + 1, 0
             self._keep("task")
+            if self._progress.not_finite and not self._progress.merged:
+                break
 
     def _begin(self, context: RoundContext, index: int) -> None:
         """Enters a phase, at its start or in the middle of it after a resume."""
@@ -124,6 +128,7 @@ class _Run:
         loss = run_round(self._federation, context, self._rows, self._watch)
         self._progress.merged += self._federation.merged
         self._progress.visits += self._federation.visited
+        self._progress.not_finite = self._progress.not_finite or self._federation.not_finite
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         measured = {}
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):

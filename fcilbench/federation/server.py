@@ -75,7 +75,8 @@ class FederationServer(Server):
     def step(self, direction: torch.Tensor, part: slice | None = None) -> None:
         target = self.vector if part is None else self.vector[part]
         if direction.shape != target.shape:
-            raise ValueError(f"step of shape {tuple(direction.shape)} does not fit {tuple(target.shape)}")
+            wanted = f"[D] = {list(target.shape)}" if part is None else f"the part's length {list(target.shape)}"
+            raise ValueError(f"server.step expects shape {wanted}, got {list(direction.shape)}")
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
         target.add_(direction)

@@ -6,6 +6,7 @@ model object (alibaba/FederatedScope#664). s14: results that depend on the order
 """
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -113,6 +114,7 @@ def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
     assert torch.isfinite(federation.server.vector).all()
     assert any("not finite" in warning for warning in federation.server.warnings)
     assert federation.server.logs["clients/not_finite"] == 1.0
+    assert federation.not_finite == "the update of client 1 in task 0, round 0"
 
 
 def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):
@@ -120,8 +122,10 @@ def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):
     before = server.vector.clone()
     with pytest.raises(ValueError, match="not finite"):
         server.step(torch.full_like(server.vector, float("inf")))
-    with pytest.raises(ValueError, match="does not fit"):
-        server.step(torch.zeros(3))
+    with pytest.raises(ValueError, match=re.escape(f"expects shape [D] = [{len(before)}], got [1, 3]")):
+        server.step(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=re.escape("expects shape the part's length [5], got [3]")):
+        server.step(torch.zeros(3), slice(0, 5))
     assert torch.equal(server.vector, before)
 
 

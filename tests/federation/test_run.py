@@ -6,6 +6,7 @@ with every round (alibaba/FederatedScope#775).
 
 import gc
 import json
+import re
 import shutil
 
 import numpy as np
@@ -14,8 +15,9 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.api.predict import Module, Predictors
+from fcilbench.api.stressor import Stressor
 from fcilbench.engine.meters import Stopwatch
-from fcilbench.errors import DivergedError
+from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.outcome import model_digest
@@ -24,7 +26,7 @@ from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
-from fcilbench.spec.protocol import Seeds
+from fcilbench.spec.protocol import Partition, Seeds
 
 
 def run(experiment, folder, name="work"):
@@ -283,7 +285,37 @@ def test_edge_10_a_run_that_never_merged_an_update_has_diverged(make_experiment,
         def loss(self, net, batch, context):
             return super().loss(net, batch, context) * float("nan")
 
-    with pytest.raises(DivergedError, match="no update was ever merged"):
+    first = r"first not finite was the loss of client 0 in task 0, round 0 \(a lower lr may help\)"
+    with pytest.raises(DivergedError, match=f"no update was ever merged: {first}"):
         run_experiment(make_experiment(Diverging(), tasks=2), tmp_path)
-    for line in (tmp_path / "rounds.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=pytest.fail)
+    lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    events = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [(event["event"], event["task"]) for event in events] == [("round", 0), ("round", 0), ("task", 0)]
+
+
+def test_a_task_in_which_nobody_answered_does_not_end_a_run(make_experiment, tmp_path):
+    class Silent(Stressor):
+        """Nobody answers in the two rounds of the first task."""
+
+        left = 2 * 3
+
+        def affected(self, clients, random):
+            return range(clients)
+
+        def upload(self, message, random):
+            self.left -= 1
+            return None if self.left >= 0 else message
+
+    outcome = run(make_experiment(stressor=Silent(), partition=Partition(kind="iid"), tasks=2), tmp_path)
+    assert [len(row) for row in outcome.accuracy["none"]] == [1, 2]
+    assert sum("no client sent a finite update" in warning for warning in outcome.warnings) == 1
+
+
+@pytest.mark.parametrize(("loss", "got"), [(lambda batch: batch.mask, "shape [16]"), (lambda _: 0.5, "float")])
+def test_a_loss_that_is_no_scalar_tensor_is_named(make_experiment, tmp_path, loss, got):
+    class Odd(FedAvg):
+        def loss(self, net, batch, context):
+            return loss(batch)
+
+    with pytest.raises(PluginError, match=re.escape(f"the loss must be a scalar tensor, got {got}")):
+        run_experiment(make_experiment(Odd()), tmp_path)
