@@ -150,7 +150,8 @@ class TestAfterARun:
         statuses = {row["coords"]["aggregator"]: row["status"] for row in rows}
         assert statuses == {"fedavg": "ok", "sum": "ok", "acme": "failed"}
         failure = next(row["failure"] for row in rows if row["status"] == "failed")
-        assert (failure["kind"], failure["type"], failure["message"]) == ("plugin", "ValueError", "no good")
+        message = "no good (acme_fcil.py:9 in aggregate)"
+        assert (failure["kind"], failure["type"], failure["message"]) == ("plugin", "ValueError", message)
         assert "no good" in (cli.folder / "results" / failure["traceback_path"]).read_text()
         assert "Accuracy board" in done.stdout
         assert len(done.stdout.splitlines()) <= 16  # a board on one screen, and then:
@@ -158,7 +159,7 @@ class TestAfterARun:
         assert "Accuracy board" in (cli.folder / "results" / "report.html").read_text()
         assert "[3/3]" in done.stderr
         assert "3 trained in this run, 2 of them ok" in done.stderr
-        assert f"  ValueError: no good\n    traceback: results/{failure['traceback_path']}\n" in done.stderr
+        assert f"  ValueError: {message}\n    traceback: results/{failure['traceback_path']}\n" in done.stderr
         assert "\x1b[" not in done.stdout + done.stderr
         assert not (cli.folder / "results" / "mlflow.db").exists()
 

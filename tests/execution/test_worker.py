@@ -105,8 +105,8 @@ def test_what_plugins_print_goes_to_the_log_of_the_cell(worker):
 @pytest.mark.parametrize(
     ("do", "event"),
     [
-        ("raise", {"event": "failed", "kind": "plugin", "type": "ValueError", "message": "no\ngood"}),
-        ("exit", {"event": "failed", "kind": "plugin", "type": "SystemExit", "message": "0"}),
+        ("raise", {"event": "failed", "kind": "plugin", "type": "ValueError"}),
+        ("exit", {"event": "failed", "kind": "plugin", "type": "SystemExit"}),
         ("memory", {"event": "oom", "type": "RuntimeError"}),
         ("cpu_memory", {"event": "oom", "type": "RuntimeError"}),
         ("nan", {"event": "failed", "kind": "plugin", "type": "PluginError"}),
@@ -117,7 +117,9 @@ def test_what_plugins_print_goes_to_the_log_of_the_cell(worker):
 def test_every_end_has_its_name(worker, do, event):
     said, workdir = worker.run(do, make_cell(do))
     assert event.items() <= said.items()
-    assert {"nan": "not finite", "log": "more than 16 MiB"}.get(do, "") in said.get("message", "")
+    words = {"raise": "no\ngood (evil.py:34 in aggregate)", "exit": "0 (evil.py:36 in aggregate)"}
+    words |= {"nan": "not finite", "log": "more than 16 MiB"}
+    assert words.get(do, "") in said.get("message", "")
     assert (workdir / "traceback.txt").exists() == (do != "refuse")
     if do == "raise":
         assert "ValueError: no" in (workdir / "traceback.txt").read_text()
