@@ -99,10 +99,13 @@ class RunProgress(Progress):
         self._shares: dict[str, float] = {}
 
     @override
-    def run_started(self, cells: int, places: Sequence[str]) -> None:
+    def run_started(self, cells: int, places: Sequence[str], awaited: int = 0) -> None:
         self._total = cells
-        devices = ", ".join(sorted(set(places)))
-        console.say(f"running {cells} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
+        devices, own = ", ".join(sorted(set(places))), cells - awaited
+        if own:
+            console.say(f"running {own} cells in {len(places)} slot{'s' * (len(places) > 1)} on {devices}")
+        if awaited:
+            console.say(f"waiting for {awaited} cell{'s' * (awaited > 1)} that another run trains")
 
     @override
     def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:

@@ -198,8 +198,8 @@ class Progress:
     A cell is named by its `cell_id`; only one attempt at it runs at a time.
     """
 
-    def run_started(self, cells: int, places: Sequence[str]) -> None:
-        """A run starts that will write `cells` rows, with these places for jobs."""
+    def run_started(self, cells: int, places: Sequence[str], awaited: int = 0) -> None:
+        """A run of `cells` cells starts, with these places for jobs; another run trains `awaited` of them."""
 
     def cell_started(self, place: str, cell: Cell, cell_id: str, attempt: int) -> None:
         """An executor has taken an attempt at a cell, which runs at a place such as `gpu0`."""

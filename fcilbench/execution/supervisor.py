@@ -121,16 +121,19 @@ class Supervisor:
 
         Trackers get the name of the suite and facts about the run.
         """
-        self._tell("run_started", len(self._waiting) + self._feed.cells, self._executor.places)
+        awaited = sum(task.awaited for task in self._waiting) if self._options.wait else 0
+        self._tell("run_started", len(self._waiting) + self._feed.cells, self._executor.places, awaited)
         self._tell("suite_started", suite, facts)
         try:
             self._run()
         finally:
             self._tell("suite_finished", self._summary.interrupted)
 
-    def _tell(self, hook: str, *arguments: Any) -> None:
+    def _tell(self, hook: str, *arguments: Any, trackers: bool = True) -> None:
         """Calls a hook of all trackers and of the display, where they have it; logs the first exception of each."""
         for number, observer in enumerate(self._observers):
+            if not (trackers or isinstance(observer, Progress)):
+                continue
             try:
                 getattr(observer, hook, lambda *_: None)(*arguments)
             except Exception as error:  # an observer's failure must not end a run
@@ -180,7 +183,7 @@ class Supervisor:
             return
         self._summary.elsewhere.pop(task.cell_id, None)
         if isinstance(held, Row):
-            self._adopt(held)
+            self._adopt(held, trackers=False)  # the run that trained the cell has told its own
             return
         job = Job(
             cell=task.cell.model_dump(mode="json"),
@@ -288,10 +291,10 @@ class Supervisor:
             self._summary.ran.add(task.cell_id)
         self._adopt(self._store.append(row))
 
-    def _adopt(self, row: Row) -> None:
+    def _adopt(self, row: Row, trackers: bool = True) -> None:
         """Shows a row that is in the store to trackers, display and feed."""
         self._summary.rows[row.cell_id] = row
-        self._tell("cell_finished", row)
+        self._tell("cell_finished", row, trackers=trackers)
         self._feed.ended(row)
 
     def _capture(self, worker: Mapping[str, Any]) -> Provenance:
@@ -336,7 +339,7 @@ def run_plan(
     # Equal points of the grid are one cell. The run also waits for cells that other runs work on.
     todo = {item.cell_id: item for item in plan.items if item.run or item.awaited}
     if todo:
-        tasks = [Task(item.cell, cell_id, item.row) for cell_id, item in todo.items()]
+        tasks = [Task(item.cell, cell_id, item.row, item.awaited) for cell_id, item in todo.items()]
         facts = {"planned": len(plan.items), "to_run": len(todo)}
         supervise(tasks, store, summary, plan.expansion.name, facts, observers=observers, options=options)
     return summary

@@ -29,6 +29,7 @@ class Task:
     """A cell that must get a row in this run.
 
     Attributes:
+        awaited: Whether another run worked on it when this one was planned.
         attempts: Attempts that this run has started.
         earlier: Attempts of earlier runs that the first one continued.
         alone: Whether the next attempt has a device to itself, because memory ran out on a shared one.
@@ -39,6 +40,7 @@ class Task:
     cell: Cell
     cell_id: str
     known: Row | None = None
+    awaited: bool = False
     attempts: int = 0
     earlier: int = 0
     alone: bool = False

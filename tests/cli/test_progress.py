@@ -31,6 +31,19 @@ def test_texts():
     assert [duration(value) for value in (0.25, 42.4, 125, 3725)] == ["0.2 s", "42 s", "2 min 05 s", "1h02"]
 
 
+@pytest.mark.parametrize(
+    ("awaited", "lines"),
+    [
+        (0, ["running 3 cells in 2 slots on cpu"]),
+        (1, ["running 2 cells in 2 slots on cpu", "waiting for 1 cell that another run trains"]),
+        (3, ["waiting for 3 cells that another run trains"]),
+    ],
+)
+def test_cells_that_another_run_trains_are_waited_for(capsys, awaited, lines):
+    progress.RunProgress().run_started(3, ["cpu", "cpu"], awaited)
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def play(shown, make_cell, make_row, pause=0.0):
     """Two cells: one is killed, retried and ok; the other fails."""
     cell, cell_id = make_cell("sum"), "a" * 64

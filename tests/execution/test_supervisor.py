@@ -207,11 +207,18 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
     assert set(kit.store.latest()) == {kit.id("b")}
     assert summary.exit_code == CELLS_FAILED
 
+    started = []
+
     class Over(Progress):
+        def run_started(self, cells, places, awaited=0):
+            started.append((cells, awaited))
+
         def note(self, text):
             held.release()
 
+    plan.items[0] = replace(plan.items[0], state="running")
     assert run_plan(plan, kit.store, observers=[Over()], options=options).exit_code == OK  # it waited for the other run
+    assert started == [(2, 1)]
     (kit.store.rows_path).unlink()
     assert run_plan(plan, kit.store, options=options).exit_code == OK
     assert set(kit.store.latest()) == {kit.id("a"), kit.id("b")}  # copies of deleted rows are no results
@@ -220,14 +227,21 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
 def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, options):
     plan = kit.plan(kit.cell("a", ["rounds:1:0.1"]), kit.cell("b"))
 
+    logged = []
+
+    class Log(Tracker):  # the other run has told its own trackers: two of them would log the cell twice
+        def cell_finished(self, row):
+            logged.append(row.coords["aggregator"])
+
     class OtherRun(Progress):
         def cell_started(self, *arguments):
             if not (kit.folder("b") / "row.json").exists():
                 run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
 
-    summary = run_plan(plan, kit.store, observers=[OtherRun()], options=options)
+    summary = run_plan(plan, kit.store, observers=[OtherRun(), Log()], options=options)
     assert summary.exit_code == OK
     assert len(kit.pids("b")) == 1
+    assert (set(summary.rows), logged) == ({kit.id("a"), kit.id("b")}, ["a"])
 
 
 def test_observers_cannot_fail_a_cell(kit, options, caplog):
