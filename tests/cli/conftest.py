@@ -19,17 +19,18 @@ POINTS = {"aggregators": {"acme": "acme_fcil:Acme"}}
 
 
 @pytest.fixture(scope="session")
-def shared(put, tmp_path_factory):
-    """One third-party package and one cache of plugins for all tests: filling it imports torch."""
+def shared(put, put_small, tmp_path_factory):
+    """Two third-party packages and one cache of plugins for all tests: filling it imports torch."""
     folder = tmp_path_factory.mktemp("shared")
-    put(folder / "site", "acme", {"acme_fcil.py": PLUGIN}, POINTS)
+    put(put_small(folder / "site"), "acme", {"acme_fcil.py": PLUGIN}, POINTS)
     return folder
 
 
 @pytest.fixture(scope="session")
-def unusable(put, shared):
+def unusable(put, put_small, shared):
     """A folder of packages with a plugin that cannot be imported, and without Ray."""
-    site = put(shared / "unusable", "acme", {"acme_fcil.py": "raise RuntimeError('needs a licence')"}, POINTS)
+    site = put_small(shared / "unusable")
+    put(site, "acme", {"acme_fcil.py": "raise RuntimeError('needs a licence')"}, POINTS)
     (site / "ray.py").write_text("raise ImportError('no ray')")  # stands before an installed one
     return str(site)
 
@@ -47,6 +48,8 @@ def cli(new_cli, shared):
 def finished(tmp_path_factory, new_cli, shared):
     """A folder in which a suite has run: fedavg and sum ok, acme failed. Made once; tests only read it."""
     cli = new_cli(tmp_path_factory.mktemp("finished"), shared)
-    cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg, sum, acme]"), ("seeds: 1", "runtime: {keep_model: true}"))
+    large = ("{use: tiny-conv}", "{use: tiny-conv, channels: 64}")
+    methods = ("[fedavg, acme]", "[fedavg, sum, acme]")
+    cli.suite("tiny.yaml", large, methods, ("seeds: 1", "runtime: {keep_model: true}"))
     cli.done = cli("run", "tiny.yaml", "--tracking", "none", "--jobs", "1")  # one process trains fedavg and sum
     return cli

@@ -9,7 +9,7 @@ def test_export_and_inspect_a_finished_cell(finished):
     assert "bytes packed" in done.stdout
     found = cli.json("module", "inspect", "sum.safetensors")
     assert found["cell"] == rows["sum"]
-    assert found["tasks"] == [[0, 5], [5, 5]]
+    assert found["tasks"] == [[0, 2], [2, 2]]
     parts = found["parts"]
     size, rest = parts["backbone"], 4 * (parts["head"] + parts["buffers"])
     assert found["dense_bytes"] == 2 * size + 2 * (-(-size // 8) + 4) + rest

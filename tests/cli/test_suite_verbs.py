@@ -66,7 +66,7 @@ def test_nothing_selected_is_exit_4(cli):
 
 
 def test_missing_weights_are_exit_5_before_anything_starts(cli):
-    cli.suite("tiny.yaml", ("weights: none", "weights: nowhere.safetensors"))
+    cli.suite("tiny.yaml", ("tiny-conv", "timm, model: vit_tiny_patch16_224, weights: nowhere.safetensors"))
     with catalog.session():  # one process for all three questions
         ends = [cli(verb, "tiny.yaml") for verb in ("run", "plan", "check")]
     assert [done.returncode for done in ends] == [5, 5, 5]
@@ -132,7 +132,7 @@ def test_doctor_says_whether_a_suite_will_run(cli, unusable):
     ray, acme = (found[f"plugin {name}"] for name in ("fcilbench/ray", "acme/acme"))
     assert (ray["state"], ray["detail"]) == ("info", "needs: pip install 'fcilbench[ray]'")
     assert (acme["state"], acme["detail"]) == ("warn", "broken: RuntimeError: needs a licence")
-    cli.suite("tiny.yaml", ("use: digits, tasks: 2", "use: cifar100, tasks: 2"), ("[fedavg, acme]", "[fedavg]"))
+    cli.suite("tiny.yaml", ("use: stripes, tasks: 2", "use: cifar100, tasks: 2"), ("[fedavg, acme]", "[fedavg]"))
     bad = cli("doctor", "tiny.yaml", "--format", "json")
     assert bad.returncode == 5
     found = json.loads(bad.stdout)["findings"]
@@ -294,4 +294,4 @@ def test_cells_without_data_get_no_row_and_the_end_is_exit_5(cli):
     place = cli.folder / "data"
     assert f"cifar100 (no {place}/cifar-100-python/meta, 0.17 GB to download): fcilbench data fetch" in done.stderr
     rows = [json.loads(line) for line in (cli.folder / "results" / "rows.jsonl").read_text().splitlines()]
-    assert [(row["coords"]["dataset"], row["status"]) for row in rows] == [("digits", "ok")]
+    assert [(row["coords"]["dataset"], row["status"]) for row in rows] == [("stripes", "ok")]

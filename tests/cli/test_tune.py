@@ -41,7 +41,8 @@ def rows(cli, folder):
 
 
 def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
-    cli.suite("tiny.yaml", ("[fedavg, acme]", "[fedavg, acme, ncm]"), (TINY[1][0], TINY[1][1].replace("3", "1")))
+    some = ("train_per_class: 4, ", "")  # enough of them for trials to differ
+    cli.suite("tiny.yaml", some, ("[fedavg, acme]", "[fedavg, acme, ncm]"), (TINY[1][0], TINY[1][1].replace("3", "1")))
     done = cli("tune", "tiny.yaml", "--jobs", "1")  # one process trains fedavg and acme
     assert done.returncode == 3, done.stderr  # nothing is known of acme, whose trial fails
     assert "fedavg: 1 trial x 1 seed x 2 tasks x 1 round = at most 2 rounds; draws protocol.lr" in done.stderr
@@ -74,7 +75,7 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     strange = cli("tune", "show", "tiny.yaml", "-s", "tuning.seeds=2")
     assert "studies with other settings are here: pass the same -s" in strange.stderr
     assert {path.name for path in (cli.folder / "plots").iterdir()} == {
-        f"digits-timm-iid-fedavg-{kind}.png" for kind in ("parallel", "slice")
+        f"stripes-tiny-conv-iid-fedavg-{kind}.png" for kind in ("parallel", "slice")
     }
     tuned = ("--params", "results/tuning/tiny.lock.yaml", "--only", "aggregator:fedavg")
     assert cli("run", "tiny.yaml", *tuned, "--tracking", "none").returncode == 0

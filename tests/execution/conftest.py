@@ -1,4 +1,5 @@
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -12,9 +13,6 @@ from fcilbench.suite.expand import Expansion
 from fcilbench.suite.plan import Plan, PlanItem
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
-
-
-VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 
 
 class Kit:
@@ -36,25 +34,6 @@ class Kit:
             stress=use("none"),
             seeds=Seeds(),
             limits=Limits(wall_seconds=wall, retries=retries),
-        )
-
-    def trained(self, rounds, retries=1):
-        """Returns a cell of SUM that a real worker trains."""
-
-        def use(name, **params):
-            return PluginUse(name=f"fcilbench/{name}", label=name, version="1", params=params)
-
-        return Cell(
-            suite="test",
-            protocol=Protocol(clients=3, rounds=rounds, local_epochs=1, lr=1e-3, participation=0.7),
-            dataset=use("digits", train_per_class=6, test_per_class=2),
-            tasks=(5, 5),
-            backbone=use("timm", **VIT),
-            partition=Partition(kind="dirichlet", value=0.5),
-            aggregator=use("sum"),
-            stress=use("none"),
-            seeds=Seeds(),
-            limits=Limits(retries=retries),
         )
 
     def science(self, name):
@@ -82,6 +61,34 @@ class Kit:
 
     def diary(self, name):
         return [int(line) for line in (self.folder(name) / "diary.txt").read_text().split()]
+
+
+@pytest.fixture(scope="session")
+def trained(put_small, tmp_path_factory):
+    """Returns `trained(rounds)`: a cell of SUM that a real worker trains."""
+
+    def make(rounds, retries=1):
+        def use(name):
+            return PluginUse(name=name, label=name.partition("/")[2], version="1")
+
+        return Cell(
+            suite="test",
+            protocol=Protocol(clients=3, rounds=rounds, local_epochs=1, lr=1e-3, participation=0.7),
+            dataset=use("small/stripes"),
+            tasks=(2, 2),
+            backbone=use("small/tiny-conv"),
+            partition=Partition(kind="dirichlet", value=0.5),
+            aggregator=use("fcilbench/sum"),
+            stress=use("fcilbench/none"),
+            seeds=Seeds(),
+            limits=Limits(retries=retries),
+        )
+
+    site = str(put_small(tmp_path_factory.mktemp("small") / "site"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        patch.setenv("PYTHONPATH", site, prepend=os.pathsep)  # of nodes
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ needs_slurm = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def two_nodes():
+def two_nodes(trained):  # which the nodes shall find
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     yield cluster
@@ -109,11 +109,11 @@ def test_an_interrupt_ends_ray_cells_and_the_same_command_goes_on(kit, options, 
     assert kit.diary("a") == [0, 1, 2, 3, 4]
 
 
-def test_every_executor_makes_the_same_row_of_real_training(new_kit, two_nodes, tmp_path):
+def test_every_executor_makes_the_same_row_of_real_training(new_kit, trained, two_nodes, tmp_path):
     ends = []
     for executor in ("local", f"ray,address={two_nodes.address}", "slurm,cluster=local"):
         kit = new_kit(tmp_path / executor.partition(",")[0])
-        assert run_plan(kit.plan(kit.trained(rounds=2)), kit.store, options=RunOptions(executor)).exit_code == OK
+        assert run_plan(kit.plan(trained(rounds=2)), kit.store, options=RunOptions(executor)).exit_code == OK
         ends.append(kit.science("sum"))
     assert ends == ends[:1] * 3
 

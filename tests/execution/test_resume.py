@@ -40,18 +40,18 @@ class Rounds(Progress):
 
 
 @pytest.fixture(scope="module")
-def straight(new_kit, tmp_path_factory):
+def straight(new_kit, trained, tmp_path_factory):
     """What an uninterrupted run ends with."""
     kit = new_kit(tmp_path_factory.mktemp("straight"))
-    assert run_plan(kit.plan(kit.trained(ROUNDS)), kit.store).exit_code == OK
+    assert run_plan(kit.plan(trained(ROUNDS)), kit.store).exit_code == OK
     return kit.science("sum")
 
 
-def test_a_killed_worker_goes_on_and_the_next_run_resumes_what_this_one_gave_up(kit, straight):
-    plan, killed, resumed = kit.plan(kit.trained(ROUNDS)), Rounds(kit.store, (0, 1), (1, 0)), Rounds(kit.store)
+def test_a_killed_worker_goes_on_and_the_next_run_resumes_what_this_one_gave_up(kit, trained, straight):
+    plan, killed, resumed = kit.plan(trained(ROUNDS)), Rounds(kit.store, (0, 1), (1, 0)), Rounds(kit.store)
     assert run_plan(plan, kit.store, observers=[killed]).exit_code == CELLS_FAILED
     assert (kit.row("sum").status, kit.row("sum").attempts, killed.kills) == ("killed", 2, [])
-    assert run_plan(kit.plan(kit.trained(ROUNDS)), kit.store, observers=[resumed]).exit_code == OK
+    assert run_plan(kit.plan(trained(ROUNDS)), kit.store, observers=[resumed]).exit_code == OK
     assert (0, 0) not in resumed.seen  # it did not start over
     assert killed.seen.count((0, 0)) == 1
     assert kit.row("sum").attempts == 3
@@ -59,20 +59,19 @@ def test_a_killed_worker_goes_on_and_the_next_run_resumes_what_this_one_gave_up(
     assert [each["event"] for each in kit.store.rounds(kit.id("sum"))] == [*["round"] * ROUNDS, "task"] * 2
 
 
-def supervise(kit):
+def supervise(kit, cell):
     """Starts a supervisor, in a process of its own, that goes on with the cell."""
-    plan = kit.plan(kit.trained(ROUNDS, retries=100))
-    process = multiprocessing.get_context("fork").Process(target=run_plan, args=(plan, kit.store))
+    process = multiprocessing.get_context("fork").Process(target=run_plan, args=(kit.plan(cell), kit.store))
     process.start()
     return process
 
 
-def test_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit, straight, tmp_path):
+def test_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit, trained, straight, tmp_path):
     """Each kill comes at a random time after a round that was trained since the kill before."""
-    random_ = random.Random(20261128)
+    random_, cell = random.Random(20261128), trained(ROUNDS, retries=100)
     victims = random_.sample(["worker", "supervisor"] * 3, 6)
     killed, known = new_kit(tmp_path / "0"), 0
-    supervisor = supervise(killed)
+    supervisor = supervise(killed, cell)
     while victims:
         while supervisor.is_alive() and len(killed.store.rounds(killed.id("sum"))) <= known:
             time.sleep(0.01)
@@ -80,7 +79,7 @@ def test_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit, straight, 
         if not supervisor.is_alive():  # it was done before the next kill: from the beginning
             assert killed.science("sum") == straight
             killed, known = new_kit(tmp_path / str(len(victims))), 0
-            supervisor = supervise(killed)
+            supervisor = supervise(killed, cell)
             continue
         known = len(killed.store.rounds(killed.id("sum")))
         victim = victims.pop()
@@ -88,6 +87,6 @@ def test_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit, straight, 
             os.kill(newest_worker(killed.folder("sum")) if victim == "worker" else supervisor.pid, signal.SIGKILL)
         if victim == "supervisor":
             supervisor.join()
-            supervisor = supervise(killed)
+            supervisor = supervise(killed, cell)
     supervisor.join()
     assert killed.science("sum") == straight

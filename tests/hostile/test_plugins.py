@@ -25,12 +25,12 @@ RUN = ("--tracking", "none", "--jobs")
 
 
 @pytest.fixture(scope="module")
-def cli(put, new_cli, tmp_path_factory):
+def cli(put, put_small, new_cli, tmp_path_factory):
     """A folder with files that must not be imported, and with the hostile package installed."""
     folder = tmp_path_factory.mktemp("hostile")
     files = {"evil.py": (Path(__file__).with_name("evil.py")).read_text(), "slow.py": "import time\ntime.sleep(600)\n"}
-    put(folder / "site", "evil", files, {"aggregators": {"evil": "evil:Evil", "slow": "slow:Slow"}})
-    for name in ("queue", "timm", "sitecustomize"):
+    put(put_small(folder / "site"), "evil", files, {"aggregators": {"evil": "evil:Evil", "slow": "slow:Slow"}})
+    for name in ("queue", "torch", "sitecustomize"):
         (folder / f"{name}.py").write_text("open('hijacked', 'w')\nraise SystemExit('hijacked')\n")
     return new_cli(folder, folder)
 
