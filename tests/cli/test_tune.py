@@ -41,8 +41,8 @@ def rows(cli, folder):
 
 
 def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
-    some = ("train_per_class: 4, ", "")  # enough of them for trials to differ
-    cli.suite("tiny.yaml", some, ("[fedavg, acme]", "[fedavg, acme, ncm]"), (TINY[1][0], TINY[1][1].replace("3", "1")))
+    long = ("local_epochs: 1", "local_epochs: 30")  # so that the learning rate matters
+    cli.suite("tiny.yaml", long, ("[fedavg, acme]", "[fedavg, acme, ncm]"), (TINY[1][0], TINY[1][1].replace("3", "1")))
     done = cli("tune", "tiny.yaml", "--jobs", "1")  # one process trains fedavg and acme
     assert done.returncode == 3, done.stderr  # nothing is known of acme, whose trial fails
     assert "fedavg: 1 trial x 1 seed x 2 tasks x 1 round = at most 2 rounds; draws protocol.lr" in done.stderr
