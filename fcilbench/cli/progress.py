@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fcilbench.cli import console
-from fcilbench.execution.base import Progress
+from fcilbench.execution.base import RunDisplay
 from fcilbench.tables import line
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Display:
         return bars
 
 
-class RunProgress(Progress):
+class RunProgress(RunDisplay):
     """Progress of a run: a bar for the suite and one for each cell, or lines."""
 
     def __init__(self) -> None:

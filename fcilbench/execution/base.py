@@ -192,10 +192,11 @@ def executor_settings(model: type[P], executor: str) -> P:
         raise UsageError(f"--executor {name}: {key}={values[key]}: {first['msg']}") from None
 
 
-class Progress:
-    """Display of a run; this one shows nothing. It is called in the supervisor's thread and must return quickly.
+class RunDisplay:
+    """What shows a run to the user; this one shows nothing.
 
-    A cell is named by its `cell_id`; only one attempt at it runs at a time.
+    It is called in the supervisor's thread and must return quickly. A cell is named by its `cell_id`; only one attempt
+    at it runs at a time.
     """
 
     def run_started(self, cells: int, places: Sequence[str], awaited: int = 0) -> None:

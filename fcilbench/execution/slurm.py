@@ -67,7 +67,7 @@ class _Submitted:
     """
 
     job: Job
-    task: Task
+    work: SlurmJob
     lines: LineBuffer = field(default_factory=LineBuffer)
     offset: int = 0
     known: submitit.Job[None] | None = None
@@ -101,9 +101,9 @@ class SlurmExecutor(Executor):
 
     def submit(self, job: Job) -> str:
         """Keeps a job for the next array, which `poll` submits."""
-        task = Task(job.request, self._options.worker)
-        task.events.unlink(missing_ok=True)
-        self._jobs[job] = _Submitted(job, task)
+        work = SlurmJob(job.request, self._options.worker)
+        work.events.unlink(missing_ok=True)
+        self._jobs[job] = _Submitted(job, work)
         return self._label
 
     def poll(self, timeout: float) -> list[tuple[Job, Event]]:
@@ -139,11 +139,11 @@ class SlurmExecutor(Executor):
         new = [submitted for submitted in self._jobs.values() if submitted.known is None]
         if not new:
             return
-        executor = self._executor(new[0].task.folder.parents[1] / "slurm")
+        executor = self._executor(new[0].work.folder.parents[1] / "slurm")
         try:
             with executor.batch():
                 for submitted in new:
-                    submitted.known = executor.submit(submitted.task)
+                    submitted.known = executor.submit(submitted.work)
         except submitit.core.utils.FailedJobError as error:
             for submitted in new:
                 del self._jobs[submitted.job]
@@ -181,7 +181,7 @@ class SlurmExecutor(Executor):
         return {submitted for submitted, job in known.items() if job.job_id not in queued}
 
 
-class Task:
+class SlurmJob:
     """What a job of Slurm runs: one attempt at a cell, whose events it appends to a file."""
 
     def __init__(self, request: dict[str, Any], command: Sequence[str] | None) -> None:
@@ -230,7 +230,7 @@ def _squeue() -> set[str] | None:
 def _read(submitted: _Submitted) -> list[Event]:
     """Returns the new events of a job, without their token."""
     try:
-        with submitted.task.events.open("rb") as file:
+        with submitted.work.events.open("rb") as file:
             file.seek(submitted.offset)
             chunk = file.read()
     except FileNotFoundError:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import TERMINAL, Executor, Job, Progress, RunOptions, executor_class
+from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, stopped
+from fcilbench.execution.base import TERMINAL, Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
-from fcilbench.execution.tasks import Feed, Result, Task, interrupted, result_of, stopped, take
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TICK = 0.2
-Observer = Tracker | Progress
+Observer = Tracker | RunDisplay
 _RESUMABLE = "the run was interrupted; the same command resumes the cell"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,7 +46,7 @@ class _Running:
         deadline: Clock at which it is stopped, once the worker has started, if it has a limit.
     """
 
-    task: Task
+    assignment: Assignment
     job: Job
     lease: Lease
     begun: float
@@ -90,14 +90,14 @@ class Summary:
 
 
 class Supervisor:
-    """Runs tasks, in order, until each has its row; then those of the feed, until it closes.
+    """Runs assignments, in order, until each has its row; then those of the feed, until it closes.
 
-    It calls the hooks of the observers, trackers and a `Progress`, and fills the summary.
+    It calls the hooks of the observers, trackers and a `RunDisplay`, and fills the summary.
     """
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        assignments: Sequence[Assignment],
         store: Store,
         executor: Executor,
         options: RunOptions,
@@ -106,8 +106,8 @@ class Supervisor:
         observers: Sequence[Observer],
         feed: Feed,
     ) -> None:
-        self._waiting = deque(tasks)
-        self._awaited: list[Task] = []  # another run works on them
+        self._waiting = deque(assignments)
+        self._awaited: list[Assignment] = []  # another run works on them
         self._store, self._executor, self._options, self._feed = store, executor, options, feed
         self._summary, self._observers = summary, observers
         self._broken: set[int] = set()
@@ -117,11 +117,11 @@ class Supervisor:
         self._provenance: dict[str, Provenance] = {}
 
     def run(self, suite: str, facts: Mapping[str, Any]) -> None:
-        """Runs all tasks; returns when each has a row or is left to another process.
+        """Runs all assignments; returns when each has a row or is left to another process.
 
         Trackers get the name of the suite and facts about the run.
         """
-        awaited = sum(task.awaited for task in self._waiting) if self._options.wait else 0
+        awaited = sum(assignment.awaited for assignment in self._waiting) if self._options.wait else 0
         self._tell("run_started", len(self._waiting) + self._feed.cells, self._executor.places, awaited)
         self._tell("suite_started", suite, facts)
         try:
@@ -132,7 +132,7 @@ class Supervisor:
     def _tell(self, hook: str, *arguments: Any, trackers: bool = True) -> None:
         """Calls a hook of all trackers and of the display, where they have it; logs the first exception of each."""
         for number, observer in enumerate(self._observers):
-            if not (trackers or isinstance(observer, Progress)):
+            if not (trackers or isinstance(observer, RunDisplay)):
                 continue
             try:
                 getattr(observer, hook, lambda *_: None)(*arguments)
@@ -155,9 +155,9 @@ class Supervisor:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for task in self._waiting:  # a row of an earlier run must stay the last one
-                if task.known is None or task.attempts:
-                    self._record(task, interrupted(self._stop or "not started"))
+            for assignment in self._waiting:  # a row of an earlier run must stay the last one
+                if assignment.known is None or assignment.attempts:
+                    self._record(assignment, interrupted(self._stop or "not started"))
 
     @property
     def _more(self) -> bool:
@@ -167,35 +167,35 @@ class Supervisor:
         while not self._stop:
             if not self._executor.accepts(bool(self._waiting) and self._waiting[0].alone):
                 return
-            task = self._waiting.popleft() if self._waiting else self._feed.take()
-            if task is None:
+            assignment = self._waiting.popleft() if self._waiting else self._feed.take()
+            if assignment is None:
                 return
-            self._begin(task)
+            self._begin(assignment)
 
-    def _begin(self, task: Task) -> None:
+    def _begin(self, assignment: Assignment) -> None:
         """Starts an attempt, unless another run works on the cell or has finished it."""
-        held = take(task, self._store)
+        held = claim(assignment, self._store)
         if isinstance(held, Owner):
-            self._summary.elsewhere[task.cell_id] = str(held)
-            self._tell("note", f"cell {task.cell_id[:12]} is left to {held}, which works on it")
+            self._summary.elsewhere[assignment.cell_id] = str(held)
+            self._tell("note", f"cell {assignment.cell_id[:12]} is left to {held}, which works on it")
             if self._options.wait:
-                self._awaited.append(task)
+                self._awaited.append(assignment)
             return
-        self._summary.elsewhere.pop(task.cell_id, None)
+        self._summary.elsewhere.pop(assignment.cell_id, None)
         if isinstance(held, Row):
             self._adopt(held, trackers=False)  # the run that trained the cell has told its own
             return
         job = Job(
-            cell=task.cell.model_dump(mode="json"),
-            cell_id=task.cell_id,
-            workdir=str(self._store.cell_dir(task.cell_id).absolute()),
+            cell=assignment.cell.model_dump(mode="json"),
+            cell_id=assignment.cell_id,
+            workdir=str(self._store.cell_dir(assignment.cell_id).absolute()),
             device=self._executor.device,
             offline=self._options.offline,
-            alone=task.alone,
+            alone=assignment.alone,
         )
         place = self._executor.submit(job)
-        self._running[job] = _Running(task, job, held, time.monotonic())
-        self._tell("cell_started", place, task.cell, task.cell_id, task.attempts)
+        self._running[job] = _Running(assignment, job, held, time.monotonic())
+        self._tell("cell_started", place, assignment.cell, assignment.cell_id, assignment.attempts)
 
     def _listen(self) -> None:
         for job, event in self._executor.poll(_TICK):
@@ -205,12 +205,12 @@ class Supervisor:
             if event["event"] == "ready":
                 running.environment = event.get("environment") or {}
             elif event["event"] == "started":
-                limit = running.task.cell.limits.wall_seconds
+                limit = running.assignment.cell.limits.wall_seconds
                 running.begun = time.monotonic()
                 running.deadline = None if limit is None else running.begun + limit
             elif event["event"] in TERMINAL:
                 asked = self._summary.interrupted and event["event"] == "died"
-                self._end(running, interrupted(_RESUMABLE) if asked else result_of(event, f"cells/{job.cell_id}"))
+                self._end(running, interrupted(_RESUMABLE) if asked else end_of(event, f"cells/{job.cell_id}"))
             else:
                 self._tell("cell_event", job.cell_id, event)
                 if reason := self._feed.reported(job.cell_id, event):
@@ -219,14 +219,14 @@ class Supervisor:
     def _watch(self) -> None:
         """Ends cells at their time limit, looks at other runs and renews the leases."""
         self._feed.beat()
-        for task in [*self._awaited]:
-            if lease.living_owner(self._store.cell_dir(task.cell_id)) is None:  # it is over, or has died
-                self._awaited.remove(task)
-                self._waiting.append(task)
+        for assignment in [*self._awaited]:
+            if lease.living_owner(self._store.cell_dir(assignment.cell_id)) is None:  # it is over, or has died
+                self._awaited.remove(assignment)
+                self._waiting.append(assignment)
         now = time.monotonic()
         for running in list(self._running.values()):
             if running.deadline is not None and now >= running.deadline:
-                message = f"stopped after {running.task.cell.limits.wall_seconds:g} s, the suite's limits.wall"
+                message = f"stopped after {running.assignment.cell.limits.wall_seconds:g} s, the suite's limits.wall"
                 self._end(running, stopped("timeout", "timeout", "wall", message))
         if now < self._next_beat:
             return
@@ -236,31 +236,32 @@ class Supervisor:
                 self._executor.kill(running.job)
                 del self._running[running.job]
                 running.lease.release()
-                self._summary.elsewhere[running.task.cell_id] = "a run that took it over"
-                self._tell("note", f"cell {running.task.cell_id[:12]} was taken over by another run")
+                self._summary.elsewhere[running.assignment.cell_id] = "a run that took it over"
+                self._tell("note", f"cell {running.assignment.cell_id[:12]} was taken over by another run")
 
-    def _end(self, running: _Running, end: Result) -> None:
+    def _end(self, running: _Running, end: End) -> None:
         """Ends an attempt: the cell is tried again if the suite allows it and that may help, else it gets its row."""
-        task = running.task
+        assignment = running.assignment
         self._executor.kill(running.job)  # does nothing to a job that has ended
         del self._running[running.job]
-        task.seconds += time.monotonic() - running.begun
-        retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not task.alone)
-        if retry and task.attempts <= task.cell.limits.retries and not self._stop and not self._summary.interrupted:
-            task.alone = task.alone or end.status == "oom"
+        assignment.seconds += time.monotonic() - running.begun
+        retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not assignment.alone)
+        allowed = assignment.attempts <= assignment.cell.limits.retries
+        if retry and allowed and not (self._stop or self._summary.interrupted):
+            assignment.alone = assignment.alone or end.status == "oom"
             running.lease.release()
             reason = end.failure.message if end.failure else end.status
-            self._tell("cell_retried", task.cell, task.cell_id, reason)
-            self._waiting.append(task)  # retries come last: other cells do not wait for them
+            self._tell("cell_retried", assignment.cell, assignment.cell_id, reason)
+            self._waiting.append(assignment)  # retries come last: other cells do not wait for them
             return
         try:
-            self._record(task, end, running)
+            self._record(assignment, end, running)
             if end.status in ("ok", "failed"):  # no attempt continues it
-                (self._store.cell_dir(task.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
+                (self._store.cell_dir(assignment.cell_id) / "checkpoint.pt").unlink(missing_ok=True)
         finally:
             running.lease.release()
         if self._options.fail_fast and end.status not in ("ok", "skipped"):
-            self._stop = self._stop or f"not started: --fail-fast after cell {task.cell_id[:12]} was {end.status}"
+            self._stop = self._stop or f"not started: --fail-fast after cell {assignment.cell_id[:12]} was {end.status}"
 
     def _interrupt(self) -> None:
         """Ends all jobs; the same command resumes their cells from the checkpoints."""
@@ -270,25 +271,25 @@ class Supervisor:
         for running in list(self._running.values()):
             self._end(running, interrupted(_RESUMABLE))
 
-    def _record(self, task: Task, result: Result, running: _Running | None = None) -> None:
-        """Writes the row of a task; `running` is its last attempt, if there was one."""
+    def _record(self, assignment: Assignment, end: End, running: _Running | None = None) -> None:
+        """Writes the row of an assignment; `running` is its last attempt, if there was one."""
         on_gpu = running is not None and self._executor.device == "cuda"
         row = build_row(
-            task.cell,
-            task.cell_id,
-            result.status,
-            result.outcome,
+            assignment.cell,
+            assignment.cell_id,
+            end.status,
+            end.outcome,
             provenance=self._capture(running.environment if running else {}),
-            started=task.started,
+            started=assignment.started,
             ended=datetime.now(UTC),
-            failure=result.failure,
-            skipped=result.skipped,
-            cost=None if result.outcome else Cost(wall_s=task.seconds, device_s=task.seconds * on_gpu),
-            attempts=task.attempts + task.earlier,
+            failure=end.failure,
+            skipped=end.skipped,
+            cost=None if end.outcome else Cost(wall_s=assignment.seconds, device_s=assignment.seconds * on_gpu),
+            attempts=assignment.attempts + assignment.earlier,
             suite_digest=self._options.suite_digest,
         )
         if running is not None:
-            self._summary.ran.add(task.cell_id)
+            self._summary.ran.add(assignment.cell_id)
         self._adopt(self._store.append(row))
 
     def _adopt(self, row: Row, trackers: bool = True) -> None:
@@ -339,14 +340,14 @@ def run_plan(
     # Equal points of the grid are one cell. The run also waits for cells that other runs work on.
     todo = {item.cell_id: item for item in plan.items if item.run or item.awaited}
     if todo:
-        tasks = [Task(item.cell, cell_id, item.row, item.awaited) for cell_id, item in todo.items()]
+        assignments = [Assignment(item.cell, cell_id, item.row, item.awaited) for cell_id, item in todo.items()]
         facts = {"planned": len(plan.items), "to_run": len(todo)}
-        supervise(tasks, store, summary, plan.expansion.name, facts, observers=observers, options=options)
+        supervise(assignments, store, summary, plan.expansion.name, facts, observers=observers, options=options)
     return summary
 
 
 def supervise(
-    tasks: Sequence[Task],
+    assignments: Sequence[Assignment],
     store: Store,
     summary: Summary,
     suite: str,
@@ -356,7 +357,7 @@ def supervise(
     options: RunOptions | None = None,
     feed: Feed | None = None,
 ) -> None:
-    """Runs tasks and those of a feed, and notes in the summary what becomes of them.
+    """Runs assignments and those of a feed, and notes in the summary what becomes of them.
 
     `suite` is the name that trackers get, with `facts` about the run.
 
@@ -365,7 +366,7 @@ def supervise(
     """
     options = options or RunOptions()
     executor = executor_class(options.executor)(options)
-    supervisor = Supervisor(tasks, store, executor, options, summary, observers=observers, feed=feed or Feed())
+    supervisor = Supervisor(assignments, store, executor, options, summary, observers=observers, feed=feed or Feed())
     try:
         supervisor.run(suite, {**facts, "devices": list(options.devices), "jobs": options.jobs})
     except OSError as error:

@@ -13,7 +13,7 @@ from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import TrialState
 
 from fcilbench.errors import SuiteError
-from fcilbench.execution.tasks import Feed, Task
+from fcilbench.execution.assignments import Assignment, Feed
 from fcilbench.registry.process import Event
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
@@ -84,7 +84,7 @@ class Search(Feed):
         """Whether draws are left, here or in another process, whose trials may still be lost."""
         return bool(self._ready or self._running) or (self._unfinished and self.trouble is None)
 
-    def take(self) -> Task | None:
+    def take(self) -> Assignment | None:
         """Returns the next cell of a running trial, or else the first cell of a new draw."""
         while True:
             attempt = self._ready.pop(0) if self._ready else self._draw()
@@ -95,7 +95,7 @@ class Search(Feed):
             self._running[key] = attempt
             known = self._known.get(key)
             if known is None or state_of(cell, known)[0] != "done":
-                return Task(cell, key, known)
+                return Assignment(cell, key, known)
             self.ended(known)  # an earlier run has trained it
 
     def reported(self, cell_id: str, event: Event) -> str | None:

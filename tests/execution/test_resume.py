@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK
-from fcilbench.execution.base import Progress
+from fcilbench.execution.base import RunDisplay
 from fcilbench.execution.supervisor import run_plan
 
 ROUNDS = 8
@@ -25,7 +25,7 @@ def newest_worker(folder):
     return int(pids[-1]) if pids else None
 
 
-class Rounds(Progress):
+class Rounds(RunDisplay):
     """Notes the rounds that are reported, and kills the worker at some of them."""
 
     def __init__(self, store, *kills):

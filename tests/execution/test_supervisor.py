@@ -7,7 +7,7 @@ import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import Progress
+from fcilbench.execution.base import RunDisplay
 from fcilbench.execution.supervisor import run_plan
 from fcilbench.results.store import Store
 
@@ -98,7 +98,7 @@ def test_a_flood_of_bytes_stops_neither_the_clock_nor_the_other_slot(kit, option
 
 
 def test_a_full_disk_of_the_store_is_one_line_and_names_the_path(kit, options):
-    class Full(Progress):
+    class Full(RunDisplay):
         def cell_started(self, *arguments):
             rows = kit.store.rows_path
             rows.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def test_a_cell_of_a_living_run_is_left_to_it(kit, options):
 
     started = []
 
-    class Over(Progress):
+    class Over(RunDisplay):
         def run_started(self, cells, places, awaited=0):
             started.append((cells, awaited))
 
@@ -233,7 +233,7 @@ def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, 
         def cell_finished(self, row):
             logged.append(row.coords["aggregator"])
 
-    class OtherRun(Progress):
+    class OtherRun(RunDisplay):
         def cell_started(self, *arguments):
             if not (kit.folder("b") / "row.json").exists():
                 run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
@@ -245,7 +245,7 @@ def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, 
 
 
 def test_observers_cannot_fail_a_cell(kit, options, caplog):
-    class BrokenProgress(Progress):
+    class BrokenProgress(RunDisplay):
         def cell_finished(self, *_):
             raise ValueError("display is broken")
 
@@ -271,7 +271,7 @@ class Tracker:
         raise RuntimeError("the server is dead")
 
 
-class Spans(Progress):
+class Spans(RunDisplay):
     """When which cell ran."""
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""A cell as a run sees it: its attempts, where more cells come from, and how an attempt ended."""
+"""A cell that a run must end: its attempts, where more cells come from, and how an attempt ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BROKEN_OFF = frozenset({"killed", "oom", "timeout", "interrupted"})
 
 
 @dataclass(eq=False)
-class Task:
+class Assignment:
     """A cell that must get a row in this run.
 
     Attributes:
@@ -49,7 +49,7 @@ class Task:
 
 
 class Feed:
-    """Gives a supervisor more tasks while it runs, and may end a cell early. This base class does neither."""
+    """Gives a supervisor more assignments while it runs, and may end a cell early. This base class does neither."""
 
     @property
     def cells(self) -> int:
@@ -58,11 +58,11 @@ class Feed:
 
     @property
     def open(self) -> bool:
-        """Whether it may still give tasks."""
+        """Whether it may still give assignments."""
         return False
 
-    def take(self) -> Task | None:
-        """Returns the next task, or `None` if there is none at the moment."""
+    def take(self) -> Assignment | None:
+        """Returns the next assignment, or `None` if there is none at the moment."""
         return None
 
     def reported(self, cell_id: str, event: Event) -> str | None:
@@ -70,14 +70,14 @@ class Feed:
         return None
 
     def ended(self, row: Row) -> None:
-        """Receives the row of each task that has ended."""
+        """Receives the row of each assignment that has ended."""
 
     def beat(self) -> None:
         """Called several times a second while the supervisor runs."""
 
 
 @dataclass(frozen=True)
-class Result:
+class End:
     """How an attempt ended: with an outcome (`ok`), with the plugin's reason (`skipped`), or with a failure."""
 
     status: Status
@@ -86,77 +86,77 @@ class Result:
     skipped: str | None = None
 
 
-def take(task: Task, store: Store) -> Lease | Owner | Row:
-    """Takes the lease of a task's cell and counts an attempt, which continues from a valid checkpoint if there is one.
+def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
+    """Takes the lease of an assignment's cell and counts an attempt, from a valid checkpoint on if there is one.
 
     Returns:
         The lease; or the living owner who works on the cell; or the row with which another run has ended it.
     """
-    folder = store.cell_dir(task.cell_id)
+    folder = store.cell_dir(assignment.cell_id)
     held = acquire(folder)
     if isinstance(held, Owner):
         return held
-    finished = _finished_meanwhile(task, store)
+    finished = _finished_meanwhile(assignment, store)
     if finished is not None:
         held.release()
         return finished
-    if not task.attempts:
-        task.started = datetime.now(UTC)
-        task.earlier = _resumable(folder, task)
-        if not task.earlier:
+    if not assignment.attempts:
+        assignment.started = datetime.now(UTC)
+        assignment.earlier = _resumable(folder, assignment)
+        if not assignment.earlier:
             for name in _LEFT_OVER:  # before the note below, which makes the folder's files valid
                 (folder / name).unlink(missing_ok=True)
-    task.attempts += 1
+    assignment.attempts += 1
     note = {
-        "attempts": task.earlier + task.attempts,
-        "code_digest": code_digest(task.cell),
-        "cell": task.cell.model_dump(mode="json"),
+        "attempts": assignment.earlier + assignment.attempts,
+        "code_digest": code_digest(assignment.cell),
+        "cell": assignment.cell.model_dump(mode="json"),
     }
     write_atomic(folder / _NOTE, json.dumps(note, indent=1) + "\n")
     return held
 
 
-def _resumable(folder: Path, task: Task) -> int:
+def _resumable(folder: Path, assignment: Assignment) -> int:
     """Returns the number of earlier attempts that the next one continues, or 0 if it must start from the beginning.
 
     Attempts that broke off are continued, if the plugins had the same code. Without a row, the run itself broke off.
     """
-    if task.known is not None and task.known.status not in _BROKEN_OFF:
+    if assignment.known is not None and assignment.known.status not in _BROKEN_OFF:
         return 0
     try:
         note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
-        return int(note["attempts"]) if note["code_digest"] == code_digest(task.cell) else 0
+        return int(note["attempts"]) if note["code_digest"] == code_digest(assignment.cell) else 0
     except (OSError, ValueError, TypeError, KeyError):
         return 0
 
 
-def _finished_meanwhile(task: Task, store: Store) -> Row | None:
+def _finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
     """Returns the row with which another run has ended the cell since this run was planned, if there is one."""
-    before = task.known.ended if task.known else None
+    before = assignment.known.ended if assignment.known else None
     try:
-        text = (store.cell_dir(task.cell_id) / "row.json").read_text(encoding="utf-8")
+        text = (store.cell_dir(assignment.cell_id) / "row.json").read_text(encoding="utf-8")
         if parse_row(json.loads(text)).ended == before:
             return None
     except (OSError, ValueError):
         return None
     row = None
     for each in store.scan():  # `row.json` may have outlived a rows.jsonl that the user deleted
-        row = each if each.cell_id == task.cell_id else row
+        row = each if each.cell_id == assignment.cell_id else row
     return row if row is not None and row.ended != before and row.status != "interrupted" else None
 
 
-def result_of(event: Event, cell_folder: str) -> Result:
-    """Returns the result that a job's last event reports; `cell_folder` is relative to the results folder."""
+def end_of(event: Event, cell_folder: str) -> End:
+    """Returns the end that a job's last event reports; `cell_folder` is relative to the results folder."""
     message = cut(line(event.get("message") or event.get("reason") or "no reason given"), _LONGEST)
     match event["event"]:
         case "finished":
             try:
-                return Result("ok", outcome=Outcome.model_validate(event.get("outcome")))
+                return End("ok", outcome=Outcome.model_validate(event.get("outcome")))
             except ValueError as error:
                 message = f"the worker's result is invalid: {cut(line(error), _LONGEST)}"
-                return Result("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
+                return End("failed", failure=Failure(kind="internal", type=type(error).__name__, message=message))
         case "skipped":
-            return Result("skipped", skipped=message)
+            return End("skipped", skipped=message)
         case "failed" if event.get("kind") == "environment":
             return interrupted(f"{message}; make room there, then the same command resumes the cell")
         case "failed" | "oom" as status:
@@ -164,16 +164,16 @@ def result_of(event: Event, cell_folder: str) -> Result:
             path = event.get("traceback_path")
             trace = f"{cell_folder}/{path}" if path else None
             type_ = str(event.get("type") or kind)
-            return Result(status, failure=Failure(kind=kind, type=type_, message=message, traceback_path=trace))
+            return End(status, failure=Failure(kind=kind, type=type_, message=message, traceback_path=trace))
         case _:
             return stopped("killed", "killed", str(event.get("type")), message)
 
 
-def stopped(status: Status, kind: str, type_: str, message: str) -> Result:
-    """Returns the result of an attempt that the supervisor ended; the words are those of `Failure`."""
-    return Result(status, failure=Failure(kind=kind, type=type_, message=message))
+def stopped(status: Status, kind: str, type_: str, message: str) -> End:
+    """Returns the end of an attempt that the supervisor ended; the words are those of `Failure`."""
+    return End(status, failure=Failure(kind=kind, type=type_, message=message))
 
 
-def interrupted(message: str) -> Result:
-    """Returns the result of a cell that was stopped or not started because the run ended early."""
+def interrupted(message: str) -> End:
+    """Returns the end of a cell that was stopped or not started because the run ended early."""
     return stopped("interrupted", "interrupted", "interrupt", message)
