@@ -156,7 +156,7 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
         what = f"{len(short)} of {len(studies)} studies in the lock file have fewer than {wanted} trials"
         lines.append(f"  {what}, the least {least}: `fcilbench tune` continues them")
     if not plan_.todo:
-        return [*lines, "  nothing to run"]
+        return [*lines, "  nothing to run" + " but what another run trains" * any(item.awaited for item in plan_.items)]
     guessed = sum(item.basis == "guess" for item in plan_.todo)
     basis = f"guess for {guessed} of them" if guessed else "measured on this hardware"
     total, wall = console.duration(plan_.seconds), console.duration(plan_.seconds / slots)

@@ -196,7 +196,7 @@ class TestAfterARun:
         cli = finished
         assert cli("board", "accuracy", "-o", "board.json").returncode == 0
         body = json.loads((cli.folder / "board.json").read_text())
-        assert body["schema"] == 3
+        assert body["schema"] == 4
         ended = {entry["aggregator"]: entry["ok"] for entry in body["blocks"][0]["entries"]}
         assert ended == {"fedavg": 1, "sum": 1, "acme": 0}
         assert cli("board", "accuracy", "--format", "md").stdout.startswith("# Accuracy board")
