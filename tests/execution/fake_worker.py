@@ -60,6 +60,8 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
         case ["daemon"]:
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             (workdir / "daemon.txt").write_text(str(child.pid))
+            while not Path(f"/proc/{child.pid}/environ").read_bytes():  # Popen returns before the kernel has set it
+                time.sleep(0.001)
             behave("crash", workdir)
         case ["hang"]:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # deaf to a polite end
