@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, 
 from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
 from fcilbench.boards.scenario import Sample, by_method, labels, recipe_of, samples, split
-from fcilbench.boards.stats import LEAST_SEEDS, critical_difference, estimate, mean_ranks, ranks
+from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
@@ -179,11 +180,8 @@ class OverheadBoard(BaseBoard):
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns the one group of all costs; none if nothing was computed."""
         columns = tuple(_column(METRICS[name]) for name in _shown(self.name))
-        return (
-            (Group(key="cost", columns=columns, ranked=False),)
-            if any(sample.status == "ok" for sample in members)
-            else ()
-        )
+        computed = any(sample.status == "ok" for sample in members)
+        return (Group(key="cost", columns=columns, ranked=False),) if computed else ()
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the costs of each seed."""
@@ -297,7 +295,8 @@ def _overall(blocks: Sequence[Block]) -> tuple[Overall, ...]:
         if len(ranked) < 2 or len(common) < 2:
             continue
         column = group.columns[0]
-        means = [{name: own[name].estimates[key][column.metric].mean or 0.0 for name in common} for own in ranked]
+        values = [align({name: own[name].estimates[key][column.metric].values for name in common})[1] for own in ranked]
+        means = [{name: statistics.fmean(seeds) for name, seeds in block.items()} for block in values]
         found.append(
             Overall(
                 key=key,
