@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 
-from fcilbench.api.aggregator import Aggregator
+from fcilbench.api.aggregator import Aggregator, Request
 from fcilbench.api.client import Client
+from fcilbench.api.lora import freeze_batch_norm
 from fcilbench.api.message import Message
 from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.schedule import Schedule
@@ -27,6 +29,12 @@ class FrozenFeatures(Aggregator):
     """
 
     trains = False
+
+    def prepare(self, network: nn.Module, request: Request) -> None:
+        """Freezes the backbone, which every client has from the start: the head alone is sent and deployed."""
+        extractor = network.get_submodule("extractor")
+        extractor.requires_grad_(False)
+        freeze_batch_norm(extractor)
 
     def build_schedule(self, schedule: Schedule) -> Schedule:
         """Makes one round of each task, with every client: a second one would send the same sums again."""
@@ -67,7 +75,7 @@ class Ncm(FrozenFeatures):
     of a sample's features.
     """
 
-    version = "1"
+    version = "2"  # the backbone is no part of the model that is sent and deployed
 
     class Params(BaseParams):
         """Hyperparameters of the nearest class mean."""

@@ -28,7 +28,7 @@ class Ridge(FrozenFeatures):
     far. That is the centralised solution, whatever the partition and the order of the tasks.
     """
 
-    version = "1"
+    version = "2"  # the backbone is no part of the model that is sent and deployed
 
     class Params(BaseParams):
         """Hyperparameters of ridge regression."""
@@ -53,11 +53,12 @@ class Ridge(FrozenFeatures):
             return ridge
 
     def prepare(self, network: nn.Module, request: Request) -> None:
-        """Puts the random projection between backbone and head.
+        """Freezes the backbone, and puts the random projection between it and the head.
 
         P comes from the stream of the initialisation, hence from the train seed: clients draw it themselves, and it is
         never sent.
         """
+        super().prepare(network, request)
         size, head, extractor = self.params.random_features, network.head, network.extractor
         if size == 0:
             return
