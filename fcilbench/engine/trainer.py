@@ -307,12 +307,21 @@ class CapturedStep:
             self.total.zero_()
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
-        """Warms the step up on a side stream and captures it."""
+        """Warms the step up on a side stream and captures it.
+
+        A step that waits for the device is refused before the capture: one that fails leaves torch's generator of
+        random numbers in a state in which dropout raises an error.
+        """
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 self._once()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._once()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -22,10 +22,10 @@ PROTOCOL = Protocol(lr=1e-2, weight_decay=0.1)
 WORK = Work(torch.arange(37), TASK, 3, 16)
 
 
-def setting(device="cpu"):
+def setting(device="cpu", dropout=0.0):
     torch.manual_seed(0)
     device = torch.device(device)
-    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.GELU())
+    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(dropout))
     model = FlatModel(Network(FeatureExtractor(body, 8), 6), device)
     random = np.random.default_rng(0)
     samples = Samples(random.integers(0, 256, (37, 4, 4, 1), dtype=np.uint8), random.integers(2, 5, 37))
@@ -184,15 +184,17 @@ def test_captured_training_equals_plain_training(options, replayed):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_loss_that_looks_at_values_is_run_plainly_on_a_gpu():
+    """Its dropout still works, and so does the capture of another loss in the same process."""
+
     class Looks(Aggregator):
         def loss(self, net, batch, context):
             loss = F.cross_entropy(net.logits(batch.inputs)[:, 2:5], batch.labels - 2)
             return loss * (1.0 if loss.item() > 0 else 2.0)
 
-    model, data = setting("cuda")
-    trainer = Trainer(model, data, PROTOCOL, capture=True)
-    index = torch.arange(32, device="cuda")
-    goal = Objective(Looks().loss, Looks().gradient, {})
-    trainer.train(goal, Work(index, TASK, 1, 16), np.random.default_rng(0))
-    assert len(trainer.notes) == 1
-    assert torch.isfinite(model.vector).all()
+    model, data = setting("cuda", dropout=0.5)
+    work = Work(torch.arange(32, device="cuda"), TASK, 2, 16)
+    for method, notes in ((Looks(), 1), (Aggregator(), 0)):
+        trainer = Trainer(model, data, PROTOCOL, capture=True)
+        trainer.train(Objective(method.loss, method.gradient, {}), work, np.random.default_rng(0))
+        assert len(trainer.notes) == notes
+        assert torch.isfinite(model.vector).all()
