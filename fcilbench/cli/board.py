@@ -6,21 +6,30 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fcilbench.boards.build import AccuracyBoard
+from fcilbench.boards.figures import FIGURES, draw
+from fcilbench.boards.notes import Here, coverage_notes, origin_notes, tuning_notes
+from fcilbench.boards.reference import Reference
+from fcilbench.boards.render import render
+from fcilbench.boards.report import render_index, render_report
 from fcilbench.cli import console, options
+from fcilbench.cli.plan import prepare
 from fcilbench.cli.show import select_rows
 from fcilbench.errors import NothingSelectedError, UsageError, nearest
+from fcilbench.files import write_atomic
+from fcilbench.registry import catalog
+from fcilbench.registry.entrypoints import find, load, lookup
+from fcilbench.results.compare import environment_difference
+from fcilbench.results.provenance import environment, software, source_state
+from fcilbench.results.store import NoRowsError, Store
+from fcilbench.spec.cell import PLUGIN_KINDS, Cell
+from fcilbench.spec.row import Row
+from fcilbench.suite.select import missing_cells
 from fcilbench.tables import markdown
-
-if TYPE_CHECKING:
-    from fcilbench.boards.notes import Here
-    from fcilbench.boards.reference import Reference
-    from fcilbench.results.store import Store
-    from fcilbench.spec.cell import Cell
-    from fcilbench.spec.row import Row
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 REPORT = ("accuracy", "overhead", "robustness")
@@ -53,14 +62,6 @@ def board(
     shards that have none; without it, all rows of the folder. Notes name the rows from other code, commits or
     environments than this checkout. The html form is one file with all three boards, charts and every cell.
     """
-    from fcilbench.boards.reference import Reference
-    from fcilbench.boards.render import render
-    from fcilbench.boards.report import render_report
-    from fcilbench.cli.plan import prepare
-    from fcilbench.files import write_atomic
-    from fcilbench.registry.entrypoints import find, lookup
-    from fcilbench.results.store import NoRowsError, Store
-
     if not name:
         raise UsageError(f"name a board: {', '.join(ref.short for ref in find('boards'))}")
     lookup("boards", name)  # before anything else: a typo is not "no rows"
@@ -103,10 +104,6 @@ def figure(
     critical-difference: mean ranks over scenarios without stress, or over five seeds or more of one of them, with
     Nemenyi's test.
     """
-    from fcilbench.boards.build import AccuracyBoard
-    from fcilbench.boards.figures import FIGURES, draw
-    from fcilbench.results.store import Store
-
     if name not in FIGURES:
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
     store = Store(out)
@@ -124,10 +121,6 @@ def site(
     the table in README.md of the folder itself. Pages follow from the rows and from the code of this checkout, whose
     changes make rows stale: the same command writes the same pages on every machine.
     """
-    from fcilbench.boards.report import render_index
-    from fcilbench.files import write_atomic
-    from fcilbench.results.store import Store
-
     stores = [Store(path.parent) for path in sorted(folder.glob("*/rows.jsonl"))]
     if not stores:
         raise NothingSelectedError(f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder")
@@ -144,11 +137,6 @@ def site(
 
 def _write_pages(store: Store) -> tuple[str, ...]:
     """Writes the pages of one leaderboard and returns its line of the index."""
-    from fcilbench.boards.notes import coverage_notes
-    from fcilbench.boards.render import render
-    from fcilbench.boards.report import render_report
-    from fcilbench.files import write_atomic
-
     rows, name = list(store.latest().values()), store.root.name
     boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
     suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
@@ -186,10 +174,6 @@ def build_boards(
     boards compare the rows with this checkout's code, and neither with its commit nor with this machine: everyone who
     has the code gets the same boards.
     """
-    from fcilbench.boards.notes import coverage_notes, origin_notes, tuning_notes
-    from fcilbench.registry.entrypoints import load, lookup
-    from fcilbench.suite.select import missing_cells
-
     missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
     here, boards = _here(rows, store, portable), {}
     suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
@@ -219,13 +203,6 @@ def _form(form: options.Form, output: Path | None) -> str:
 
 
 def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
-    from fcilbench.boards.notes import Here
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import find
-    from fcilbench.results.compare import environment_difference
-    from fcilbench.results.provenance import environment, software, source_state
-    from fcilbench.spec.cell import PLUGIN_KINDS
-
     used = {(PLUGIN_KINDS[kind], record.name) for row in rows for kind, record in row.plugins.items()}
     refs = [ref for kind in PLUGIN_KINDS.values() for ref in find(kind) if (kind, ref.name) in used]
     digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.data.root import missing_data
 from fcilbench.errors import PREREQUISITE, USAGE
+from fcilbench.execution.probe import probe_cells
+from fcilbench.registry import catalog
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import row_schema
 from fcilbench.suite import CHECKS
-
-if TYPE_CHECKING:
-    from fcilbench.spec.cell import Cell
+from fcilbench.suite.expand import run_checks
+from fcilbench.suite.schema import json_schema
 
 
 def check(
@@ -29,10 +33,6 @@ def check(
 
     Exit codes: 0; 2 if a check found a problem; 5 if something that the suite needs is missing here.
     """
-    from fcilbench.data.root import missing_data
-    from fcilbench.execution.probe import probe_cells
-    from fcilbench.registry import catalog
-    from fcilbench.suite.expand import run_checks
 
     def probe(cells: Sequence[Cell]) -> list[str | None]:
         console.say(f"probing {len(cells)} combinations of plugins")
@@ -76,8 +76,5 @@ def schema(
     what: Annotated[What, typer.Argument(help="suite: the YAML of a suite; row: a line of rows.jsonl.")],
 ) -> None:
     """Print the JSON Schema of a suite (for editors) or of a result row."""
-    from fcilbench.spec.row import row_schema
-    from fcilbench.suite.schema import json_schema
-
     body = json_schema() if what is What.SUITE else row_schema()
     console.show(json.dumps(body, indent=2, ensure_ascii=False))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.cli.progress import Display
+from fcilbench.data.fetch import fetch as fetch_one
+from fcilbench.data.root import data_root, find_layout
 from fcilbench.errors import PREREQUISITE, FcilbenchError, PrerequisiteError
-
-if TYPE_CHECKING:
-    from fcilbench.registry.catalog import Description
+from fcilbench.execution.probe import verify_datasets
+from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Description
+from fcilbench.registry.entrypoints import find, lookup
 
 app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 
@@ -22,8 +26,6 @@ def list_(
     form: options.Format = options.Form.TABLE,
 ) -> None:
     """List the data sets with their sizes and terms, and say whether their files are on this machine."""
-    from fcilbench.data.root import data_root, find_layout
-
     root = data_root()
     keys = ("modality", "classes", "default_tasks", "train", "test", "licence", "homepage")
     rows, records = [], []
@@ -48,9 +50,6 @@ def verify(
 
     Exit codes: 0; 5 if a data set is missing or has other content.
     """
-    from fcilbench.cli.progress import Display
-    from fcilbench.execution.probe import verify_datasets
-
     # Data sets that need a path (`image-folder`, `csv`) have nothing to verify until a suite gives one.
     asked = [each for each in _describe(names) if names or not each.schema.get("required")]
     with contextlib.closing(Display("decoding", "samples")) as display:
@@ -79,10 +78,6 @@ def fetch(
     Files that are already there are kept, without using the network. Exit codes: 0; 5 if a data set cannot be fetched;
     a hint then says which file to put where.
     """
-    from fcilbench.cli.progress import Display
-    from fcilbench.data.fetch import fetch as fetch_one
-    from fcilbench.data.root import data_root
-
     failed = False
     for each in _describe(names):
         try:
@@ -99,7 +94,4 @@ def fetch(
 
 
 def _describe(names: list[str] | None) -> list[Description]:
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import find, lookup
-
     return catalog.describe([lookup("datasets", name) for name in names] if names else find("datasets"))

@@ -13,8 +13,18 @@ from typing import Any, Literal, NamedTuple
 
 import typer
 
+from fcilbench import __version__
 from fcilbench.cli import console, options
+from fcilbench.data.root import data_root
 from fcilbench.errors import PREREQUISITE, PrerequisiteError
+from fcilbench.execution.devices import choose_devices, find_gpus
+from fcilbench.execution.probe import probe_cells, verify_datasets
+from fcilbench.registry import catalog
+from fcilbench.registry.entrypoints import KINDS, find, lookup
+from fcilbench.results.provenance import source_state
+from fcilbench.suite.expand import expand, probe_combinations
+from fcilbench.suite.load import load_suite
+from fcilbench.tracking.base import parse_tracking, tracking_uri, unreachable, without_password
 
 _LOW_DISK = 5e9  # bytes; a checkpoint of ten ViT-B clients with their state is of this order
 _GB = 1e9
@@ -43,10 +53,6 @@ def doctor(
 
     Exit codes: 0; 5 if something is missing that the suite (or, without one, any run) needs.
     """
-    from fcilbench.data.root import data_root
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import find
-
     with catalog.session():  # one process imports the plugins, for all questions
         findings = [
             *_software(),
@@ -77,8 +83,6 @@ def _software() -> Iterable[Finding]:
 
 def _devices(option: str) -> Iterable[Finding]:
     """Reports the GPUs, and whether those that `--gpus` names can be used."""
-    from fcilbench.execution.devices import choose_devices, find_gpus
-
     for gpu in find_gpus():
         memory = f"{gpu.free / _GB:.1f} of {gpu.memory / _GB:.1f} GB free"
         yield Finding("ok", f"gpu {gpu.index}", f"{gpu.name}, {memory}, driver {gpu.driver}")
@@ -93,9 +97,6 @@ def _devices(option: str) -> Iterable[Finding]:
 
 def _plugins() -> Iterable[Finding]:
     """Imports every plugin (in a child process) and reports those that cannot be used, and what they need."""
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import KINDS, find
-
     found = catalog.describe([ref for kind in KINDS for ref in find(kind)])
     unusable = [each for each in found if each.problem]
     yield Finding("ok", "plugins", f"{len(found) - len(unusable)} of {len(found)} usable")
@@ -117,9 +118,6 @@ def _place(what: str, place: Path) -> Finding:
 
 def _tracking(out: Path, option: str | None) -> Finding:
     """Reports whether the tracking server answers; if not, cells run all the same."""
-    from fcilbench.registry.entrypoints import lookup
-    from fcilbench.tracking.base import parse_tracking, tracking_uri, unreachable, without_password
-
     name, uri = parse_tracking(option)
     if name == "none":
         return Finding("ok", "tracking", "off")
@@ -132,9 +130,6 @@ def _tracking(out: Path, option: str | None) -> Finding:
 
 def _source() -> Finding:
     """Reports whether results can be traced to a commit."""
-    from fcilbench import __version__
-    from fcilbench.results.provenance import source_state
-
     sha, dirty = source_state()
     if sha is None:
         return Finding("ok", "fcilbench", f"{__version__}, an installed package")
@@ -144,10 +139,6 @@ def _source() -> Finding:
 
 def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
     """Reports whether a suite will run here: plugins, weights, data, and a tiny round of each combination."""
-    from fcilbench.execution.probe import probe_cells
-    from fcilbench.suite.expand import expand, probe_combinations
-    from fcilbench.suite.load import load_suite
-
     expansion = expand(load_suite(path, overrides))
     uses = {cell.dataset.name: cell.dataset.params for cell in expansion.cells}
     findings = [Finding("fail", "suite", line) for line in expansion.prerequisites]
@@ -161,8 +152,6 @@ def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
 
 def _datasets(uses: Sequence[tuple[str, dict[str, Any]]], missing: Literal["info", "fail"]) -> Iterable[Finding]:
     """Loads data sets and verifies them."""
-    from fcilbench.execution.probe import verify_datasets
-
     for (name, _), (problem, _) in zip(uses, verify_datasets(uses), strict=True):
         state: Literal["ok", "info", "fail"] = missing if problem else "ok"
         yield Finding(state, f"data {name}", problem or "present and verified")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.cli.show import find_row
 from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.results.store import Store
 
 if TYPE_CHECKING:
     from fcilbench.federation.outcome import ModuleFile
@@ -27,9 +29,7 @@ def export(
     For SUM, it holds tau_uni in fp16 on its support, a mask and a scale for each task, and the head, without theta_pre.
     Exit codes: 0; 2 if there is no such cell; 5 if the cell kept no model.
     """
-    from fcilbench.cli.show import find_row
     from fcilbench.federation.outcome import MODULE, ModuleFile, read_module, write_module
-    from fcilbench.results.store import Store
 
     store = Store(out)
     row = find_row(store, cell)

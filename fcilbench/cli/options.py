@@ -12,7 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from fcilbench.cli import console
+from fcilbench.data.root import ENVIRONMENT, data_root
 from fcilbench.errors import UsageError
+from fcilbench.execution.base import executor_class
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -50,8 +52,6 @@ def command(app: typer.Typer, example: str, name: str | None = None) -> Callable
 
 def use_data_root(value: Path | None) -> Path:
     """Returns the data root and puts it into the environment, where plugins and worker processes look for it."""
-    from fcilbench.data.root import ENVIRONMENT, data_root
-
     root = data_root(value)
     os.environ[ENVIRONMENT] = str(root)
     return root
@@ -71,8 +71,6 @@ def _plural(value: str | None) -> str | None:
 
 def _executor(value: str) -> str:
     """Returns `--executor`, whose options are checked before anything else is done."""
-    from fcilbench.execution.base import executor_class
-
     executor_class(value)
     return value
 

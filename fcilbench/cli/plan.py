@@ -6,19 +6,22 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.data.root import MissingData, download_bytes, missing_data
 from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedError
+from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
+from fcilbench.execution.lease import running_cells
+from fcilbench.results.provenance import environment, hardware_digest
+from fcilbench.results.store import Store
+from fcilbench.suite.expand import expand
+from fcilbench.suite.load import LoadedSuite, load_suite
+from fcilbench.suite.plan import Plan, PlanItem, make_plan
+from fcilbench.suite.select import parse_selectors
 from fcilbench.tables import flatten
-
-if TYPE_CHECKING:
-    from fcilbench.data.root import MissingData
-    from fcilbench.results.store import Store
-    from fcilbench.suite.load import LoadedSuite
-    from fcilbench.suite.plan import Plan, PlanItem
 
 _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
@@ -56,8 +59,6 @@ def plan(
 
     Exit codes: 0; 4 if no cell is selected; 5 if something that the suite needs is missing here.
     """
-    from fcilbench.execution.devices import choose_devices
-
     devices = choose_devices(gpus)
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
     if show_config:
@@ -90,16 +91,6 @@ def prepare(
     Raises:
         NothingSelectedError: If `only` selects no cell, and nothing is missing here that may be why.
     """
-    from fcilbench.data.root import missing_data
-    from fcilbench.execution.devices import facts_of
-    from fcilbench.execution.lease import running_cells
-    from fcilbench.results.provenance import environment, hardware_digest
-    from fcilbench.results.store import Store
-    from fcilbench.suite.expand import expand
-    from fcilbench.suite.load import load_suite
-    from fcilbench.suite.plan import make_plan
-    from fcilbench.suite.select import parse_selectors
-
     console.log_to_stderr()
     loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
@@ -120,8 +111,6 @@ def prepare(
 
 def slots_per_device(prepared: Prepared, devices: Sequence[str], jobs: int | None) -> int:
     """Returns `--jobs`, or the number that suits the device if it is not given."""
-    from fcilbench.execution.devices import default_jobs
-
     threads = max((item.cell.runtime.threads for item in prepared.plan.items), default=1)
     return jobs or default_jobs(list(devices), threads)
 
@@ -165,8 +154,6 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
 
 def _show_cells(prepared: Prepared, form: options.Form) -> None:
     """Prints a line for each point of the grid, or a record for each cell."""
-    from fcilbench.data.root import download_bytes
-
     plan_, expansion = prepared.plan, prepared.plan.expansion
     groups: dict[tuple[str, ...], list[PlanItem]] = defaultdict(list)
     for item in plan_.items:

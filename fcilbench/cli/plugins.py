@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.cli.scaffold import write
+from fcilbench.data.root import data_root
 from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, nearest
+from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Description
+from fcilbench.registry.entrypoints import KINDS, PluginRef, find, lookup
+from fcilbench.suite.load import override
+from fcilbench.suite.yaml import Node
 from fcilbench.tables import flatten
 
 if TYPE_CHECKING:
-    from fcilbench.registry.catalog import Description
-    from fcilbench.registry.entrypoints import PluginRef
     from fcilbench.testing.check import Result
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
@@ -34,9 +39,6 @@ def list_(
 
     The import time of a plugin includes the packages that no plugin before it has imported.
     """
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import KINDS, find
-
     found = catalog.describe([ref for each in ([kind] if kind else KINDS) for ref in find(each)])
     rows = [
         (
@@ -58,9 +60,6 @@ def show(
     form: options.Format = options.Form.TABLE,
 ) -> None:
     """Describe one plugin: its facts, and each hyperparameter with default, range, meaning and source."""
-    from fcilbench.registry import catalog
-    from fcilbench.registry.entrypoints import KINDS
-
     found = catalog.describe([_one(name, kind, KINDS)])[0]
     required = found.schema.get("required", ())
     rows = [
@@ -93,10 +92,6 @@ def run_checks(
     A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature and says
     why in `breaks`. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be imported.
     """
-    from fcilbench.data.root import data_root
-    from fcilbench.suite.load import override
-    from fcilbench.suite.yaml import Node
-
     ref = _one(name, kind, TESTED)
     chosen = Node({}, "", "")
     for text in set_ or ():
@@ -127,8 +122,6 @@ def new(
 
     The package is DIST, or fcilbench-NAME; a new one also gets CI and a README. No file is overwritten.
     """
-    from fcilbench.cli.scaffold import write
-
     kind = (kind or "aggregator").removesuffix("s")
     full, (folder, *files) = write(name, Path.cwd(), kind)
     where = "." if folder == Path.cwd() else folder.name
@@ -140,8 +133,6 @@ def new(
 
 def _one(name: str, kind: str | None, among: Sequence[str]) -> PluginRef:
     """Returns the plugin with a name, of the given kind or else one of `among`."""
-    from fcilbench.registry.entrypoints import find, lookup
-
     kinds = [kind] if kind else among
     refs = [ref for each in kinds for ref in find(each)]
     fitting = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})

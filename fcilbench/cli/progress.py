@@ -10,15 +10,15 @@ from typing_extensions import override
 
 from fcilbench.cli import console
 from fcilbench.execution.base import RunDisplay
+from fcilbench.registry.process import Event
+from fcilbench.spec.cell import Cell
+from fcilbench.spec.row import Row
 from fcilbench.tables import line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from fcilbench.registry.process import Event
-    from fcilbench.spec.cell import Cell
-    from fcilbench.spec.row import Row
 
 _EVERY = 30.0  # seconds between two lines about one thing
 _COLOURS = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}

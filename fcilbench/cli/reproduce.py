@@ -6,17 +6,21 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.cli.plan import prepare
+from fcilbench.cli.run import train
+from fcilbench.cli.show import find_row
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError, UsageError
-
-if TYPE_CHECKING:
-    from fcilbench.results.compare import Comparison
-    from fcilbench.results.store import Store
-    from fcilbench.spec.row import Row
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.devices import choose_devices
+from fcilbench.results.compare import Comparison, compare, environment_difference, same_origin
+from fcilbench.results.store import Store
+from fcilbench.spec.protocol import Runtime
+from fcilbench.spec.row import Row
 
 _SAME_ORIGIN = {"*": 1e-9}
 _ELSEWHERE = {"accuracy/*": 0.05, "*": 0.01}
@@ -42,9 +46,6 @@ def reproduce(
     digest must be equal; otherwise metrics may differ by 0.01 and entries of the accuracy matrix by 0.05, or by
     --tolerance. Exit codes: 0 equal; 3 results differ or the cell fails here; 5 something is missing here.
     """
-    from fcilbench.cli.show import find_row
-    from fcilbench.results.store import Store
-
     published = Store(source)
     row = find_row(published, cell)
     if row.status != "ok":
@@ -78,12 +79,6 @@ def train_again(
         PrerequisiteError: If the cell cannot run here.
         typer.Exit: If the user interrupts it, or something is missing when it runs.
     """
-    from fcilbench.cli.plan import prepare
-    from fcilbench.cli.run import train
-    from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.devices import choose_devices
-    from fcilbench.results.compare import compare, same_origin
-
     devices = tuple(choose_devices(gpus))[:1]
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "suite.yaml"
@@ -127,8 +122,6 @@ def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
 
 def suite_of(row: Row) -> dict[str, Any]:
     """Returns a suite with a row's cell, made from the parameters that the row records."""
-    from fcilbench.spec.protocol import Runtime
-
     params = row.params
     options = {kind: getattr(params, kind) for kind in row.plugins}
     # A method may have an option with the name of a protocol field, as `joint` has `batch_size`.
@@ -173,8 +166,6 @@ def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
 
 def _origin_lines(published: Store, row: Row, store: Store, here: Row) -> list[str]:
     """Returns the differences in code and environment between the published row and the new one."""
-    from fcilbench.results.compare import environment_difference
-
     record = published.environment(row.env)
     codes = [{"code": each.code.model_dump(exclude={"dirty"})} for each in (row, here)]
     if record is not None:

@@ -7,16 +7,26 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fcilbench.boards.notes import coverage_notes
 from fcilbench.cli import console, options
+from fcilbench.cli.progress import cell_name
+from fcilbench.cli.reproduce import parse_tolerances, train_again
+from fcilbench.cli.show import select_rows
 from fcilbench.errors import CELLS_FAILED
-
-if TYPE_CHECKING:
-    from fcilbench.results.merge import Conflict
-    from fcilbench.spec.row import Row
+from fcilbench.execution.probe import verify_datasets
+from fcilbench.results.frames import SUFFIXES, write_rows
+from fcilbench.results.merge import Conflict
+from fcilbench.results.merge import export as export_rows
+from fcilbench.results.merge import merge as merge_stores
+from fcilbench.results.store import Store
+from fcilbench.results.verify import verify as verify_store
+from fcilbench.spec.row import Row
+from fcilbench.tracking.base import open_tracker, parse_tracking
+from fcilbench.tracking.base import sync as sync_store
 
 app = typer.Typer(help="Merge, export, verify and track results folders.", no_args_is_help=True)
 
@@ -34,10 +44,6 @@ def merge(
     are a conflict in one environment; from different environments they are only reported.
     Exit codes: 0; 3 if two folders disagree on the result of a cell.
     """
-    from fcilbench.cli.reproduce import parse_tolerances
-    from fcilbench.results.merge import merge as merge_stores
-    from fcilbench.results.store import Store
-
     report = merge_stores([Store(folder) for folder in folders], Store(out), parse_tolerances(tolerance))
     if form in (options.Form.JSON, options.Form.JSONL):
         body = {
@@ -72,11 +78,6 @@ def export(
     Such a folder is what leaderboards/ holds: `fcilbench reproduce` can train any of its cells again. A file that ends
     in .csv or .parquet gets a table with a line for each cell instead.
     """
-    from fcilbench.cli.show import select_rows
-    from fcilbench.results.frames import SUFFIXES, write_rows
-    from fcilbench.results.merge import export as export_rows
-    from fcilbench.results.store import Store
-
     store = Store(out)
     rows = select_rows(store, only)
     if target.suffix in SUFFIXES:
@@ -103,11 +104,6 @@ def verify(
     Each problem is one line, `file:line: what`. The cells of the sample are drawn at random and compared as by
     `fcilbench reproduce`. Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
     """
-    from fcilbench.boards.notes import coverage_notes
-    from fcilbench.cli.reproduce import parse_tolerances, train_again
-    from fcilbench.results.store import Store
-    from fcilbench.results.verify import verify as verify_store
-
     store = Store(folder)
     rows, problems = verify_store(store)
     problems += _data_problems(rows)
@@ -131,8 +127,6 @@ def verify(
 
 def _data_problems(rows: Mapping[int, Row]) -> list[tuple[int, str]]:
     """Returns the rows whose data are not what is on this machine; data that are not here are named and not checked."""
-    from fcilbench.execution.probe import verify_datasets
-
     lines: dict[str, list[int]] = defaultdict(list)
     for number, row in rows.items():
         if row.data.fingerprint is not None:
@@ -162,10 +156,6 @@ def sync(
 
     Exit codes: 0; 3 if the tracker lost rows.
     """
-    from fcilbench.results.store import Store
-    from fcilbench.tracking.base import open_tracker, parse_tracking
-    from fcilbench.tracking.base import sync as sync_store
-
     store = Store(out)
     _, uri = parse_tracking(tracking)
     report = sync_store(store, open_tracker(tracker, store, uri=uri))
@@ -175,8 +165,6 @@ def sync(
 
 
 def _lines(conflict: Conflict) -> list[str]:
-    from fcilbench.cli.progress import cell_name
-
     word, row = "conflict" if conflict.found.conflicting else "another model", conflict.kept
     lines = [
         f"{word} {row.cell_id[:12]} {cell_name(row.coords)}",

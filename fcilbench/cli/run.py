@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import typer
 
+from fcilbench.boards.render import brief, render
+from fcilbench.boards.report import render_report
 from fcilbench.cli import console, options
+from fcilbench.cli.board import REPORT, build_boards
 from fcilbench.cli.plan import Prepared, describe, prepare, slots_per_device
+from fcilbench.cli.progress import RunProgress, ending
 from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, PrerequisiteError
-
-if TYPE_CHECKING:
-    from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.supervisor import Summary
-    from fcilbench.results.store import Store
-    from fcilbench.tracking.base import Tracker
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.devices import choose_devices
+from fcilbench.execution.supervisor import Summary, run_plan
+from fcilbench.files import write_atomic
+from fcilbench.results.store import Store
+from fcilbench.tracking.base import Tracker, open_tracker, parse_tracking
 
 _ASK_ABOVE_HOURS = 10.0
 
@@ -44,9 +47,6 @@ def run(
     The same command again resumes interrupted cells and keeps finished ones. Each planned cell ends as one row of
     rows.jsonl in the results folder; cells whose data or weights are missing here are left out.
     """
-    from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.devices import choose_devices
-
     devices = tuple(choose_devices(gpus))
     prepared = prepare(suite, set_, out, only=only, rerun=rerun, devices=devices, params=params)
     jobs = slots_per_device(prepared, devices, jobs)
@@ -71,9 +71,6 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
         NothingSelectedError: If the plan has no cell.
         PrerequisiteError: If none of its cells can run here, or the results folder cannot be written.
     """
-    from fcilbench.cli.progress import RunProgress
-    from fcilbench.execution.supervisor import run_plan
-
     plan = prepared.plan
     trackers: list[Tracker] = []
     if prepared.missing and all(item.blocked for item in plan.items):
@@ -91,8 +88,6 @@ def train(prepared: Prepared, settings: RunOptions, tracking: str | None) -> Sum
 
 def open_trackers(store: Store, option: str | None) -> list[Tracker]:
     """Opens the tracker of a results folder; one that is not installed only causes a warning."""
-    from fcilbench.tracking.base import open_tracker, parse_tracking
-
     name, uri = parse_tracking(option)
     try:
         return [] if name == "none" else [open_tracker(name, store, uri=uri, warn=console.warn)]
@@ -103,11 +98,6 @@ def open_trackers(store: Store, option: str | None) -> list[Tracker]:
 
 def _show_boards(prepared: Prepared, summary: Summary) -> None:
     """Prints what of each board fits one screen, and writes the report of all boards."""
-    from fcilbench.boards.render import brief, render
-    from fcilbench.boards.report import render_report
-    from fcilbench.cli.board import REPORT, build_boards
-    from fcilbench.files import write_atomic
-
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
     rows, store = list(summary.rows.values()), prepared.store
     if not any(row.status == "ok" for row in rows):
@@ -120,8 +110,6 @@ def _show_boards(prepared: Prepared, summary: Summary) -> None:
 
 
 def _say_summary(prepared: Prepared, summary: Summary) -> None:
-    from fcilbench.cli.progress import ending
-
     counts = ", ".join(f"{number} {status}" for status, number in sorted(summary.counts.items()))
     good = sum(summary.rows[cell_id].status == "ok" for cell_id in summary.ran)
     trained = f"{len(summary.ran)} trained in this run" + (f", {good} of them ok" if good < len(summary.ran) else "")

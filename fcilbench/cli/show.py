@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.files import neighbour
+from fcilbench.results.row import all_metrics, metric_values
+from fcilbench.results.store import NoRowsError, Store
+from fcilbench.spec.row import Row
+from fcilbench.suite.select import parse_selectors
 from fcilbench.tables import flatten
-
-if TYPE_CHECKING:
-    from fcilbench.results.store import Store
-    from fcilbench.spec.row import Row
 
 
 def show(
@@ -24,9 +24,6 @@ def show(
     form: options.Format = options.Form.TABLE,
 ) -> None:
     """List the rows of a results folder, or print one cell: parameters, metrics, cost, failure, files."""
-    from fcilbench.results.row import all_metrics, metric_values
-    from fcilbench.results.store import Store
-
     store = Store(out)
     rows = select_rows(store, only) if cell is None else [find_row(store, cell)]
     if cell is not None or form in ("json", "jsonl"):
@@ -57,9 +54,6 @@ def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
     Raises:
         NothingSelectedError: If there is none.
     """
-    from fcilbench.results.store import NoRowsError
-    from fcilbench.suite.select import parse_selectors
-
     chosen, latest = parse_selectors(only or ()), store.latest().values()
     rows = [row for row in latest if chosen.matches(row.cell_id, row.coords, row.status)]
     if not latest:

@@ -12,7 +12,18 @@ import typer
 from typer.core import TyperGroup
 
 from fcilbench.cli import console, options
+from fcilbench.cli.progress import RunProgress
+from fcilbench.cli.run import open_trackers
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, NothingSelectedError, PrerequisiteError
+from fcilbench.execution.base import RunOptions
+from fcilbench.execution.devices import choose_devices, default_jobs
+from fcilbench.execution.supervisor import Observer, Summary, supervise
+from fcilbench.registry import catalog
+from fcilbench.results.store import Store
+from fcilbench.spec.identity import cell_id
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.select import parse_selectors
+from fcilbench.tracking.base import tracking_uri
 
 if TYPE_CHECKING:
     from fcilbench.tuning.lock import Found
@@ -56,14 +67,6 @@ def start(
     validation split of the training data; test data are never used. The same command again continues up to the budget;
     several processes may share the work. `fcilbench run SUITE --params LOCK` uses the result.
     """
-    from fcilbench.cli.progress import RunProgress
-    from fcilbench.cli.run import open_trackers
-    from fcilbench.execution.base import RunOptions
-    from fcilbench.execution.devices import choose_devices, default_jobs
-    from fcilbench.execution.supervisor import Observer, Summary, supervise
-    from fcilbench.registry import catalog
-    from fcilbench.results.store import Store
-    from fcilbench.tracking.base import tracking_uri
     from fcilbench.tuning.lock import found_by
     from fcilbench.tuning.search import Search
     from fcilbench.tuning.study import open_storage, storage_url, trial_suite
@@ -143,9 +146,6 @@ def show(
 
 def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] | None) -> tuple[Any, list[Subject]]:
     """Loads a suite and returns it with the methods and scenarios that `--only` selects."""
-    from fcilbench.spec.identity import cell_id
-    from fcilbench.suite.load import load_suite
-    from fcilbench.suite.select import parse_selectors
     from fcilbench.tuning.study import subjects_of
 
     loaded, chosen = load_suite(suite, overrides or ()), parse_selectors(only or ())

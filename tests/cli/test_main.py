@@ -64,7 +64,7 @@ def test_each_option_is_declared_once_and_means_one_thing():
 
 
 LIGHT = ["torch", "timm", "transformers", "sklearn", "mlflow"]
-HELP = [*LIGHT, *["pydantic", "optuna", "numpy", "scipy", "ruamel"]]
+HELP = [*LIGHT, *["optuna", "numpy", "scipy", "pandas"]]
 
 
 @pytest.mark.parametrize(
