@@ -17,7 +17,7 @@ from fcilbench.registry import catalog
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import row_schema
 from fcilbench.suite import CHECKS
-from fcilbench.suite.expand import run_checks
+from fcilbench.suite.expand import missing_lines, run_checks
 from fcilbench.suite.schema import json_schema
 
 
@@ -40,8 +40,10 @@ def check(
 
     with catalog.session():  # what describes the plugins also probes them
         results, expansion = run_checks(suite, set_ or (), probe if deep else None)
-    problems, cells = [each for result in results for each in result.problems], len(expansion.cells) + expansion.blocked
-    missing = list(dict.fromkeys([*expansion.prerequisites, *map(str, missing_data(expansion.facts).values())]))
+    problems = [each for result in results for each in result.problems]
+    cells = len(expansion.cells) + len(expansion.blocked)
+    absent = map(str, missing_data(expansion.facts).values())
+    missing = list(dict.fromkeys([*missing_lines(expansion.blocked), *absent]))
     rows = [
         (each.id, f"{n} problem{'s' * (n > 1)}" if n else "ok" if each.ran else "not run", each.promise)
         for each in results

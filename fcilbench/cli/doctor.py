@@ -22,7 +22,7 @@ from fcilbench.execution.probe import probe_cells, verify_datasets
 from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import KINDS, find, lookup
 from fcilbench.results.provenance import source_state
-from fcilbench.suite.expand import expand, probe_combinations
+from fcilbench.suite.expand import expand, missing_lines, probe_combinations
 from fcilbench.suite.load import load_suite
 from fcilbench.tracking.base import parse_tracking, tracking_uri, unreachable, without_password
 
@@ -141,7 +141,7 @@ def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
     """Reports whether a suite will run here: plugins, weights, data, and a tiny round of each combination."""
     expansion = expand(load_suite(path, overrides))
     uses = {cell.dataset.name: cell.dataset.params for cell in expansion.cells}
-    findings = [Finding("fail", "suite", line) for line in expansion.prerequisites]
+    findings = [Finding("fail", "suite", line) for line in missing_lines(expansion.blocked)]
     findings += _datasets(list(uses.items()), missing="fail")
     problems = probe_combinations(expansion.cells, probe_cells)
     findings += [Finding("fail", ", ".join(names), problem) for problem, names in problems.items()]

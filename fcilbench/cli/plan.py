@@ -17,7 +17,7 @@ from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
 from fcilbench.execution.lease import running_cells
 from fcilbench.results.provenance import environment, hardware_digest
 from fcilbench.results.store import Store
-from fcilbench.suite.expand import expand
+from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.plan import Plan, PlanItem, make_plan
 from fcilbench.suite.select import parse_selectors
@@ -38,7 +38,7 @@ class Prepared:
     @property
     def missing(self) -> list[str]:
         """What the selected cells need and this machine lacks, without repetitions."""
-        return list(dict.fromkeys([*self.plan.expansion.prerequisites, *map(str, self.missing_data)]))
+        return list(dict.fromkeys([*missing_lines(self.plan.without_id), *map(str, self.missing_data)]))
 
 
 def plan(
@@ -104,6 +104,7 @@ def prepare(
     prepared = Prepared(loaded, plan_, store, list(absent))
     if only and not plan_.items and not prepared.missing:
         coords = [*(cell.coords for cell in expansion.cells), *(coords for coords, _ in expansion.excluded)]
+        coords += [each.coords for each in expansion.blocked]
         hint = "the suite's exclude rules may leave such cells out"
         raise NothingSelectedError(parse_selectors(only).why_nothing("the grid", coords), hint=hint)
     return prepared
@@ -175,7 +176,7 @@ def _show_cells(prepared: Prepared, form: options.Form) -> None:
         "download_bytes": download_bytes(prepared.missing_data),
         "missing_data": list(map(vars, prepared.missing_data)),
         "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
-        "prerequisites": expansion.prerequisites,
+        "prerequisites": missing_lines(plan_.without_id),
         "blocked": plan_.blocked,
     }
     console.show_list(form, (*_AXES, "cells", "why"), rows, key="cells", records=cells, **about)

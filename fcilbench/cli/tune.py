@@ -149,7 +149,7 @@ def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] 
     from fcilbench.tuning.study import subjects_of
 
     loaded, chosen = load_suite(suite, overrides or ()), parse_selectors(only or ())
-    firsts = [(each, each.cells[0]) for each in subjects_of(loaded)]
+    firsts = [(each, each.cells[0]) for each in subjects_of(loaded, chosen)]
     subjects = [each for each, cell in firsts if chosen.matches(cell_id(cell), cell.coords)]
     if not subjects:
         message = chosen.why_nothing("the grid", [cell.coords for _, cell in firsts]) if firsts and only else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,24 @@ MAX_CELLS = 10_000
 """Most cells of one suite."""
 
 
+@dataclass(frozen=True)
+class Blocked:
+    """A cell that needs something missing on this machine, so that its parameters and its id are not known.
+
+    `missing` says what, in a line each.
+    """
+
+    coords: dict[str, str | int]
+    missing: tuple[str, ...]
+
+
 @dataclass
 class Expansion:
     """The cells of a suite.
 
     Attributes:
         cells: In the order of the grid (data set, backbone, partition, aggregator, stress), seeds innermost.
-        prerequisites: What is missing on this machine, one line each.
-        blocked: Number of cells that need something missing; they are not among `cells`.
+        blocked: Cells that need something missing; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
         facts: By `<axis>:<label>` what the plugin of an entry declares, and its full name as `plugin`.
         unused: `tuned` and `exclude` rules that match no cell.
@@ -59,11 +69,15 @@ class Expansion:
     name: str
     cells: list[Cell] = field(default_factory=list)
     excluded: list[tuple[dict[str, str | int], str]] = field(default_factory=list)
-    prerequisites: list[str] = field(default_factory=list)
-    blocked: int = 0
+    blocked: list[Blocked] = field(default_factory=list)
     axes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     unused: list[Problem] = field(default_factory=list)
+
+
+def missing_lines(blocked: Iterable[Blocked]) -> list[str]:
+    """Returns what is missing on this machine, one line each, without repetitions."""
+    return list(dict.fromkeys(line for each in blocked for line in each.missing))
 
 
 def expand(loaded: LoadedSuite) -> Expansion:
@@ -94,8 +108,10 @@ def expand(loaded: LoadedSuite) -> Expansion:
         raise InvalidSuiteError(place(tree, [replace(problem, hint="give one that `tune` wrote for this suite")]), ran)
     unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
     expansion.unused = place(tree, [rule.unused_problem(points) for rule in unused])
-    missing = (f"{each} ({each.hint})" if each.hint else str(each) for each in place(tree, builder.missing))
-    expansion.prerequisites = list(dict.fromkeys(missing))
+    missing = list(dict.fromkeys(each for _, found in builder.blocked for each in found))
+    lines = [f"{each} ({each.hint})" if each.hint else str(each) for each in place(tree, missing)]
+    told = dict(zip(missing, lines, strict=True))
+    expansion.blocked = [Blocked(coords, tuple(told[each] for each in found)) for coords, found in builder.blocked]
     expansion.axes = {**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count}
     return expansion
 
@@ -137,12 +153,12 @@ def _grid_problems(suite: Suite) -> list[Problem]:
 
 
 class _Builder:
-    """Builds the cells; notes in `problems` what is wrong with the suite, in `missing` what this machine lacks."""
+    """Builds the cells; notes in `problems` what is wrong with the suite, in `blocked` what this machine lacks."""
 
     def __init__(self, suite: Suite) -> None:
         self.expansion = Expansion(suite.name)
         self.problems: list[Problem] = []
-        self.missing: list[Problem] = []
+        self.blocked: list[tuple[dict[str, str | int], list[Problem]]] = []
         self._suite = suite
         self._lock = suite.lock_digest
         self._limits = Limits(wall_seconds=suite.limits.wall, retries=suite.limits.retries)
@@ -166,11 +182,12 @@ class _Builder:
 
     def _add(self, point: Point, seed: int, tuned: Settings, lock: str | None) -> None:
         """Adds a cell if nothing is wrong with its plugins, protocol and tasks."""
-        answers = {axis: self._resolve(entry, tuned) for axis, entry in point.entries.items()}
+        missing: list[Problem] = []
+        answers = {axis: self._resolve(entry, tuned, missing) for axis, entry in point.entries.items()}
         protocol = self._protocol({**point.entries["aggregator"].settings, **tuned})
-        tasks = self._split(point, answers["dataset"])
+        tasks = self._split(point, answers["dataset"], missing)
         if protocol is None or tasks is None or any(answer.problems for answer in answers.values()):
-            self.expansion.blocked += 1
+            self.blocked.append(({**point.labels, "seed": seed}, missing))
             return
         facts = answers["dataset"].facts
         self._check_samples(point, len(tasks) * protocol.clients, facts.get("train"))
@@ -191,10 +208,10 @@ class _Builder:
         self.expansion.cells.append(cell)
         self._compare(point, self._first.setdefault(cell_id(cell), point))
 
-    def _resolve(self, entry: GridEntry, tuned: Settings) -> Resolved:
+    def _resolve(self, entry: GridEntry, tuned: Settings, missing: list[Problem]) -> Resolved:
         answer = entry.resolve(tuned)
         if answer.problems:
-            (self.missing if answer.prerequisite else self.problems).extend(entry.problems(tuned))
+            (missing if answer.prerequisite else self.problems).extend(entry.problems(tuned))
         else:
             facts = {**answer.facts, "plugin": entry.ref.name}
             self.expansion.facts.setdefault(f"{entry.axis}:{entry.label}", facts)
@@ -227,7 +244,7 @@ class _Builder:
                 self.problems.append(Problem(f"protocol.{problem.message}", setting.path, check="params"))
         return None
 
-    def _split(self, point: Point, answer: Resolved) -> tuple[int, ...] | None:
+    def _split(self, point: Point, answer: Resolved, missing: list[Problem]) -> tuple[int, ...] | None:
         entry = point.entries["dataset"]
         tasks = getattr(entry.written, "tasks", None)
         try:
@@ -237,7 +254,7 @@ class _Builder:
             self.problems.append(Problem(message, (*entry.path, "tasks"), check="tasks"))
         except KeyError as error:
             if not answer.problems:
-                self.missing.append(Problem(f"{entry.ref.name} does not declare the fact {error}", entry.path))
+                missing.append(Problem(f"{entry.ref.name} does not declare the fact {error}", entry.path))
         return None
 
 

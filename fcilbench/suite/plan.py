@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.row import PluginRecord, Row
-from fcilbench.suite.expand import Expansion
+from fcilbench.suite.expand import Blocked, Expansion
 from fcilbench.suite.select import FAILURES, State, parse_rerun, parse_selectors, state_of_status
 
 # A guess where nothing was measured: operations per second of a CPU thread on a small ViT, and of an H100 or H200 (a
@@ -60,10 +60,14 @@ class PlanItem:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do: the cells of the suite, and one item for each selected cell in the order of the grid."""
+    """What a run would do: the cells of the suite, and one item for each selected cell in the order of the grid.
+
+    `without_id` are the selected cells that need a plugin or weights that are missing here.
+    """
 
     expansion: Expansion
     items: list[PlanItem]
+    without_id: list[Blocked] = field(default_factory=list)
 
     @property
     def todo(self) -> list[PlanItem]:
@@ -73,7 +77,7 @@ class Plan:
     @property
     def blocked(self) -> int:
         """Number of cells that a run leaves out because something is missing on this machine."""
-        return self.expansion.blocked + sum(item.blocked for item in self.items)
+        return len(self.without_id) + sum(item.blocked for item in self.items)
 
     @property
     def counts(self) -> dict[State, int]:
@@ -130,7 +134,7 @@ def make_plan(
             why = "its data set is missing" if blocked else why
             basis: Basis = "measured" if before else "guess"
             items.append(PlanItem(cell, identity, state, why, wanted and not blocked, blocked, row, seconds, basis))
-    return Plan(expansion, items)
+    return Plan(expansion, items, [each for each in expansion.blocked if selector.matches("", each.coords)])
 
 
 def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[State, str]:

@@ -48,14 +48,15 @@ class Selector:
     ) -> bool:
         """Says whether a cell is selected, by its id, its labels and seed, and the status of its row.
 
-        `state` is its state in a plan; `None` means the one that follows from the status.
+        `state` is its state in a plan; `None` means the one that follows from the status. A cell whose id is not known
+        (empty) may be in any shard.
         """
         known = {status, state or state_of_status(status)} - {None}
 
         def holds(key: str, value: str) -> bool:
             if key == "shard":
                 part, parts = map(int, value.split("/"))
-                return _number(cell_id) % parts == part - 1
+                return not cell_id or _number(cell_id) % parts == part - 1
             having = known if key == "status" else {coords.get(key)}
             return any(_equal(str(each), value) for each in having)
 

@@ -33,10 +33,11 @@ from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.params import SPACE, Space, search_space
 from fcilbench.spec.protocol import Evaluation, Protocol
-from fcilbench.suite.expand import expand
+from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite
 from fcilbench.suite.resolve import GridEntry, read_entries, settings_of
 from fcilbench.suite.schema import SeedPlan, Suite, Tuning
+from fcilbench.suite.select import Selector
 
 GRACE_SECONDS = 30
 """Silence after which a running trial counts as lost."""
@@ -136,8 +137,8 @@ def trial_suite(suite: Suite) -> Suite:
 
 
 @catalog.session()
-def subjects_of(loaded: LoadedSuite) -> list[Subject]:
-    """Returns the methods and scenarios of a suite, in the order of its grid.
+def subjects_of(loaded: LoadedSuite, only: Selector) -> list[Subject]:
+    """Returns the methods and scenarios of a suite that `only` selects, in the order of its grid.
 
     Raises:
         InvalidSuiteError: If the suite is wrong.
@@ -145,10 +146,8 @@ def subjects_of(loaded: LoadedSuite) -> list[Subject]:
     """
     trials = replace(loaded, suite=trial_suite(loaded.suite))
     expansion = expand(trials)
-    if expansion.prerequisites:
-        raise PrerequisiteError(
-            f"missing here: {'; '.join(expansion.prerequisites)}", hint="`fcilbench doctor SUITE` says more"
-        )
+    if lines := missing_lines(each for each in expansion.blocked if only.matches("", each.coords)):
+        raise PrerequisiteError(f"missing here: {'; '.join(lines)}", hint="`fcilbench doctor SUITE` says more")
     entries = {entry.label: entry for entry in read_entries(trials.suite.grid)[0]["aggregator"]}
     grouped: dict[tuple[str, ...], list[Cell]] = {}
     for each in expansion.cells:

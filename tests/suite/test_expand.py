@@ -3,7 +3,7 @@ import pytest
 from fcilbench.errors import UsageError
 from fcilbench.spec.cell import split_classes
 from fcilbench.spec.identity import cell_id
-from fcilbench.suite.expand import expand
+from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.resolve import route
 
@@ -247,11 +247,11 @@ def test_a_rule_shadowed_by_exclude_matches_no_cell(lab, write, base):
 def test_missing_weights_block_their_cells_only(lab, write, base, tmp_path):
     text = base.replace("[net]", f"[net, {{use: net, weights: {tmp_path}/w}}]")
     found = expand(load_suite(write(text)))
-    assert (len(found.cells), found.blocked) == (2, 2)
-    assert found.prerequisites == [f"s.yaml:6:19: weights {tmp_path}/w are missing (fetch them)"]
+    assert (len(found.cells), len(found.blocked)) == (2, 2)
+    assert missing_lines(found.blocked) == [f"s.yaml:6:19: weights {tmp_path}/w are missing (fetch them)"]
     (tmp_path / "w").write_text("content")
     found = expand(load_suite("s.yaml"))
-    assert (len(found.cells), found.blocked) == (4, 0)
+    assert (len(found.cells), found.blocked) == (4, [])
     assert found.cells[2].backbone.identity["weights"] == "content"
     assert found.cells[2].backbone.params["weights"] == f"{tmp_path}/w"
 
@@ -260,8 +260,8 @@ def test_broken_plugin_blocks_its_cells_only(lab, install, write, base):
     install("bad", {"bad_plugin.py": "import no_such_thing"}, {"aggregators": {"bad": "bad_plugin:Bad"}})
     found = expand(load_suite(write(base.replace("ring]", "{use: bad, lambda: 1}]"))))
     assert [cell.aggregator.label for cell in found.cells] == ["mean"]
-    assert found.blocked == 1
-    (missing,) = found.prerequisites
+    assert found.blocked[0].coords["aggregator"] == "bad"
+    (missing,) = missing_lines(found.blocked)
     assert missing.startswith("s.yaml:8:22: plugin bad/bad is broken: ModuleNotFoundError: No module named 'no_such")
 
 

@@ -14,6 +14,8 @@ from fcilbench.spec.row import Failure
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.plan import make_plan
+from fcilbench.suite.select import parse_selectors
+from fcilbench.tuning.study import subjects_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = "sha256:here"
@@ -228,6 +230,22 @@ def test_a_rule_that_matches_no_cell_is_said_at_its_place_and_the_cells_still_ru
     (said,) = [line for line in describe(prepared, 1) if "tuned" in line]
     assert said.startswith("  s.yaml:10:9: tuned.0 matches no cell: the grid has no aggregator 'maen' (did you")
     assert len(prepared.plan.todo) == 2
+
+
+def test_what_is_missing_counts_for_the_selected_cells_only(lab, write, base, tmp_path):
+    suite = write(base.replace("[net]", f"[net, {{use: net, label: big, weights: {tmp_path}/w}}]"))
+    missing = f"s.yaml:6:19: weights {tmp_path}/w are missing (fetch them)"
+    whole = prepare(suite, None, tmp_path / "out")
+    assert (whole.missing, whole.plan.blocked, len(whole.plan.todo)) == ([missing], 2, 2)
+    here = prepare(suite, None, tmp_path / "out", only=["backbone:net"])
+    assert (here.missing, here.plan.blocked, len(here.plan.todo)) == ([], 0, 2)
+    shard = prepare(suite, None, tmp_path / "out", only=["backbone:big,shard:2/2"])
+    assert (shard.missing, shard.plan.blocked) == ([missing], 2)  # which of them are in the shard is not known
+    assert [each.where["backbone"] for each in subjects_of(here.loaded, parse_selectors(["backbone:net"]))] == [
+        "net"
+    ] * 2
+    with pytest.raises(PrerequisiteError, match="missing here"):
+        subjects_of(here.loaded, parse_selectors([]))
 
 
 def test_cells_without_their_data_are_left_out_and_the_others_run(own_lab, write, base, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from optuna.trial import TrialState, create_trial
 
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.suite.load import load_suite
+from fcilbench.suite.select import Selector
 from fcilbench.tuning.lock import Found
 from fcilbench.tuning.study import (
     SeededTpe,
@@ -52,7 +53,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """The subjects of the suite by the label of their method."""
     file = tmp_path_factory.mktemp("suite") / "small.yaml"
     file.write_text(SUITE)
-    return {each.where["aggregator"]: each for each in subjects_of(load_suite(file))}
+    return {each.where["aggregator"]: each for each in subjects_of(load_suite(file), Selector())}
 
 
 def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_without_effect(subjects):
