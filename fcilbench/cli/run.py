@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import typer
 
+from fcilbench.boards.folder import REPORT, build_boards
 from fcilbench.boards.render import brief, render
 from fcilbench.boards.report import render_report
 from fcilbench.cli import console, options
-from fcilbench.cli.board import REPORT, build_boards
 from fcilbench.cli.plan import Prepared, describe, prepare, slots_per_device
 from fcilbench.cli.progress import RunProgress, ending
 from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, PrerequisiteError

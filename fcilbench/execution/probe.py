@@ -49,7 +49,7 @@ def answer(ask: str, request: dict[str, Any], emit: Callable[[Event], None]) -> 
         if ask == "verify":
             return {"problem": None, "digest": _open_dataset(request, emit)}
         from fcilbench.execution.jobs import build_experiment
-        from fcilbench.federation.run import probe
+        from fcilbench.federation.probe import probe
 
         probe(build_experiment(Cell.model_validate(request["cell"]), "cpu"))
         return {"problem": None}

@@ -21,7 +21,7 @@ from fcilbench.api import (
 from fcilbench.data.open import open_dataset
 from fcilbench.data.root import data_root, find_layout
 from fcilbench.errors import DataError, UsageError
-from fcilbench.federation.run import probe
+from fcilbench.federation.probe import probe
 from fcilbench.spec.cell import split_classes
 from fcilbench.testing.bench import Bench
 from fcilbench.testing.check import SHARED, CheckFailed, Checks, NotApplicable, Subject

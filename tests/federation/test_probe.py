@@ -1,7 +1,7 @@
 import pytest
 
 from fcilbench.api.aggregator import Aggregator, No
-from fcilbench.federation.run import probe
+from fcilbench.federation.probe import probe
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.sum import Sum
 

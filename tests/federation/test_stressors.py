@@ -8,7 +8,8 @@ from fcilbench.api.schedule import Task
 from fcilbench.api.stressor import Stressor
 from fcilbench.errors import UsageError
 from fcilbench.federation.experiment import build
-from fcilbench.federation.run import probe, run_experiment
+from fcilbench.federation.probe import probe
+from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.ncm import Ncm
