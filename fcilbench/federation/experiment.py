@@ -314,6 +314,6 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
 def _test_positions(labels: Indices, tasks: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Returns the positions of each task's test samples; raises DataError if a task has none."""
     found = [_members(labels, task) for task in tasks.tasks]
-    if empty := [str(index) for index, own in enumerate(found) if not len(own)]:
+    if empty := [str(number) for number, own in enumerate(found, start=1) if not len(own)]:
         raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
     return tuple(torch.from_numpy(own).to(device) for own in found)

@@ -51,7 +51,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     clients = sample_clients(federation, context)
     federation.visited = len(clients)
     if not clients:
-        server.warn(f"task {context.phase.task.index}: a round had no client with samples; the global model was kept")
+        server.warn(f"task {context.phase.task.index + 1}: no client of a round had samples; the model was kept")
         return None
     wire = aggregator.wire(server)
     for pattern in (*wire.train, *wire.up):
@@ -175,11 +175,11 @@ def collect(
         server.log("clients/not_finite", len(answered) - len(sound))
         row = next(row for row in answered if row not in sound)
         what = _not_finite(uploads[clients[row]], rows[row])
-        where = f"{what} of client {clients[row]} in task {server.task.index}, round {server.round}"
+        where = f"{what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
         federation.not_finite = federation.not_finite or f"the {where}"
-        server.warn(f"task {server.task.index}: updates that were not finite were left out of the merge")
+        server.warn(f"task {server.task.index + 1}: updates that were not finite were left out of the merge")
     if not sound:
-        server.warn(f"task {server.task.index}: no client sent a finite update; the global model was kept")
+        server.warn(f"task {server.task.index + 1}: no client sent a finite update; the global model was kept")
         return None
     for target, row in enumerate(sound):
         if target != row and federation.experiment.aggregator.trains:
@@ -212,7 +212,7 @@ def collect_task_statistics(federation: Federation, context: RoundContext) -> di
                 arrived[client] = upload
     sound = {client: upload.statistics for client, upload in arrived.items() if upload.sound}
     if len(sound) < len(arrived):
-        server.warn(f"task {server.task.index}: task statistics that were not finite were left out")
+        server.warn(f"task {server.task.index + 1}: task statistics that were not finite were left out")
     return sound
 
 

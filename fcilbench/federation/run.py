@@ -158,7 +158,7 @@ class _Run:
             asked = aggregator.wants_task_statistics(server)
             aggregator.end_task(server, collect_task_statistics(federation, context) if asked else {})
         if not all_finite(server.vector):
-            raise PluginError(f"the method left a global model that is not finite after task {server.task.index}")
+            raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
         measured = {}

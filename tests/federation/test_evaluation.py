@@ -170,7 +170,7 @@ def test_a_final_model_that_is_not_finite_fails_the_cell(make_experiment, tmp_pa
         def predictors(self, server):
             return replace(super().predictors(server), modules={"global": lambda: torch.zeros_like(server.vector)})
 
-    with pytest.raises(PluginError, match="global model that is not finite after task 0"):
+    with pytest.raises(PluginError, match="global model that is not finite after task 1"):
         run_experiment(make_experiment(Spoils()), tmp_path)
 
 

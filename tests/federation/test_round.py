@@ -114,7 +114,7 @@ def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
     assert torch.isfinite(federation.server.vector).all()
     assert any("not finite" in warning for warning in federation.server.warnings)
     assert federation.server.logs["clients/not_finite"] == 1.0
-    assert federation.not_finite == "the update of client 1 in task 0, round 0"
+    assert federation.not_finite == "the update of client 1 in task 1, round 1"
 
 
 def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):

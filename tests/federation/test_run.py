@@ -285,7 +285,7 @@ def test_edge_10_a_run_that_never_merged_an_update_has_diverged(make_experiment,
         def loss(self, net, batch, context):
             return super().loss(net, batch, context) * float("nan")
 
-    first = r"first not finite was the loss of client 0 in task 0, round 0 \(a lower lr may help\)"
+    first = r"first not finite was the loss of client 0 in task 1, round 1 \(a lower lr may help\)"
     with pytest.raises(DivergedError, match=f"no update was ever merged: {first}"):
         run_experiment(make_experiment(Diverging(), tasks=2), tmp_path)
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
