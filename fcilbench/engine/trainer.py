@@ -312,17 +312,18 @@ class CapturedStep:
         A step that waits for the device is refused before the capture: one that fails leaves torch's generator of
         random numbers in a state in which dropout raises an error.
         """
+        main = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
+        side.wait_stream(main)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UP):
+                    self._once()
+                torch.cuda.set_sync_debug_mode("error")
                 self._once()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                self._once()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.current_stream().wait_stream(side)
+        finally:  # after an error too: the main stream restores the model, and must not overtake the steps made here
+            torch.cuda.set_sync_debug_mode("default")
+            main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._once()
