@@ -107,6 +107,7 @@ def _write_pages(store: Store) -> tuple[str, ...]:
     rows, name = list(store.latest().values()), store.root.name
     boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
     suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
+    # A suite that was changed between two runs of its cells has the description of the last.
     newest = {row.suite: store.suite(row.suite_digest or "") or {} for row in sorted(rows, key=lambda row: row.ended)}
     about = "; ".join(dict.fromkeys(suite["description"] for suite in newest.values() if suite.get("description")))
     head = (
