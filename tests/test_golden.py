@@ -1,162 +1,94 @@
-"""Golden runs: every built-in method on one tiny vision and one tiny text federation, one thread, values kept to 1e-4.
+"""Every built-in method still gives the numbers of its golden runs (`golden_runs.py`), on whatever processor this is.
 
 When a test here fails, a number of the product has moved. Mend it; or, if it moved knowingly, raise `ENGINE_VERSION` in
-`fcilbench/spec/identity.py` (a method's own change: that method's `version`) and write the values anew with
-
-    python tests/test_golden.py            # all methods
-    python tests/test_golden.py fedavg     # one of them
+`fcilbench/spec/identity.py` (a method's own change: that method's `version`) and write the numbers anew.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-import tempfile
-from importlib.metadata import entry_points
+import shutil
+import warnings
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from fcilbench.api import Corpus, Dataset, FeatureExtractor, Samples, TextBackbone, TokenIds
-from fcilbench.federation.experiment import Experiment, Unsupported
-from fcilbench.federation.run import run_experiment
-from fcilbench.plugins.backbones.timm import Timm
-from fcilbench.plugins.datasets.digits import Digits
-from fcilbench.plugins.stressors.none import NoStress
-from fcilbench.spec.protocol import Partition, Protocol
+spec = spec_from_file_location("golden_runs", Path(__file__).with_name("golden_runs.py"))
+golden_runs = module_from_spec(spec)
+spec.loader.exec_module(golden_runs)
 
-GOLDEN = Path(__file__).parent / "golden"
-TOLERANCE = 1e-4
-METHODS = {e.name: e for e in entry_points(group="fcilbench.aggregators") if e.value.startswith("fcilbench.")}
-MODALITIES = ("vision", "text")
-OPTIONS = {
-    "coda-prompt": {"components": 6},
-    "target": {"g_ep": 4, "g_steps": 4, "kd_steps": 4, "warmup": 2},
-}
-"""Options of methods whose defaults are too large for these networks or would take minutes."""
+FIRST_LOSS = 1e-4
+"""How far the mean loss of a federation's first round may be off with other libraries, relative to the kept one.
+
+With other code for the same sums it is off by at most 2.9e-6 (`benchmarks/results/portability-2026-11-29.md`, column
+"first loss"). Later losses are no measure: there the last bits have grown to 1e-2.
+"""
+KEPT_VERSIONS = json.loads(golden_runs.VERSIONS.read_text(encoding="utf-8"))
+QEMU = shutil.which("qemu-x86_64")
 
 
-class Words(Dataset):
-    """Six classes of short texts: two words of the class among eight words of noise, and six texts of no class."""
-
-    modality = "text"
-    classes, default_tasks, train_samples, test_samples = 6, 3, 90, 48
-
-    def load(self, root: Path) -> Corpus:
-        random = np.random.default_rng(7)
-        splits = [self._draw(random, per_class) for per_class in (15, 8)]
-        return Corpus(*splits, tuple("abcdef"), self._texts(random, np.full(6, -1)))
-
-    def _draw(self, random: np.random.Generator, per_class: int) -> Samples:
-        labels = np.repeat(np.arange(6), per_class)
-        return Samples(self._texts(random, labels), labels)
-
-    @staticmethod
-    def _texts(random: np.random.Generator, labels: Any) -> Any:
-        texts = np.empty(len(labels), dtype=object)
-        for i, label in enumerate(labels):
-            own = random.integers(2 * max(label, 0), 2 * max(label, 0) + 2, 3 if label >= 0 else 0)
-            words = [*own, *random.integers(12, 20, 3 + i % 4)]
-            texts[i] = " ".join(str(word) for word in random.permutation(words))
-        return texts
+@pytest.fixture(scope="module")
+def here():
+    """The golden runs of this machine, by method and modality."""
+    return golden_runs.computed(sorted(golden_runs.METHODS))
 
 
-class TinyEncoder(TextBackbone):
-    """Embeddings of numbered words, one linear layer with ReLU and a norm, and the mean over the words."""
-
-    def build(self) -> FeatureExtractor:
-        class Body(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding = nn.Embedding(21, 12)
-                self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 12)
-
-            def forward(self, ids: torch.Tensor) -> torch.Tensor:
-                mask = (ids != 0).float()[:, :, None]
-                hidden = torch.relu(self.linear(self.norm(self.embedding(ids))))
-                return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-        return FeatureExtractor(Body(), 12)
-
-    def encode(self, texts: Any) -> TokenIds:
-        rows = [[int(word) + 1 for word in text.split()] for text in texts]
-        lengths = np.array([len(row) for row in rows])
-        ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
-        for target, row in zip(ids, rows, strict=True):
-            target[: len(row)] = row
-        return TokenIds(ids, lengths, 0)
+def kept(method: str) -> dict[str, Any]:
+    return json.loads((golden_runs.GOLDEN / f"{method}.json").read_text(encoding="utf-8"))
 
 
-def experiment(method: str, modality: str) -> Experiment:
-    vit = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    vision = {
-        "dataset": Digits(Digits.Params(train_per_class=30, test_per_class=10)),
-        "backbone": Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args=vit)),
-        "tasks": (4, 1, 5),
-    }
-    plugin = METHODS[method].load()
-    return Experiment(
-        aggregator=plugin(plugin.Params(**OPTIONS.get(method, {}))),
-        stressor=NoStress(),
-        data_root=Path(),
-        protocol=Protocol(clients=3, rounds=2, local_epochs=3, batch_size=8, lr=1e-2, weight_decay=0.01),
-        partition=Partition(kind="dirichlet", value=0.5),
-        **(vision if modality == "vision" else {"dataset": Words(), "backbone": TinyEncoder(), "tasks": 3}),
-    )
+def moved(found: Any, wanted: Any, where: str = "") -> list[str]:
+    """Returns where two records differ in any bit."""
+    if isinstance(wanted, dict) and isinstance(found, dict) and set(found) == set(wanted):
+        return [line for key in wanted for line in moved(found[key], wanted[key], f"{where}/{key}")]
+    if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
+        pairs = enumerate(zip(found, wanted, strict=True))
+        return [line for i, (one, two) in pairs for line in moved(one, two, f"{where}/{i}")]
+    return [] if found == wanted else [f"{where}: {found}, was {wanted}"]
 
 
-def measure(method: str, modality: str) -> dict[str, Any]:
-    """Returns the losses of the curve, the accuracy matrices, the area under the curve of detection and the bytes.
-
-    Of a method that declines the network it returns the reason.
-    """
-    events: list[dict[str, Any]] = []
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            outcome = run_experiment(experiment(method, modality), Path(folder), events.append)
-        except Unsupported as reason:
-            return {"declined": str(reason)}
-    auroc = outcome.metrics.get("oos_auroc/none")
-    return {
-        "losses": [event["loss"] for event in events if event["event"] == "round"],
-        "accuracy": outcome.accuracy,
-        "oos_auroc": None if auroc is None else auroc.value,
-        "bytes": [outcome.cost.bytes_up, outcome.cost.bytes_down],
-    }
+def moved_from_the_start(found: Any, wanted: Any) -> list[str]:
+    """Returns what differs between two records of one modality that other versions of libraries do not explain."""
+    if "declined" in wanted or "declined" in found:
+        return moved(found, wanted)
+    lines = moved(found["bytes"], wanted["bytes"], "/bytes")
+    one, two = found["losses"][0], wanted["losses"][0]
+    close = one == two or (None not in (one, two) and math.isclose(one, two, rel_tol=FIRST_LOSS))
+    return lines if close else [*lines, f"/losses/0: {one}, was {two}"]
 
 
-def differences(found: Any, kept: Any, where: str = "") -> list[str]:
-    """Returns where two measurements differ by more than the tolerance."""
-    if isinstance(kept, dict) and isinstance(found, dict) and set(found) == set(kept):
-        return [line for key in kept for line in differences(found[key], kept[key], f"{where}/{key}")]
-    if isinstance(kept, list) and isinstance(found, list) and len(found) == len(kept):
-        pairs = enumerate(zip(found, kept, strict=True))
-        return [line for i, (one, two) in pairs for line in differences(one, two, f"{where}/{i}")]
-    if isinstance(kept, float) and isinstance(found, float):
-        same = math.isclose(found, kept, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+@pytest.mark.parametrize("modality", golden_runs.MODALITIES)
+@pytest.mark.parametrize("method", sorted(golden_runs.METHODS))
+def test_numbers_stay_what_they_are(here, method: str, modality: str) -> None:
+    found, wanted, versions = here[method][modality], kept(method)[modality], golden_runs.versions()
+    if versions == KEPT_VERSIONS:
+        lines = moved(found, wanted)
     else:
-        same = found == kept
-    return [] if same else [f"{where}: {found}, was {kept}"]
-
-
-@pytest.mark.parametrize("modality", MODALITIES)
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_numbers_stay_what_they_are(method: str, modality: str) -> None:
-    kept = json.loads((GOLDEN / f"{method}.json").read_text(encoding="utf-8"))
-    moved = differences(measure(method, modality), kept[modality])
-    assert not moved, (
-        f"{moved[:5]}: mend it; or raise ENGINE_VERSION (fcilbench/spec/identity.py), or the method's version if the "
-        f"method changed, and run: python tests/test_golden.py {method}"
+        others = ", ".join(f"{name} {versions[name]}" for name in versions if versions[name] != KEPT_VERSIONS[name])
+        warnings.warn(f"golden numbers are compared by their first loss and bytes alone: {others}", stacklevel=1)
+        lines = moved_from_the_start(found, wanted)
+    assert not lines, (
+        f"{lines[:5]}: mend it; or raise ENGINE_VERSION (fcilbench/spec/identity.py), or the method's version if the "
+        f"method changed, and run: python tests/golden_runs.py --write {method}"
     )
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(METHODS):
-        record = {modality: measure(name, modality) for modality in MODALITIES}
-        (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def test_other_versions_are_held_to_the_start_of_training_and_to_all_bytes():
+    """The tolerance is 1e-4 of 2.0: 2.0001 is within it, 2.0003 is not; later losses may be anything."""
+    wanted = {"losses": [2.0, 1.0], "bytes": [5, 6], "model_digest": "a"}
+    assert moved_from_the_start({"losses": [2.0001, 9.0], "bytes": [5, 6], "model_digest": "b"}, wanted) == []
+    assert moved_from_the_start({"losses": [2.0003, 1.0], "bytes": [5, 6]}, wanted) == ["/losses/0: 2.0003, was 2.0"]
+    assert moved_from_the_start({"losses": [2.0, 1.0], "bytes": [5, 7]}, wanted) == ["/bytes/1: 7, was 6"]
+    assert moved_from_the_start({"losses": [None], "bytes": [5, 6]}, wanted) == ["/losses/0: None, was 2.0"]
+    assert moved_from_the_start({"declined": "why"}, wanted) == [": {'declined': 'why'}, was " + str(wanted)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (Debian: apt-get install qemu-user)")
+def test_a_processor_of_2008_gives_the_same_bits(here):
+    """A Nehalem has neither AVX nor fused products. `benchmarks/portability.py` runs every method so."""
+    emulated = golden_runs.computed(["sum"], ["text"], [QEMU, "-cpu", "Nehalem"])
+    assert emulated["sum"]["text"] == here["sum"]["text"]

@@ -48,16 +48,15 @@ class Sample:
 
     @property
     def hardware(self) -> str | None:
-        """What decides seconds: device, digest of the hardware, threads and capture; `None` if nothing was computed.
+        """What decides seconds: device, digest of the hardware and settings; `None` if nothing was computed.
 
-        Threads and capture are named if they are not at their default, which rows that do not record them have.
+        Settings are named if they are not at their default, which rows that do not record them have.
         """
         if self.row is None or self.row.device is None:
             return None
         default, own = Runtime().model_dump(), self.params.runtime
-        settings = [
-            f" {key} {own[key]}" for key in ("threads", "capture") if own.get(key, default[key]) != default[key]
-        ]
+        decisive = ("threads", "capture", "portable")
+        settings = [f" {key} {own[key]}" for key in decisive if own.get(key, default[key]) != default[key]]
         return f"{self.row.device} {self.row.hardware_digest.removeprefix('sha256:')[:12]}{''.join(settings)}"
 
 

@@ -12,10 +12,10 @@ import typer
 
 from fcilbench.cli import console, options
 from fcilbench.data.root import MissingData, download_bytes, missing_data
-from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedError
+from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedError, UsageError
 from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
 from fcilbench.execution.lease import running_cells
-from fcilbench.results.provenance import environment, hardware_digest
+from fcilbench.results.provenance import environment, same_hardware
 from fcilbench.results.store import Store
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite, load_suite
@@ -90,15 +90,19 @@ def prepare(
 
     Raises:
         NothingSelectedError: If `only` selects no cell, and nothing is missing here that may be why.
+        UsageError: If cells want portable numbers, and a device is a GPU.
     """
     console.log_to_stderr()
     loaded = load_suite(suite, overrides or (), params)
     store = Store(out)
-    hardware = hardware_digest(environment(facts_of(devices[0])))
+    if loaded.suite.runtime.portable and any(devices):
+        raise UsageError("runtime.portable: portable numbers are computed on a CPU", hint="add --gpus none")
     rows, running, gpu = store.latest(), running_cells(store), bool(devices[0])
+    own = environment(facts_of(devices[0]))
+    here = {env for env in {row.env for row in rows.values()} if same_hardware(store.environment(env), own)}
     expansion = expand(loaded)
     lacking = missing_data(expansion.facts)
-    plan_ = make_plan(expansion, rows, rerun, only or (), missing=lacking, running=running, hardware=hardware, gpu=gpu)
+    plan_ = make_plan(expansion, rows, rerun, only or (), missing=lacking, running=running, environments=here, gpu=gpu)
     selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)
     absent = dict.fromkeys(lacking[label] for label in selected if label in lacking)
     prepared = Prepared(loaded, plan_, store, list(absent))

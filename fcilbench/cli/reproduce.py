@@ -79,7 +79,8 @@ def train_again(
         PrerequisiteError: If the cell cannot run here.
         typer.Exit: If the user interrupts it, or something is missing when it runs.
     """
-    devices = tuple(choose_devices(gpus))[:1]
+    # Portable numbers are computed on a CPU, whatever devices there are.
+    devices = tuple(choose_devices("none" if gpus == "auto" and row.params.runtime.get("portable") else gpus))[:1]
     with tempfile.TemporaryDirectory() as folder:
         suite = Path(folder) / "suite.yaml"
         suite.write_text(json.dumps(suite_of(row)), encoding="utf-8")

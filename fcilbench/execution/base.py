@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 from pydantic import ValidationError
 
 from fcilbench.errors import UsageError, nearest
+from fcilbench.execution.portable import PORTABLE
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for
 from fcilbench.spec.cell import Cell
@@ -118,14 +119,20 @@ class Executor(Protocol):
         ...
 
 
-def job_environment(cpu: bool, offline: bool) -> dict[str, str]:
+def job_environment(request: Mapping[str, Any]) -> dict[str, str]:
     """Returns the environment variables that a worker needs to train, wherever it runs.
 
-    They name the same data root as here, and make cuBLAS deterministic.
+    They name the same data root as here, make cuBLAS deterministic, and the numbers of a cell portable if it wants
+    that. A worker that was started with them serves no cell that needs others.
+
+    Args:
+        request: `Job.request`.
     """
     environment = {name: value for name, value in os.environ.items() if name.startswith("FCILBENCH_")}
     environment["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return environment | ({"CUDA_VISIBLE_DEVICES": ""} if cpu else {}) | (_OFFLINE if offline else {})
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if request["device"] == "cpu" else {}
+    environment |= _OFFLINE if request["offline"] else {}
+    return {**environment, **(PORTABLE if request["cell"]["runtime"]["portable"] else {})}
 
 
 def attempt(

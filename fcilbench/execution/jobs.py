@@ -9,6 +9,7 @@ import errno
 import functools
 import gc
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +19,14 @@ from typing import Any, cast
 import torch
 
 from fcilbench.data.root import data_root
+from fcilbench.engine.portable import make_portable
 from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
 from fcilbench.execution.devices import find_gpus
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Event
+from fcilbench.results.provenance import machine_facts
 from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.plugin import Plugin
 
@@ -58,7 +61,24 @@ def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     gpu = {"gpu": torch.cuda.get_device_name(0) if cuda else None}
     gpus = find_gpus() if cuda else []
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, **gpu, **(gpus[0].facts if gpus else {})}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    return {**versions, **gpu, **(gpus[0].facts if gpus else {}), **_arithmetic(), "machine": machine_facts()}
+
+
+def _arithmetic() -> dict[str, str]:
+    """Returns the code that torch has chosen for this processor, and the versions of its libraries of linear algebra.
+
+    A library that torch was built without is absent.
+    """
+    built = torch.__config__.show()
+    blas = re.search(r"Math Kernel Library Version (\S+)", built) or re.search(r"BLAS_INFO=(\w+)", built)
+    onednn = re.search(r"MKL-DNN v(\S+)|oneDNN v(\S+)", built)
+    found = {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "blas": f"{'MKL ' if 'Math Kernel' in built else ''}{blas[1]}" if blas else "",
+        "onednn": (onednn[1] or onednn[2]) if onednn else "",
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def serve(request: dict[str, Any], emit: Emit) -> None:
@@ -72,6 +92,8 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
             emit({"event": "started", "pid": os.getpid()})
             cell = Cell.model_validate(request["cell"])
             torch.set_num_threads(cell.runtime.threads)
+            if cell.runtime.portable:
+                make_portable(request["device"])
             outcome = run_experiment(build_experiment(cell, request["device"], roots), workdir, emit)
         emit({"event": "finished", "outcome": outcome.model_dump(mode="json")})
     except Unsupported as reason:

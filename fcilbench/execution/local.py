@@ -25,6 +25,7 @@ class _Slot:
         visible: Value of `CUDA_VISIBLE_DEVICES` for its worker; empty on a CPU.
         late: Clock at which a worker that has not started its first job is given up.
         foreign: The third-party plugins that the worker has run.
+        portable: Whether the worker was started for portable numbers.
     """
 
     visible: str
@@ -32,6 +33,7 @@ class _Slot:
     job: Job | None = None
     late: float | None = None
     foreign: frozenset[str] = frozenset()
+    portable: bool = False
 
     @property
     def label(self) -> str:
@@ -48,7 +50,8 @@ class LocalExecutor(Executor):
     """Runs jobs in worker processes of this machine.
 
     A worker that ran third-party plugins is used again only for a cell that has all of them, because they may have
-    changed the process. A worker whose job failed is not used again.
+    changed the process. Cells with portable numbers have workers of their own. A worker whose job failed is not used
+    again.
     """
 
     version: ClassVar[str] = "1"
@@ -76,13 +79,16 @@ class LocalExecutor(Executor):
                 other.stop()  # an idle worker still holds memory of the device
         names = {str(job.cell[axis]["name"]) for axis in PLUGIN_KINDS}
         foreign = frozenset(name for name in names if not name.startswith("fcilbench/"))
-        if slot.worker is not None and (slot.worker.death() is not None or not slot.foreign <= foreign):
-            slot.stop()
-        slot.job, slot.foreign = job, foreign
+        portable = bool(job.cell["runtime"]["portable"])
+        if slot.worker is not None:
+            changed = not slot.foreign <= foreign or slot.portable != portable
+            if changed or slot.worker.death() is not None:
+                slot.stop()
+        slot.job, slot.foreign, slot.portable = job, foreign, portable
         if slot.worker is None:
             try:
                 order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
-                environment = worker_environment() | job_environment(not slot.visible, self._options.offline)
+                environment = worker_environment() | job_environment(job.request)
                 environment |= {"CUDA_VISIBLE_DEVICES": slot.visible, "CUDA_DEVICE_ORDER": order}
                 slot.worker = WorkerProcess(environment, self._options.worker or WORKER)
             except OSError as error:

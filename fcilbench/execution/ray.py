@@ -83,7 +83,7 @@ class RayExecutor(Executor):
         if job.alone:  # all cores of the largest node, and no share of a GPU: nothing else runs beside it
             cpus, gpus = max(cpus, _largest_node()), math.ceil(gpus)
         task = _task.options(num_cpus=cpus, num_gpus=gpus, num_returns="streaming", max_retries=0)
-        environment = job_environment(job.device == "cpu", job.offline)
+        environment = job_environment(job.request)
         self._events[job] = task.remote(job.request, environment, self._options.worker)
         return "ray"
 

@@ -192,7 +192,7 @@ class SlurmJob:
     def __call__(self) -> None:
         """Runs the attempt, unless the run that wanted it has ended meanwhile."""
         watch = _Watch(self.folder)
-        environment = job_environment(self._request["device"] == "cpu", self._request["offline"])
+        environment = job_environment(self._request)
         with self.events.open("a", encoding="utf-8") as file:
             for event in attempt(self._request, environment, self._command, watch.alive):
                 file.write(json.dumps({"token": self._request["token"], **event}) + "\n")

@@ -1,7 +1,9 @@
 """The checkpoint between two rounds: a resumed run ends bit-equal to an uninterrupted one.
 
 The file is a zip archive. Its checksums are verified first, because torch reads damaged tensors without an error. A
-checkpoint that is damaged or of another experiment is ignored with a warning, and the experiment starts over.
+checkpoint that is damaged or of another experiment is ignored with a warning, and the experiment starts over. So is one
+of a run that did not compute portable numbers, if this one does; on another processor a run that does not promise
+portable numbers goes on, with a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 4
+FORMAT = 5
 Event = dict[str, Any]
 
 
@@ -59,6 +61,8 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
     server = federation.server
     record = {
         "format": FORMAT,
+        "portable": federation.experiment.runtime.portable,
+        "capability": torch.backends.cpu.get_cpu_capability(),
         "progress": asdict(progress),
         "vector": server.vector,
         "counters": server.counters,
@@ -89,11 +93,18 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         record = torch.load(path, map_location=device, weights_only=True, mmap=device.type == "cpu")
         if record.get("format") != FORMAT:
             raise DamagedError("it is of another version")
+        if record["portable"] != federation.experiment.runtime.portable:
+            raise DamagedError("it was not computed with the same runtime.portable")
         progress = Progress(**record["progress"])
         if record["vector"].shape != server.vector.shape or record["counters"].shape != server.counters.shape:
             raise DamagedError("it is of another model")
         clients = {int(client): dict(state) for client, state in record["clients"].items()}
         state, warnings = dict(record["state"]), list(record["warnings"])
+        before, now = record["capability"], torch.backends.cpu.get_cpu_capability()
+        if before != now and device.type == "cpu":
+            warnings.append(
+                f"begun by a processor with {before} and continued by one with {now}, whose last bits differ"
+            )
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
     except Exception as error:
         reason = error if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.registry.entrypoints import normalise
+from fcilbench.results.processor import processor
 
 _GIT_SECONDS = 10.0
 _PACKAGE = Path(__file__).resolve().parents[1]
 _HARDWARE = ("machine", "cpu", "cpu_count", "memory_gib")
 _WORKER_HARDWARE = ("gpu", "gpu_memory")
+_ARITHMETIC = ("capability", "blas", "onednn")
+"""What of a worker's libraries decides how a processor computes; no records of earlier versions have it."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,12 @@ def capture(worker: Mapping[str, Any] | None = None) -> Provenance:
 
 
 def environment(worker: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the environment record, plain JSON without names of machines or users."""
-    return {**_own_environment(), "worker": dict(worker or {})}
+    """Returns the environment record, plain JSON without names of machines or users.
+
+    A worker may run on another machine than this process: what it reports as its `machine` counts instead.
+    """
+    reported = dict(worker or {})
+    return {**_own_environment(), **machine_facts(), **reported.pop("machine", {}), "worker": reported}
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -61,11 +68,25 @@ def digest(record: Mapping[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def hardware_digest(record: Mapping[str, Any]) -> str:
-    """Returns the digest of processor, memory (GiB) and accelerator; costs compare only where it is equal."""
+def hardware(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of an environment record tells machines apart that differ in speed, as it is seen without torch."""
     worker = record.get("worker") or {}
     parts = {key: record.get(key) for key in _HARDWARE} | {key: worker.get(key) for key in _WORKER_HARDWARE}
-    return digest(parts)
+    return parts | ({"processor": record["processor"]} if "processor" in record else {})
+
+
+def same_hardware(record: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Returns whether two environment records name equal hardware, as far as both say what it is."""
+    if record is None:
+        return False
+    one, two = hardware(record), hardware(other)
+    return all(one[key] == two[key] for key in one.keys() & two.keys())
+
+
+def hardware_digest(record: Mapping[str, Any]) -> str:
+    """Returns the digest of the hardware and of how torch uses it; costs compare only where it is equal."""
+    worker = record.get("worker") or {}
+    return digest(hardware(record) | {key: worker[key] for key in _ARITHMETIC if key in worker})
 
 
 @lru_cache(maxsize=1)
@@ -104,15 +125,25 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 @lru_cache(maxsize=1)
+def machine_facts() -> dict[str, Any]:
+    """Returns what an environment record says of the machine that this process runs on."""
+    found = processor()
+    return {
+        "platform": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "cpu": found.pop("name") or platform.processor(),
+        "processor": found,
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+    }
+
+
+@lru_cache(maxsize=1)
 def _own_environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "implementation": sys.implementation.name,
-        "platform": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpu_count": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "packages": _packages(),
     }
 
@@ -136,9 +167,3 @@ def software(record: Mapping[str, Any], dists: Iterable[str]) -> dict[str, Any]:
             names |= {normalise(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in required}
     packages = record.get("packages", {})
     return {"python": record.get("python"), "packages": {name: packages[name] for name in packages if name in names}}
-
-
-def _cpu() -> str:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return match.group(1).strip() if match else platform.processor()

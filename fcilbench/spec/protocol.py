@@ -206,6 +206,11 @@ class Runtime(Closed):
         "auto",
         description="`auto` captures local steps in a CUDA graph where there is a GPU; `off` runs kernel by kernel",
     )
+    portable: bool = runtime_field(
+        False,
+        description="whether the cell is computed on a CPU by code that every x86-64 processor has, so that each "
+        "gives the same bits; about three times slower (docs/portability.md)",
+    )
     keep_model: bool = runtime_field(
         False, description="whether the deployed module stays in the cell's folder, for `fcilbench module export`"
     )
@@ -214,6 +219,12 @@ class Runtime(Closed):
         description="also measured, without influence on the result: `curve`, accuracy after the first and the middle "
         "round of each task; `geometry`, sharpness, margins and separation of the final models",
     )
+
+    @model_validator(mode="after")
+    def _portable_on_one_thread(self) -> Self:
+        if self.portable and self.threads != 1:
+            raise ValueError(f"portable needs one thread, and threads is {self.threads}: set threads: 1")
+        return self
 
 
 class Limits(Closed):

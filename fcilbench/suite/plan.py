@@ -98,7 +98,7 @@ def make_plan(
     *,
     missing: Collection[str] = (),
     running: Mapping[str, str] | None = None,
-    hardware: str | None = None,
+    environments: Collection[str] = (),
     gpu: bool = False,
 ) -> Plan:
     """Plans a run.
@@ -110,7 +110,7 @@ def make_plan(
         only: Values of `--only`. A term that asks for failed or stale cells by their status also runs them again.
         missing: Labels of the data sets that are not on this machine.
         running: By cell id, the live process that works on a cell.
-        hardware: Digest of this machine's hardware; only rows with the same digest count as measured costs.
+        environments: `Row.env` of environments on hardware like this one's; only their rows count as measured costs.
         gpu: Whether cells would run on a GPU, for the guess where nothing was measured.
     """
     selector = parse_selectors(only)
@@ -118,7 +118,7 @@ def make_plan(
     if not selector.statuses.isdisjoint(FAILURES):
         asked.add("failed")
     again = parse_rerun(rerun) | asked
-    measured = _measured(rows.values(), hardware)
+    measured = _measured(rows.values(), environments)
     items = []
     for cell in expansion.cells:
         identity = cell_id(cell)
@@ -127,7 +127,7 @@ def make_plan(
         status = row.status if row else None
         if selector.matches(identity, cell.coords, status, state):
             wanted = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
-            before = measured.get(_work(cell.dataset, cell.backbone, cell.aggregator))
+            before = measured.get(_work(cell, cell.runtime.portable))
             rate = statistics.median(before) if before else _guess(cell, expansion.facts, gpu)
             seconds = rate * _visits(cell.protocol.model_dump(mode="json"))
             blocked = wanted and cell.dataset.label in missing
@@ -171,19 +171,21 @@ def _taken_up_again(state: State, row: Row | None) -> bool:
     return row.status == "killed" or (row.failure is not None and row.failure.kind == "prerequisite")
 
 
-def _measured(rows: Iterable[Row], hardware: str | None) -> dict[str, list[float]]:
-    """Returns the seconds that finished rows of this hardware took per visit of the training samples, by `_work`."""
+def _measured(rows: Iterable[Row], environments: Collection[str]) -> dict[str, list[float]]:
+    """Returns the seconds that finished rows of environments took per visit of the training samples, by `_work`."""
     measured: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        if row.status == "ok" and row.hardware_digest == hardware:
-            key = _work(row.plugins["dataset"], row.plugins["backbone"], row.plugins["aggregator"])
+        if row.status == "ok" and row.env in environments:
+            key = _work(row, bool(row.params.runtime.get("portable")))
             measured[key].append(row.cost.wall_s / _visits(row.params.protocol))
     return measured
 
 
-def _work(dataset: PluginUse | PluginRecord, backbone: PluginUse | PluginRecord, aggregator: Any) -> str:
-    """Returns a key of data set and backbone with their options, and of the aggregator without."""
-    return repr([(each.name, sorted(each.identity.items())) for each in (dataset, backbone)] + [aggregator.name])
+def _work(cell: Cell | Row, portable: bool) -> str:
+    """Returns a key of data set and backbone with their options, of the aggregator without, and of `portable`."""
+    uses = cell.plugins
+    parts = [(uses[kind].name, sorted(uses[kind].identity.items())) for kind in ("dataset", "backbone")]
+    return repr([*parts, uses["aggregator"].name, portable])
 
 
 def _guess(cell: Cell, facts: Mapping[str, Mapping[str, Any]], gpu: bool) -> float:

@@ -139,6 +139,7 @@ DAMAGE = {
     "list": rewritten(lambda record: [1, 2]),
     "bare": rewritten(lambda record: {"format": checkpoint.FORMAT}),
     "format": rewritten(lambda record: record.update(format=99)),
+    "portable": rewritten(lambda record: record.update(portable=True)),
     "key": rewritten(lambda record: record["progress"].update(more=1)),
     "shape": rewritten(lambda record: record.update(vector=torch.zeros(3))),
     "state": rewritten(lambda record: record.pop("state") and None),
@@ -155,6 +156,16 @@ def test_a_damaged_or_odd_checkpoint_is_not_trained_on(make_experiment, tmp_path
         again = run(experiment, tmp_path, damage)
         assert "a checkpoint was ignored, the cell starts over" in again.warnings.pop(0), damage
         assert comparable(again) == comparable(whole), damage
+
+
+def test_a_cell_that_goes_on_with_another_instruction_set_says_so(make_experiment, tmp_path):
+    """On a cluster of different machines it may: nothing but the row tells that no single machine computes it again."""
+    experiment = make_experiment(Sum(), tasks=2)
+    interrupted(experiment, tmp_path / "stopped", 2)
+    rewritten(lambda record: record.update(capability="SSE9"))(tmp_path / "stopped" / "checkpoint.pt")
+    (warning,) = run(experiment, tmp_path, "stopped").warnings
+    here = torch.backends.cpu.get_cpu_capability()
+    assert warning == f"begun by a processor with SSE9 and continued by one with {here}, whose last bits differ"
 
 
 def test_s15_memory_is_constant_from_the_second_round(make_experiment):

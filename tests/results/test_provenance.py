@@ -12,6 +12,7 @@ from fcilbench.results.provenance import (
     environment,
     hardware_digest,
     host_digest,
+    same_hardware,
     software,
     source_state,
 )
@@ -86,6 +87,29 @@ def test_hardware_digest_sees_hardware_only():
     assert hardware_digest(base) == hardware_digest(environment({"gpu": "H100", "gpu_memory": 80, "torch": "3.0"}))
     assert hardware_digest(base) != hardware_digest(environment({"gpu": "H200", "gpu_memory": 80}))
     assert hardware_digest(base) != hardware_digest({**base, "cpu": "other"})
+
+
+def test_how_torch_uses_a_processor_is_part_of_the_hardware():
+    """Costs and last bits of one machine differ between torch's code for AVX512 and its default code."""
+    fast, slow = (environment({"torch": "2.9", "capability": name}) for name in ("AVX512", "DEFAULT"))
+    assert hardware_digest(fast) != hardware_digest(slow)
+    assert same_hardware(fast, slow)  # a plan, which has no torch, cannot tell them apart
+    assert not same_hardware(fast, {**slow, "processor": {**slow["processor"], "model": "other"}})
+    assert not same_hardware(None, fast)
+
+
+def test_a_record_without_a_processor_keeps_its_digest():
+    """The digest of rows that were published before the processor was recorded, worked out by hand."""
+    old = {"machine": "x86_64", "cpu": "AMD EPYC", "cpu_count": 2, "memory_gib": 24, "worker": {"gpu": None}}
+    text = '{"cpu":"AMD EPYC","cpu_count":2,"gpu":null,"gpu_memory":null,"machine":"x86_64","memory_gib":24}'
+    assert hardware_digest(old) == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def test_the_machine_of_the_worker_counts_and_not_that_of_the_supervisor():
+    node = {"cpu": "Node", "processor": {"vendor": "GenuineIntel"}, "cpu_count": 64}
+    record = environment({"torch": "2.9", "machine": node})
+    assert (record["cpu"], record["processor"], record["cpu_count"]) == ("Node", {"vendor": "GenuineIntel"}, 64)
+    assert record["worker"] == {"torch": "2.9"}
 
 
 def test_capture_fits_together():

@@ -18,10 +18,10 @@ from fcilbench.suite.select import parse_selectors
 from fcilbench.tuning.study import subjects_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HERE = "sha256:here"
+HERE = "sha256:env"
 
 
-def row(cell, status="ok", *, failure=None, wall=10.0, hardware=HERE, code=None):
+def row(cell, status="ok", *, failure=None, wall=10.0, env=HERE, code=None):
     """A row as a run leaves it; an `ok` one is made from a skipped one, since its result does not matter here."""
     if code is not None:
         use = cell.aggregator.model_copy(update={"code_digest": code})
@@ -32,7 +32,7 @@ def row(cell, status="ok", *, failure=None, wall=10.0, hardware=HERE, code=None)
         "skipped" if status == "ok" else status,
         skipped="x" if status in ("ok", "skipped") else None,
         failure=failure or (Failure(kind=status, type="T", message="m") if status in FAILED else None),
-        provenance=Provenance({}, "sha256:env", hardware, "sha256:host", None, None),
+        provenance=Provenance({}, env, "sha256:hardware", "sha256:host", None, None),
         started=NOW,
         ended=NOW,
         cost=Cost(wall_s=wall),
@@ -161,11 +161,13 @@ class TestCost:
         cells = expand(load_suite(write(base + "seeds: 4\n"))).cells
         known = view(*(row(cells[index], wall=wall) for index, wall in enumerate((10.0, 30.0, 20.0))))
         known[cell_id(cells[3])] = row(cells[3], "oom", wall=999.0)
-        known[cell_id(cells[4])] = row(cells[4], wall=7.0, hardware="sha256:there")
+        known[cell_id(cells[4])] = row(cells[4], wall=7.0, env="sha256:there")
         for override, factor in (("protocol.rounds=2", 1.0), ("protocol.rounds=6", 3.0)):  # scaled by the visits
-            items = make_plan(expand(load_suite("s.yaml", [override])), known, hardware=HERE).items
+            items = make_plan(expand(load_suite("s.yaml", [override])), known, environments={HERE}).items
             assert [(item.seconds, item.basis) for item in items[:4]] == [(20.0 * factor, "measured")] * 4
             assert items[4].basis == "guess"  # another aggregator, measured on other hardware only
+        portable = make_plan(expand(load_suite("s.yaml", ["runtime.portable=true"])), known, environments={HERE}).items
+        assert {item.basis for item in portable} == {"guess"}  # which takes three times as long
 
 
 def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, base):

@@ -67,7 +67,7 @@ def play(make_experiment, tmp_path):
 @pytest.fixture
 def golden():
     """Returns the small experiments of the golden runs, by method and modality."""
-    spec = spec_from_file_location("golden", Path(__file__).parents[2] / "test_golden.py")
+    spec = spec_from_file_location("golden", Path(__file__).parents[2] / "golden_runs.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.experiment
