@@ -6,7 +6,7 @@ models (`docs/portability.md`). `test_golden.py` compares them. They are written
     python tests/golden_runs.py --write            # all methods
     python tests/golden_runs.py --write fedavg     # one of them
 
-Without `--write` the records are printed, as JSON.
+Without `--write` the records are printed, as JSON; with `--plain` those of numbers that are not portable.
 """
 
 from __future__ import annotations
@@ -162,13 +162,14 @@ def computed(methods: Sequence[str], modalities: Sequence[str] = MODALITIES, emu
 
 def main() -> None:
     """Prints the records of some methods, or of all; with `--write` it writes them into the folder `golden`."""
-    names = [name for name in sys.argv[1:] if name != "--write"] or sorted(METHODS)
+    names = [name for name in sys.argv[1:] if not name.startswith("-")] or sorted(METHODS)
     if "--write" in sys.argv:
         for name, record in computed(names).items():
             (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         VERSIONS.write_text(json.dumps(versions(), indent=1) + "\n", encoding="utf-8")
         return
-    make_portable()
+    if "--plain" not in sys.argv:
+        make_portable()
     modalities = os.environ.get("GOLDEN_MODALITIES", " ".join(MODALITIES)).split()
     print(json.dumps({name: {modality: measure(name, modality) for modality in modalities} for name in names}))
 
