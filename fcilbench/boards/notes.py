@@ -11,7 +11,6 @@ from typing import Any
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
-from fcilbench.spec.identity import ENGINE_VERSION
 from fcilbench.spec.row import Row
 from fcilbench.tables import cut
 
@@ -176,23 +175,14 @@ class Here:
 
     Attributes:
         commit: Commit of the fcilbench checkout; `None` if it is an installed package.
-        digests: Code digest of each installed plugin, by full name.
+        stale: By cell id, why a row is stale (`fcilbench.results.stale`).
         environments: What of the software that matters differs between a row's environment and this machine's, by
             `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
     """
 
     commit: str | None
-    digests: Mapping[str, str]
+    stale: Mapping[str, Sequence[str]]
     environments: Mapping[str, str]
-
-    def is_stale(self, row: Row) -> bool:
-        """Returns whether a row is of another engine version, or of other code of its plugins."""
-        return row.code.engine_version != ENGINE_VERSION or bool(self.changed(row))
-
-    def changed(self, row: Row) -> list[str]:
-        """Returns the row's plugins whose installed code is another one."""
-        records = row.plugins.values()
-        return [each.name for each in records if each.code_digest != self.digests.get(each.name, each.code_digest)]
 
 
 def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
@@ -276,14 +266,11 @@ def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int, str]
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
     """Returns notes on results that this checkout, on this machine, might not reproduce."""
     results = [row for row in rows if row.status == "ok"]
-    engines = Counter(row.code.engine_version for row in results if row.code.engine_version != ENGINE_VERSION)
-    plugins = Counter(name for row in results for name in here.changed(row))
+    reasons = Counter(reason for row in results for reason in here.stale.get(row.cell_id, ()))
     notes = []
-    old = [f"engine version {was or 'not recorded'}, here {ENGINE_VERSION} ({n} rows)" for was, n in engines.items()]
-    if plugins:
-        old.append(f"changed since: {', '.join(f'{name} ({n} rows)' for name, n in sorted(plugins.items()))}")
-    if old:
-        notes.append(f"rows are of older code than this checkout: {'; '.join(old)}")
+    if reasons:
+        old = "; ".join(f"{reason} ({number} rows)" for reason, number in sorted(reasons.items()))
+        notes.append(f"rows are of older code than this checkout: {old}")
     commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
     if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
         named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()))

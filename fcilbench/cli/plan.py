@@ -16,7 +16,9 @@ from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedErro
 from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
 from fcilbench.execution.lease import running_cells
 from fcilbench.results.provenance import environment, hardware_digest
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
+from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.plan import Plan, PlanItem, make_plan
@@ -98,7 +100,9 @@ def prepare(
     rows, running, gpu = store.latest(), running_cells(store), bool(devices[0])
     expansion = expand(loaded)
     lacking = missing_data(expansion.facts)
-    plan_ = make_plan(expansion, rows, rerun, only or (), missing=lacking, running=running, hardware=hardware, gpu=gpu)
+    stale = stale_rows(rows[each] for each in map(cell_id, expansion.cells) if each in rows)
+    known: dict[str, Any] = {"missing": lacking, "stale": stale, "running": running}
+    plan_ = make_plan(expansion, rows, rerun, only or (), **known, hardware=hardware, gpu=gpu)
     selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)
     absent = dict.fromkeys(lacking[label] for label in selected if label in lacking)
     prepared = Prepared(loaded, plan_, store, list(absent))

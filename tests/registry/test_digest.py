@@ -1,11 +1,7 @@
 import pytest
 
-from fcilbench.registry.catalog import Resolved, resolve
 from fcilbench.registry.digest import code_digest, normalised, source_files
 from fcilbench.registry.entrypoints import find, lookup
-from fcilbench.spec.cell import PluginUse
-from fcilbench.spec.identity import cell_id
-from fcilbench.suite.plan import state_of
 
 PLAIN = "def f(x):\n    return x + 1\n"
 
@@ -101,49 +97,6 @@ def test_a_new_or_redescribed_option_does_not_count_but_its_checks_do():
     assert text(bound=1) != text()
     assert text(more="tagged: ClassVar[int] = 3") != text()
     assert normalised("class Net:\n    depth: int = 1\n") != normalised("class Net:\n    depth: int = 2\n")
-
-
-RING = """
-from fcilbench.spec.params import Field, Params
-from fcilbench.spec.plugin import Plugin
-
-class Ring(Plugin):
-    class Params(Params):
-        rate: float = Field(0.5)
-        {option}
-
-    def compute(self):
-        return {value}
-"""
-
-
-def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(install, make_cell, make_row):
-    site = install(
-        "acme", {"acme_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "acme_ring:Ring"}}
-    )
-    install("other", {"other_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "other_ring:Ring"}})
-
-    def cell(name):
-        found = resolve(lookup("aggregators", name), {})
-        assert isinstance(found, Resolved)
-        fields = {"version": found.version, "params": found.params, "identity": found.identity}
-        use = PluginUse(name=name, code_digest=found.code_digest, **fields)
-        return make_cell().model_copy(update={"aggregator": use})
-
-    def states():
-        return [state_of(cell(name), row) for name, row in rows.items()]
-
-    names = ("acme/ring", "other/ring", "fcilbench/sum")
-    ids = [cell_id(cell(name)) for name in names]
-    rows = {name: make_row(cell(name), {"faa/none": 0.5}) for name in names}
-    assert states() == [("done", "")] * 3
-    (site / "acme_ring.py").write_text(RING.format(option="more: int = 0", value=1))
-    assert states() == [("done", "")] * 3
-    assert [cell_id(cell(name)) for name in names] == ids
-    (site / "acme_ring.py").write_text(RING.format(option="", value=2))
-    assert states() == [("stale", "code changed: acme/ring"), ("done", ""), ("done", "")]
-    (site / "acme_ring.py").write_text(RING.format(option="", value=1).replace("0.5", "0.75"))
-    assert states()[0] == ("stale", "code changed: acme/ring")
 
 
 def test_closures_of_a_single_module_a_namesake_of_ours_and_a_missing_package(install):
