@@ -89,7 +89,7 @@ RESULTS = Path("results")
 """The results folder if `--out` is not given."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", callback=_folder, help="Results folder.")]
 _RERUN = (
-    "Which finished cells run again: stale (a plugin's code changed), failed, all, or never; commas join them. New and "
+    "Which finished cells run again: stale (code or a default changed), failed, all, or never; commas join them. New and "
     "interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
 )
 Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
