@@ -12,6 +12,7 @@ from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
 from fcilbench.spec.row import Row
+from fcilbench.suite.lock import UNSEALED
 from fcilbench.tables import cut
 
 CONTROL = "‡"
@@ -191,7 +192,8 @@ def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -
     Returns the rows, with a warning each where a method was tuned with another budget or score than most, or not at
     all; and a note on each tuned scenario.
     """
-    studies = {row.cell_id: _study_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
+    rules = {row.cell_id: _rule_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
+    studies = {cell_id: rule and rule["study"] for cell_id, rule in rules.items()}
     usual: dict[tuple[str, ...], Counter[tuple[int, int, str]]] = defaultdict(Counter)
     idle: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for row in rows:
@@ -209,7 +211,9 @@ def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -
     marked = []
     for row in rows:
         warning = _tuning_warning(studies[row.cell_id], most[_place(row)]) if _place(row) in most else ""
-        marked.append(row.model_copy(update={"warnings": [*row.warnings, warning]}) if warning else row)
+        unsealed = UNSEALED if (rules[row.cell_id] or {}).get("sealed") is False else ""
+        told = [each for each in (warning, unsealed) if each]
+        marked.append(row.model_copy(update={"warnings": [*row.warnings, *told]}) if told else row)
     return marked, tuple(notes)
 
 
@@ -239,11 +243,11 @@ def _place(row: Row) -> tuple[str, ...]:
     return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
 
 
-def _study_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the study behind a row's values, from the last rule of a lock file that is about it."""
+def _rule_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the last rule of a lock file that is about a row, with the study behind the row's values."""
     rules = suite.get("tuned", ()) if row.tuned_from else ()
     found = [each for each in rules if each.get("study") and each["where"].items() <= row.coords.items()]
-    return found[-1]["study"] if found else None
+    return found[-1] if found else None
 
 
 def _spent(study: Mapping[str, Any]) -> tuple[int, int, str]:

@@ -139,6 +139,7 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
         cost = f", about {console.duration(seconds)} of work" if seconds else ""
         lines.append(f"  {plan_.blocked} cells are left out because of what is missing{cost}")
     lines += [f"  {problem} ({problem.hint})" for problem in expansion.unused]
+    lines += [f"  {remark}" for remark in expansion.remarks]
     suite = prepared.loaded.suite
     bare = [item.cell.aggregator.label for item in plan_.items if suite.lock_digest and not item.cell.tuned_from]
     if bare:
@@ -182,6 +183,7 @@ def _show_cells(prepared: Prepared, form: options.Form) -> None:
         "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
         "prerequisites": missing_lines(plan_.without_id),
         "blocked": plan_.blocked,
+        "remarks": expansion.remarks,
     }
     console.show_list(form, (*_AXES, "cells", "why"), rows, key="cells", records=cells, **about)
 

@@ -186,16 +186,16 @@ def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, ba
     assert items[1].why.startswith("code changed: lab/ten")
 
 
-LOCK = """\
+LOCK = f"""\
 fcilbench: 1
 tuned:
-- where: {aggregator: mean}
-  set: {protocol.lr: 0.002}
-  study: {digest: 'sha256:a', trials: 3, losers: 2, budget: 30}
-- where: {aggregator: ring}
-  set: {}
-  study: {digest: 'sha256:b', trials: 0, losers: 0, budget: 0}
-"""
+- where: {{aggregator: mean}}
+  set: {{protocol.lr: 0.002}}
+  study: {{digest: 'sha256:{1:064}', trials: 3, losers: 2, budget: 30, score: 0.5}}
+- where: {{aggregator: ring}}
+  set: {{}}
+  study: {{digest: 'sha256:{2:064}', trials: 0, losers: 0, budget: 0}}
+"""  # of before there was a digest
 
 
 def test_a_lock_file_with_fewer_trials_than_the_budget_is_said_so(lab, write, base, tmp_path):
