@@ -2,7 +2,7 @@
 
     python -m benchmarks.portability [--processors Nehalem Haswell EPYC] [--output FILE]
 
-Other processors are emulated by `qemu-x86_64` (Debian: `apt-get install qemu-user`; about ten minutes each). The tables:
+Other processors are emulated by `qemu-x86_64` (Debian: `apt-get install qemu-user`), about ten minutes each. Tables:
 
 1. Operations of torch and numpy: how many differ from this machine, with portable numbers and without.
 2. Cells x processors: the digest of the final models of each method's golden runs, with portable numbers.

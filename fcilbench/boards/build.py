@@ -127,7 +127,7 @@ class BaseBoard(ABC):
             ok=len(ended),
             planned=len(members),
             seeds=len({sample.seed for sample in ended}),
-            stale=sum(here.is_stale(_row(sample)) for sample in ended) if here else 0,
+            stale=sum(_row(sample).cell_id in here.stale for sample in ended) if here else 0,
             failures=dict(sorted(Counter(sample.status for sample in lost).items())),
             reasons=tuple(sorted({f"{each.status}: {_why(each)}" for each in rows if each.reason})),
             estimates={

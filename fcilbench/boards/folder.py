@@ -14,12 +14,12 @@ from fcilbench.boards.render import render
 from fcilbench.boards.report import render_index, render_report
 from fcilbench.errors import NothingSelectedError
 from fcilbench.files import write_atomic
-from fcilbench.registry import catalog
-from fcilbench.registry.entrypoints import find, load, lookup
+from fcilbench.registry.entrypoints import load, lookup
 from fcilbench.results.compare import environment_difference
 from fcilbench.results.provenance import environment, software, source_state
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
-from fcilbench.spec.cell import PLUGIN_KINDS, Cell
+from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row
 from fcilbench.suite.select import missing_cells
 from fcilbench.tables import markdown
@@ -64,9 +64,6 @@ def build_boards(
 
 
 def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
-    used = {(PLUGIN_KINDS[kind], record.name) for row in rows for kind, record in row.plugins.items()}
-    refs = [ref for kind in PLUGIN_KINDS.values() for ref in find(kind) if (kind, ref.name) in used]
-    digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}
     own, environments = environment(), {}
     for env in {row.env for row in rows}:
         record = store.environment(env)
@@ -77,7 +74,7 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
             parts = [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
             environments[env] = ", ".join(parts[:_SHOWN]) + more
-    return Here(None if portable else source_state()[0], digests, environments)
+    return Here(None if portable else source_state()[0], stale_rows(rows), environments)
 
 
 def write_site(folder: Path) -> int:

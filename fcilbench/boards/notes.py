@@ -11,8 +11,8 @@ from typing import Any
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
-from fcilbench.spec.identity import ENGINE_VERSION
 from fcilbench.spec.row import Row
+from fcilbench.suite.lock import UNSEALED
 from fcilbench.tables import cut
 
 CONTROL = "‡"
@@ -176,23 +176,14 @@ class Here:
 
     Attributes:
         commit: Commit of the fcilbench checkout; `None` if it is an installed package.
-        digests: Code digest of each installed plugin, by full name.
+        stale: By cell id, why a row is stale (`fcilbench.results.stale`).
         environments: What of the software that matters differs between a row's environment and this machine's, by
             `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
     """
 
     commit: str | None
-    digests: Mapping[str, str]
+    stale: Mapping[str, Sequence[str]]
     environments: Mapping[str, str]
-
-    def is_stale(self, row: Row) -> bool:
-        """Returns whether a row is of another engine version, or of other code of its plugins."""
-        return row.code.engine_version != ENGINE_VERSION or bool(self.changed(row))
-
-    def changed(self, row: Row) -> list[str]:
-        """Returns the row's plugins whose installed code is another one."""
-        records = row.plugins.values()
-        return [each.name for each in records if each.code_digest != self.digests.get(each.name, each.code_digest)]
 
 
 def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
@@ -201,7 +192,8 @@ def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -
     Returns the rows, with a warning each where a method was tuned with another budget or score than most, or not at
     all; and a note on each tuned scenario.
     """
-    studies = {row.cell_id: _study_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
+    rules = {row.cell_id: _rule_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
+    studies = {cell_id: rule and rule["study"] for cell_id, rule in rules.items()}
     usual: dict[tuple[str, ...], Counter[tuple[int, int, str]]] = defaultdict(Counter)
     idle: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for row in rows:
@@ -219,7 +211,9 @@ def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -
     marked = []
     for row in rows:
         warning = _tuning_warning(studies[row.cell_id], most[_place(row)]) if _place(row) in most else ""
-        marked.append(row.model_copy(update={"warnings": [*row.warnings, warning]}) if warning else row)
+        unsealed = UNSEALED if (rules[row.cell_id] or {}).get("sealed") is False else ""
+        told = [each for each in (warning, unsealed) if each]
+        marked.append(row.model_copy(update={"warnings": [*row.warnings, *told]}) if told else row)
     return marked, tuple(notes)
 
 
@@ -249,11 +243,11 @@ def _place(row: Row) -> tuple[str, ...]:
     return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
 
 
-def _study_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the study behind a row's values, from the last rule of a lock file that is about it."""
+def _rule_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the last rule of a lock file that is about a row, with the study behind the row's values."""
     rules = suite.get("tuned", ()) if row.tuned_from else ()
     found = [each for each in rules if each.get("study") and each["where"].items() <= row.coords.items()]
-    return found[-1]["study"] if found else None
+    return found[-1] if found else None
 
 
 def _spent(study: Mapping[str, Any]) -> tuple[int, int, str]:
@@ -276,14 +270,11 @@ def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int, str]
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:
     """Returns notes on results that this checkout, on this machine, might not reproduce."""
     results = [row for row in rows if row.status == "ok"]
-    engines = Counter(row.code.engine_version for row in results if row.code.engine_version != ENGINE_VERSION)
-    plugins = Counter(name for row in results for name in here.changed(row))
+    reasons = Counter(reason for row in results for reason in here.stale.get(row.cell_id, ()))
     notes = []
-    old = [f"engine version {was or 'not recorded'}, here {ENGINE_VERSION} ({n} rows)" for was, n in engines.items()]
-    if plugins:
-        old.append(f"changed since: {', '.join(f'{name} ({n} rows)' for name, n in sorted(plugins.items()))}")
-    if old:
-        notes.append(f"rows are of older code than this checkout: {'; '.join(old)}")
+    if reasons:
+        old = "; ".join(f"{reason} ({number} rows)" for reason, number in sorted(reasons.items()))
+        notes.append(f"rows are of older code than this checkout: {old}")
     commits = Counter(row.code.git_sha for row in results if row.code.git_sha is not None)
     if len(commits) > 1 or (here.commit and any(commit != here.commit for commit in commits)):
         named = ", ".join(f"{commit[:7]} ({count})" for commit, count in sorted(commits.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ def check(
     suite: options.SuiteFile,
     *,
     set_: options.Set = None,
+    params: options.Params = None,
     deep: options.Deep = False,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
@@ -39,7 +40,7 @@ def check(
         return probe_cells(cells)
 
     with catalog.session():  # what describes the plugins also probes them
-        results, expansion = run_checks(suite, set_ or (), probe if deep else None)
+        results, expansion = run_checks(suite, set_ or (), probe if deep else None, params)
     problems = [each for result in results for each in result.problems]
     cells = len(expansion.cells) + len(expansion.blocked)
     absent = map(str, missing_data(expansion.facts).values())
@@ -51,12 +52,15 @@ def check(
     ]
     records = [{**vars(each), "problems": [vars(found) for found in each.problems]} for each in results]
     headers = ("check", "result", "what it proves")
-    console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=cells)
+    about: dict[str, Any] = {"prerequisites": missing, "remarks": expansion.remarks, "cells": cells}
+    console.show_list(form, headers, rows, key="checks", records=records, **about)
     if form in (options.Form.TABLE, options.Form.MD):
         for problem in problems:
             console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
         for line in missing:
             console.show(f"missing here: {line}")
+        for line in expansion.remarks:
+            console.show(f"note: {line}")
         if not problems:
             console.show(f"{cells} cells")
     if problems or missing:

@@ -89,8 +89,8 @@ RESULTS = Path("results")
 """The results folder if `--out` is not given."""
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", callback=_folder, help="Results folder.")]
 _RERUN = (
-    "Which finished cells run again: stale (a plugin's code changed), failed, all, or never; commas join them. New and "
-    "interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
+    "Which finished cells run again: stale (code or a default changed), failed, all, or never; commas join them. New "
+    "and interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
 )
 Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]

@@ -16,7 +16,9 @@ from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedErro
 from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
 from fcilbench.execution.lease import running_cells
 from fcilbench.results.provenance import environment, same_hardware
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
+from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.plan import Plan, PlanItem, make_plan
@@ -102,7 +104,9 @@ def prepare(
     here = {env for env in {row.env for row in rows.values()} if same_hardware(store.environment(env), own)}
     expansion = expand(loaded)
     lacking = missing_data(expansion.facts)
-    plan_ = make_plan(expansion, rows, rerun, only or (), missing=lacking, running=running, environments=here, gpu=gpu)
+    stale = stale_rows(rows[each] for each in map(cell_id, expansion.cells) if each in rows)
+    known: dict[str, Any] = {"missing": lacking, "stale": stale, "running": running}
+    plan_ = make_plan(expansion, rows, rerun, only or (), **known, environments=here, gpu=gpu)
     selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)
     absent = dict.fromkeys(lacking[label] for label in selected if label in lacking)
     prepared = Prepared(loaded, plan_, store, list(absent))
@@ -139,6 +143,7 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
         cost = f", about {console.duration(seconds)} of work" if seconds else ""
         lines.append(f"  {plan_.blocked} cells are left out because of what is missing{cost}")
     lines += [f"  {problem} ({problem.hint})" for problem in expansion.unused]
+    lines += [f"  {remark}" for remark in expansion.remarks]
     suite = prepared.loaded.suite
     bare = [item.cell.aggregator.label for item in plan_.items if suite.lock_digest and not item.cell.tuned_from]
     if bare:
@@ -182,6 +187,7 @@ def _show_cells(prepared: Prepared, form: options.Form) -> None:
         "excluded": [{"coords": coords, "because": because} for coords, because in expansion.excluded],
         "prerequisites": missing_lines(plan_.without_id),
         "blocked": plan_.blocked,
+        "remarks": expansion.remarks,
     }
     console.show_list(form, (*_AXES, "cells", "why"), rows, key="cells", records=cells, **about)
 

@@ -18,6 +18,7 @@ from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, Prereq
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.devices import choose_devices
 from fcilbench.results.compare import Comparison, compare, environment_difference, same_origin
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.spec.protocol import Runtime
 from fcilbench.spec.row import Row
@@ -88,8 +89,12 @@ def train_again(
     if prepared.missing:
         raise PrerequisiteError(f"the cell cannot run here: {'; '.join(prepared.missing)}")
     (item,) = prepared.plan.items
+    reasons = "; ".join(stale_rows([row]).get(row.cell_id, ()))
     if item.cell_id != row.cell_id:
-        console.say(f"its id here is {item.cell_id[:12]}: the identity of cells, a version or a default has changed")
+        why = reasons or "the identity of cells, a version or a default has changed"
+        console.say(f"its id here is {item.cell_id[:12]}: {why}")
+    elif reasons:
+        console.say(f"the row is of older code than this checkout: {reasons}")
     summary = train(prepared, RunOptions(devices=devices, offline=offline), "none")
     here = summary.rows.get(item.cell_id)
     if here is None or here.status != "ok":

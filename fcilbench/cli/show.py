@@ -11,8 +11,10 @@ from fcilbench.cli import console, options
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.files import neighbour
 from fcilbench.results.row import all_metrics, metric_values
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
+from fcilbench.suite.plan import state_of
 from fcilbench.suite.select import parse_selectors
 from fcilbench.tables import flatten
 
@@ -55,7 +57,9 @@ def select_rows(store: Store, only: Sequence[str] | None) -> list[Row]:
         NothingSelectedError: If there is none.
     """
     chosen, latest = parse_selectors(only or ()), store.latest().values()
-    rows = [row for row in latest if chosen.matches(row.cell_id, row.coords, row.status)]
+    stale = stale_rows(latest) if chosen.statuses else {}
+    states = {row.cell_id: state_of(row, stale.get(row.cell_id, ()))[0] for row in latest}
+    rows = [row for row in latest if chosen.matches(row.cell_id, row.coords, row.status, states[row.cell_id])]
     if not latest:
         raise NoRowsError(store.root)
     if not rows:

@@ -33,6 +33,7 @@ class Description:
 
     Attributes:
         facts: What its class declares: counts, default tasks, licence.
+        defaults: Default of each option that has one.
         origin: `file:line` of the class.
         code_digest: Digest of its normalised source (`fcilbench.registry.digest`).
         seconds: Time of its import, with the packages that no plugin before it has imported.
@@ -45,6 +46,7 @@ class Description:
     summary: str = ""
     schema: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     origin: str = ""
     code_digest: str = ""
     seconds: float = 0.0

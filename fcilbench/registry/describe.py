@@ -10,12 +10,14 @@ import time
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from fcilbench.errors import FcilbenchError, PrerequisiteError, Problem
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.spec.params import REQUIRED, default_of
 from fcilbench.spec.plugin import Plugin
 
 
@@ -39,28 +41,40 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 # An imported module does not change any more, so its source is read once.
-_digest = functools.cache(code_digest)
-
-
 @functools.cache
-def _sources(module: str) -> tuple[str, ...]:
-    return tuple(str(path) for path in source_files(module).values())
+def _source(module: str, dist: str, bases: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Returns a plugin's code digest and the paths of the files that count, see `source_files`."""
+    files = source_files(module, dist, bases).values()
+    return code_digest(module, dist, bases), tuple(map(str, files))
+
+
+def _source_of(ref: PluginRef, cls: type) -> tuple[str, tuple[str, ...]]:
+    return _source(ref.module, ref.dist, tuple(each.__module__ for each in cls.__mro__))
 
 
 def _describe(ref: PluginRef) -> dict[str, Any]:
     started = time.perf_counter()
     cls = _load(ref)
+    seconds = time.perf_counter() - started
+    digest, files = _source_of(ref, cls)
     reply: dict[str, Any] = {
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
         "version": str(getattr(cls, "version", "")),
         "summary": (inspect.getdoc(cls) or "").partition("\n")[0],
         "origin": _origin_of(cls),
-        "code_digest": _digest(ref.module),
-        "files": _sources(ref.module),
+        "code_digest": digest,
+        "files": files,
     }
     if issubclass(cls, Plugin):
         reply |= {"facts": _as_json(cls.facts(), "facts()"), "schema": cls.Params.model_json_schema()}
+        reply["defaults"] = _as_json(_defaults(cls.Params), "Params")
     return reply
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns the default of each option that has one, as rows record it."""
+    found = {name: default_of(field) for name, field in model.model_fields.items()}
+    return {name: to_jsonable_python(default) for name, default in found.items() if default is not REQUIRED}
 
 
 def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +88,8 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
     try:
         plugin = cls(params)
         identity = _as_json(plugin.identity(), "identity()")
-        files = [*_sources(ref.module), *map(str, plugin.files())]
+        digest, sources = _source_of(ref, cls)
+        files = [*sources, *map(str, plugin.files())]
         facts = _as_json({**cls.facts(), **plugin.instance_facts()}, "facts()")
     except FcilbenchError as error:
         problem = Problem(str(error), hint=error.hint)
@@ -84,7 +99,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
         "params": _as_json(params.model_dump(mode="json"), "Params"),
         "identity": identity,
         "facts": facts,
-        "code_digest": _digest(ref.module),
+        "code_digest": digest,
         "files": files,
     }
 

@@ -1,8 +1,9 @@
-"""Digest of a plugin's source: its own module and what that imports of its own package, read and never executed.
+"""Digest of a plugin's source, read and never executed: its own module and what that imports or derives from.
 
-Comments, docstrings, layout and the declarations of options do not count: an option's value is part of the identity,
-and a plan compares defaults itself. Dynamic imports, data files and other packages are not seen; the plugin's `version`
-and the environment's digest cover them.
+Of a plugin's own distribution every imported module counts, and of this one those of `fcilbench.plugins` and
+`fcilbench.vectors`; no file of `fcilbench.api` does. Comments, docstrings, layout and the declarations of options do
+not count: an option's value is part of the identity, and `fcilbench.results.stale` compares defaults itself. Dynamic
+imports, data files and other packages are not seen; the plugin's `version` and the environment's digest cover them.
 """
 
 from __future__ import annotations
@@ -13,35 +14,45 @@ import functools
 import hashlib
 import importlib.util
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
+from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+_OURS = "fcilbench"
 _OWN_PARTS = ("fcilbench.plugins.", "fcilbench.vectors.")
-"""The part of this package that counts for a built-in plugin; `ENGINE_VERSION`, `PROTOCOL_VERSION` cover the rest."""
+"""The part of this package that counts for a plugin; `ENGINE_VERSION`, `PROTOCOL_VERSION` cover the rest."""
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def source_files(module: str) -> dict[str, Path]:
-    """Returns the files, by module name, of a module and of the modules of its top-level package that it imports."""
-    top = module.partition(".")[0]
+def source_files(module: str, dist: str = "", bases: Collection[str] = ()) -> dict[str, Path]:
+    """Returns the files, by module name, that count for a plugin.
+
+    Args:
+        module: Module of the plugin's class.
+        dist: Name of its distribution; without one, its own packages are those that share the module's first name.
+        bases: Modules of the classes that it derives from; those that do not count are left out.
+    """
+    own = _Own(module, dist)
     found: dict[str, Path] = {}
-    pending = [module]
+    pending = [module, *filter(own.counts, bases)]
     while pending:
         # Importing `a.b.c` executes `a` and `a.b` too.
         for part in itertools.accumulate(pending.pop().split("."), "{}.{}".format):
-            path = _locate(part) if part == module or _counts(part) else None
+            path = _locate(part) if part == module or own.counts(part) else None
             if path is not None and part not in found:
                 found[part] = path
-                pending += [each for each in _imports(part, path) if each.partition(".")[0] == top]
+                pending += filter(own.counts, _imports(part, path))
     return dict(sorted(found.items()))
 
 
-def code_digest(module: str) -> str:
-    """Returns SHA-256 over the normalised source of a module and of what it imports in its own package."""
+def code_digest(module: str, dist: str = "", bases: Collection[str] = ()) -> str:
+    """Returns SHA-256 over the normalised source of the files that count for a plugin, see `source_files`."""
     digest = hashlib.sha256()
-    for name, path in source_files(module).items():
+    for name, path in source_files(module, dist, bases).items():
         digest.update(f"{name}\0{_file_digest(path, path.stat().st_mtime_ns)}\0".encode())
     return digest.hexdigest()
 
@@ -87,8 +98,48 @@ def _file_digest(path: Path, _mtime_ns: int) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _counts(name: str) -> bool:
-    return name.partition(".")[0] != "fcilbench" or f"{name}.".startswith(_OWN_PARTS)
+class _Own:
+    """Which modules count for a plugin: those of its own distribution, and of ours the plugins and vectors."""
+
+    def __init__(self, module: str, dist: str) -> None:
+        top = module.partition(".")[0]
+        self._tops, self._project = {top}, None
+        if top != _OURS:
+            with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+                found = metadata.distribution(dist)
+                self._tops |= _top_levels(found)
+                self._project = _project_of(found)
+
+    def counts(self, name: str) -> bool:
+        """Says whether a module counts, which need not exist."""
+        top = name.partition(".")[0]
+        if top == _OURS:
+            return f"{name}.".startswith(_OWN_PARTS)
+        return top in self._tops or (self._project is not None and _is_in(_locate(top), self._project))
+
+
+def _top_levels(dist: metadata.Distribution) -> set[str]:
+    """Returns the names of a distribution's top-level packages and modules, as far as its metadata tell them."""
+    names = {*(dist.read_text("top_level.txt") or "").split()}
+    names |= {point.value.partition(":")[0].partition(".")[0] for point in dist.entry_points}
+    for path in dist.files or ():
+        if path.suffix == ".py":
+            names.add(path.parts[0].removesuffix(".py"))
+    return {name for name in names if name.isidentifier()}
+
+
+def _project_of(dist: metadata.Distribution) -> Path | None:
+    """Returns the project's folder of an editable install, whose metadata do not list its packages; else `None`."""
+    origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    editable = origin.get("dir_info", {}).get("editable", False)
+    return Path(unquote(urlsplit(origin["url"]).path)).resolve() if editable else None
+
+
+def _is_in(path: Path | None, project: Path) -> bool:
+    """Says whether a file is a project's own, and not of a virtual environment within the project's folder."""
+    if path is None or not path.resolve().is_relative_to(project):
+        return False
+    return not {"site-packages", "dist-packages"} & {*path.resolve().relative_to(project).parts}
 
 
 def _locate(name: str) -> Path | None:
@@ -106,16 +157,36 @@ def _locate(name: str) -> Path | None:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """Yields the names of the modules that a file imports anywhere, whether they exist or not."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
+    """Yields the names of the modules that a file imports anywhere, whether they exist or not.
+
+    A name that a third party imports from `fcilbench.api` leads to the module from which that has it.
+    """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in _statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             with contextlib.suppress(ImportError):  # more dots than packages
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+                if base.startswith(f"{_OURS}.api") and not module.startswith(f"{_OURS}."):
+                    yield from _origins(base, {alias.name for alias in node.names})
+
+
+def _origins(module: str, names: Collection[str]) -> Iterator[str]:
+    """Yields the modules from which a module of ours imports some names (`*`: all), to pass them on."""
+    path = _locate(module)
+    for node in _statements(path) if path else ():
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{_OURS}."):
+            passed = {each.name for each in node.names if "*" in names or (each.asname or each.name) in names}
+            if passed:
+                yield node.module
+                yield from _origins(node.module, passed) if node.module.startswith(f"{_OURS}.api") else ()
+
+
+def _statements(path: Path) -> Iterable[ast.AST]:
+    """Returns all nodes of a file's syntax tree; none if it is no source."""
+    try:
+        return ast.walk(ast.parse(path.read_bytes()))
+    except (SyntaxError, ValueError):
+        return ()

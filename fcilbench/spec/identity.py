@@ -50,8 +50,13 @@ def cell_id(cell: Cell, engine: int = ENGINE_VERSION) -> str:
 
     Keys are sorted and separators compact; floats are written by `repr`, the shortest text that reads back equal.
     """
-    record = json.dumps(canonical(cell, engine), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(record.encode()).hexdigest()
+    return record_id(canonical(cell, engine))
+
+
+def record_id(record: Mapping[str, Any]) -> str:
+    """Returns the identity of a cell with this record, see `cell_id`."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache

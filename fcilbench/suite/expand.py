@@ -22,6 +22,7 @@ from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Limits, Protocol, Seeds
 from fcilbench.suite import CHECKS
 from fcilbench.suite.load import LoadedSuite, load_suite
+from fcilbench.suite.lock import UNSEALED
 from fcilbench.suite.resolve import (
     Entries,
     GridEntry,
@@ -64,6 +65,7 @@ class Expansion:
         axes: Number of entries of each axis, `seed` last.
         facts: By `<axis>:<label>` what the plugin of an entry declares, and its full name as `plugin`.
         unused: `tuned` and `exclude` rules that match no cell.
+        remarks: What a user should know of tuned values of which nothing shows if they were edited by hand.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Expansion:
     axes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     unused: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def missing_lines(blocked: Iterable[Blocked]) -> list[str]:
@@ -108,6 +111,7 @@ def expand(loaded: LoadedSuite) -> Expansion:
         raise InvalidSuiteError(place(tree, [replace(problem, hint="give one that `tune` wrote for this suite")]), ran)
     unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
     expansion.unused = place(tree, [rule.unused_problem(points) for rule in unused])
+    expansion.remarks = [f"{file}: {UNSEALED}" for file in loaded.unsealed]
     missing = list(dict.fromkeys(each for _, found in builder.blocked for each in found))
     lines = [f"{each} ({each.hint})" if each.hint else str(each) for each in place(tree, missing)]
     told = dict(zip(missing, lines, strict=True))
@@ -280,9 +284,9 @@ class CheckResult:
 
 
 def run_checks(
-    path: Path | str, overrides: Sequence[str] = (), deep: Probe | None = None
+    path: Path | str, overrides: Sequence[str] = (), deep: Probe | None = None, params: Path | None = None
 ) -> tuple[list[CheckResult], Expansion]:
-    """Runs the checks on a suite; writes nothing.
+    """Runs the checks on a suite, with the rules of a lock file `params`; writes nothing.
 
     `deep` runs the check of this name on one cell of each combination of plugins; `None` leaves it out.
 
@@ -292,7 +296,7 @@ def run_checks(
     checks = [check for check in CHECKS if deep or check != "deep"]
     expansion = Expansion("")
     try:
-        expansion = expand(load_suite(path, overrides))
+        expansion = expand(load_suite(path, overrides, params))
         ran: Set[str] = set(checks)
         problems = expansion.unused
         for reason, names in (probe_combinations(expansion.cells, deep) if deep else {}).items():

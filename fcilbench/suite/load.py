@@ -5,6 +5,7 @@ Three layers and no second grammar: `extends` -> file -> `-s path=value`. The la
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from fcilbench.files import neighbour
 from fcilbench.registry.validation import explain, validate
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.protocol import Partition
+from fcilbench.suite.lock import has_study, rules_of, sealed
 from fcilbench.suite.schema import Suite
 from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, InvalidSuiteError, Node, merge, one_line, parse, place
 
@@ -38,6 +40,13 @@ class LoadedSuite:
             found[".".join(map(str, path[:-1] if short else path))] = where
         return found
 
+    @property
+    def unsealed(self) -> list[str]:
+        """The files whose rules cite a study, of which no digest of a lock file shows if they were edited by hand."""
+        rules = [index for index, rule in enumerate(self.suite.tuned) if rule.sealed is False]
+        places = (self.tree.find(("tuned", index)) for index in rules)
+        return list(dict.fromkeys(re.sub(r":\d+:\d+$", "", place) for place in places))
+
     def inherited(self, path: KeyPath) -> bool:
         """Says whether a value comes from a file that the suite extends."""
         return not self.tree.find(path).startswith((f"{self.path}:", "-s "))
@@ -57,7 +66,7 @@ def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | N
 
     Overrides are `path=value` each; the value is YAML, and a path may hold list indices
     (`grid.backbone.0.weights=model.safetensors`). `params` is a lock file of `fcilbench tune`, whose rules come after
-    those of the suite.
+    those of the suite; no override reaches them.
 
     Raises:
         InvalidSuiteError: If a file cannot be read, or anything is wrong with the suite; one line for each problem.
@@ -65,10 +74,10 @@ def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | N
     """
     path = Path(path)
     tree = _read(path)
-    if params is not None:
-        tree = _add_rules(tree, params)
     for text in overrides:
         tree = override(tree, text)
+    locked = rules_of(parse(_bytes(params, what="lock file"), str(params)), params) if params else []
+    tree = _with_rules(tree, locked)
     try:
         suite = validate(Suite, tree.plain())
     except ValidationError as error:
@@ -105,18 +114,13 @@ def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
     return merge(_read(base, extends.where, chain), tree)
 
 
-def _add_rules(tree: Node, path: Path) -> Node:
-    """Returns a suite with the `tuned` rules of a lock file after its own."""
-    lock = parse(_bytes(path, what="lock file"), str(path))
-    rules = lock.value.get("tuned") if isinstance(lock.value, dict) else None
-    entries = rules.value if rules is not None and isinstance(rules.value, list) else [lock]
-    if not entries or not all(isinstance(rule.value, dict) and "study" in rule.value for rule in entries):
-        message = "not a lock file: `fcilbench tune` writes one, with the study behind each `tuned` rule"
-        raise _invalid(message, f"{path}:1:1")
-    own = tree.value.get("tuned", Node([], lock.where, lock.key))
-    if isinstance(own.value, list):  # anything else is refused by the schema
-        own = replace(own, value=[*own.value, *entries])
-    return replace(tree, value={**tree.value, "tuned": own})
+def _with_rules(tree: Node, locked: list[Node]) -> Node:
+    """Returns a suite with the rules of a lock file after its own; those of its own that cite a study are marked."""
+    own = tree.value.get("tuned", Node([], tree.where, tree.key))
+    if not isinstance(own.value, list) or not (own.value or locked):  # no list is refused by the schema
+        return tree
+    rules = [sealed(rule, False) if has_study(rule) and "sealed" not in rule.value else rule for rule in own.value]
+    return replace(tree, value={**tree.value, "tuned": replace(own, value=[*rules, *locked])})
 
 
 def _bytes(path: Path, where: str = "", what: str = "suite") -> bytes:

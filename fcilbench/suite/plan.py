@@ -97,6 +97,7 @@ def make_plan(
     only: Sequence[str] = (),
     *,
     missing: Collection[str] = (),
+    stale: Mapping[str, Sequence[str]] | None = None,
     running: Mapping[str, str] | None = None,
     environments: Collection[str] = (),
     gpu: bool = False,
@@ -109,6 +110,7 @@ def make_plan(
         rerun: Policy of `--rerun`, see `fcilbench.suite.select.POLICIES`.
         only: Values of `--only`. A term that asks for failed or stale cells by their status also runs them again.
         missing: Labels of the data sets that are not on this machine.
+        stale: By cell id, why a row is stale (`fcilbench.results.stale`).
         running: By cell id, the live process that works on a cell.
         environments: `Row.env` of environments on hardware like this one's; only their rows count as measured costs.
         gpu: Whether cells would run on a GPU, for the guess where nothing was measured.
@@ -123,7 +125,7 @@ def make_plan(
     for cell in expansion.cells:
         identity = cell_id(cell)
         row = rows.get(identity)
-        state, why = state_of(cell, row, (running or {}).get(identity))
+        state, why = state_of(row, (stale or {}).get(identity, ()), (running or {}).get(identity))
         status = row.status if row else None
         if selector.matches(identity, cell.coords, status, state):
             wanted = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
@@ -137,31 +139,23 @@ def make_plan(
     return Plan(expansion, items, [each for each in expansion.blocked if selector.matches("", each.coords)])
 
 
-def state_of(cell: Cell, row: Row | None, owner: str | None = None) -> tuple[State, str]:
-    """Returns the state of a cell and its reason; `owner` is the live process that works on it."""
+def state_of(row: Row | None, stale: Sequence[str] = (), owner: str | None = None) -> tuple[State, str]:
+    """Returns the state of a cell and its reason, from its row.
+
+    `stale` are the reasons why the row is stale, and `owner` the live process that works on the cell.
+    """
     if owner is not None:
         return "running", f"running elsewhere: {owner}"
     state = state_of_status(row.status if row else None)
     if row is None or row.status in _UNFINISHED:
         return state, _UNFINISHED[row.status] if row else ""
-    uses = cell.plugins.items()
-    changed = [use.name for kind, use in uses if _changed(use, row.plugins.get(kind), getattr(row.params, kind))]
-    if changed:
+    if stale:
         before = "" if state == "done" else f" (was {row.status})"
-        return "stale", f"code changed: {', '.join(changed)}{before}"
+        return "stale", f"{'; '.join(stale)}{before}"
     if state != "failed":
         return state, f"skipped: {row.skipped}" if row.status == "skipped" else ""
     failure = row.failure
     return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
-
-
-def _changed(use: PluginUse, record: PluginRecord | None, params: Mapping[str, Any]) -> bool:
-    """Says whether a plugin's code, or a default that the cell relies on, is another one than in a row."""
-    if record is None or record.code_digest != use.code_digest:
-        return True
-    # Options in an identity are equal, or the row would be another cell's; they may be different paths of one file.
-    relied_on = params.keys() & use.params.keys() - use.identity.keys() - record.identity.keys()
-    return any(params[name] != use.params[name] for name in relied_on)
 
 
 def _taken_up_again(state: State, row: Row | None) -> bool:

@@ -18,7 +18,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import PluginRef, lookup
 from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
-from fcilbench.spec.params import same
+from fcilbench.spec.params import SPACE, same, search_space
 from fcilbench.spec.protocol import Partition, Protocol
 from fcilbench.suite.schema import AXES, Grid, PluginEntry, Suite
 from fcilbench.suite.yaml import one_line
@@ -49,6 +49,7 @@ class GridEntry:
 
     Attributes:
         fields: Names of the plugin's parameters; none if the plugin is broken.
+        tunable: Those that tuning searches.
         settings: What the entry sets: parameters of the plugin and, for an aggregator, fields of the protocol.
         answers: Answers of the registry by the values that it was asked with.
     """
@@ -59,6 +60,7 @@ class GridEntry:
     ref: PluginRef
     label: str = ""
     fields: tuple[str, ...] = ()
+    tunable: tuple[str, ...] = ()
     broken: bool = False
     settings: Settings = field(default_factory=dict)
     answers: dict[str, Resolved] = field(default_factory=dict)
@@ -111,6 +113,8 @@ def read_entries(grid: Grid) -> tuple[Entries, list[Problem]]:
     everything = [entry for axis in entries.values() for entry in axis]
     for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
         entry.fields, entry.broken = description.field_names, description.problem is not None
+        properties = description.schema.get("properties", {})
+        entry.tunable = tuple(name for name, each in properties.items() if SPACE in each)
         problems += _sort_options(entry)
     return entries, problems
 
@@ -260,6 +264,9 @@ class Rule:
             try:
                 target, name = route(key, aggregator.fields)
                 entry = aggregator if target == "protocol" else point.entries[target]
+                searched = {"protocol": search_space(Protocol), "aggregator": aggregator.tunable}.get(target, ())
+                if self.locked and name not in searched:
+                    raise ValueError(f"{key!r} is nothing that tuning searches, so no study found its value")
                 if given := entry.settings.get((target, name)):
                     place = ".".join(map(str, given.path))
                     raise ValueError(f"{key!r} would override what {entry.label!r} is given as {place}")

@@ -88,10 +88,13 @@ class Grid(Closed):
 Conditions = Annotated[dict[str, Any], Field(min_length=1)]
 
 
+_FILE_DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+
 class StudyRecord(Closed):
     """What `fcilbench tune` spent on the values of a rule, and what came of it."""
 
-    digest: str = Field(description="SHA-256 of all finished trials: draws, states and scores")
+    digest: str = Field(pattern=_FILE_DIGEST, description="SHA-256 of all finished trials: draws, states and scores")
     trials: int = Field(ge=0, description="draws that were tried, failed ones included; 0: nothing to tune")
     losers: int = Field(ge=0, description="draws that lost to the one in `set`, with those pruned and failed")
     pruned: int = Field(0, ge=0, description="losers that were ended early")
@@ -99,8 +102,24 @@ class StudyRecord(Closed):
     budget: int = Field(ge=0, description="communication rounds that the trials were allowed: trials x seeds x T x R")
     rounds: int = Field(0, ge=0, description="communication rounds that they took")
     seconds: float = Field(0.0, ge=0, description="wall-clock seconds that they took")
-    score: float | None = Field(None, description="mean over tuning seeds of the winner's validation accuracy")
-    scored: str = Field("", description="what the score is: metric and task identity")
+    score: float | None = Field(
+        None, ge=0, le=1, description="mean over tuning seeds of the winner's validation accuracy"
+    )
+    scored: str = Field(
+        "", pattern=r"^(|faa/(none|inferred|oracle))$", description="what the score is: metric and task identity"
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> StudyRecord:
+        winners = 0 if self.score is None else 1
+        if self.losers != self.trials - winners:
+            won = "one has a score and won" if winners else "none has a score"
+            raise ValueError(f"{self.losers} losers of {self.trials} trials, of which {won}")
+        if self.pruned + self.failed > self.losers:
+            raise ValueError(f"{self.pruned} pruned and {self.failed} failed trials, but {self.losers} losers")
+        if self.budget < self.trials:
+            raise ValueError(f"a budget of {self.budget} rounds for {self.trials} trials of a round or more")
+        return self
 
 
 class TunedRule(Closed):
@@ -111,11 +130,17 @@ class TunedRule(Closed):
         description="values: `axis.parameter`, `protocol.key`, or a bare key for the aggregator"
     )
     study: StudyRecord | None = Field(None, description="where the values come from, in a lock file")
+    sealed: bool | None = Field(
+        None, description="written by fcilbench: whether the rule was read from a lock file whose digest fits"
+    )
 
     @model_validator(mode="after")
     def _sets_something(self) -> TunedRule:
         if not self.set and self.study is None:
             raise ValueError("set: no value, so the rule would change nothing")
+        if self.study is not None and bool(self.set) != (self.study.score is not None):
+            what = "sets values, though no trial of its study won" if self.set else "sets nothing, though a trial won"
+            raise ValueError(what)
         return self
 
 
@@ -216,7 +241,7 @@ class Suite(Closed):
     @property
     def lock_digest(self) -> str | None:
         """SHA-256 of the rules that `fcilbench tune` wrote, which rows cite as `tuned_from`; `None` without any."""
-        rules = [rule.model_dump(mode="json") for rule in self.tuned if rule.study]
+        rules = [rule.model_dump(mode="json", exclude={"sealed"}) for rule in self.tuned if rule.study]
         record = json.dumps(rules, sort_keys=True, separators=(",", ":"))
         return f"sha256:{hashlib.sha256(record.encode()).hexdigest()}" if rules else None
 

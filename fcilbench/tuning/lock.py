@@ -18,12 +18,14 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from fcilbench.files import write_atomic
+from fcilbench.suite.lock import content_digest
 from fcilbench.suite.schema import StudyRecord
 from fcilbench.tuning.study import Subject, attempts, best, origin
 
 _HEAD = """\
 # Written by `fcilbench tune`. Use it with `fcilbench run SUITE --params THIS_FILE`: rows then cite its digest.
 # `trials: 0` means that a method has no hyperparameters to tune; an empty `set` leaves the suite's own values.
+# It is a record: its digest shows if it was edited. Values of your own belong into a `tuned:` rule of your suite.
 """
 _EDGE = 0.05
 
@@ -121,12 +123,13 @@ def found_by(subjects: Iterable[Subject], storage: RDBStorage) -> list[Found]:
 
 
 def write_lock(path: Path, found: Sequence[Found]) -> None:
-    """Writes the lock file: a rule for each method and scenario that runs."""
+    """Writes the lock file: a rule for each method and scenario that runs, and a digest of them all."""
     from ruamel.yaml import YAML
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    yaml.dump({"fcilbench": 1, "tuned": [each.rule for each in found if not each.skipped]}, text)
+    content = {"fcilbench": 1, "tuned": [each.rule for each in found if not each.skipped]}
+    yaml.dump({"fcilbench": 1, "digest": content_digest(content), "tuned": content["tuned"]}, text)
     write_atomic(path, _HEAD + text.getvalue())
 
 

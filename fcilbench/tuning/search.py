@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from fcilbench.errors import SuiteError
 from fcilbench.execution.assignments import Assignment, Feed
 from fcilbench.registry.process import Event
+from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
@@ -65,6 +66,7 @@ class Search(Feed):
         self._storage, self._store, self._say = storage, store, say
         self._studies = [(subject, open_study(subject, storage)) for subject in subjects if subject.space]
         self._known = store.latest()
+        self._stale = stale_rows(self._known.values())
         self._ready: list[_Attempt] = []
         self._running: dict[str, _Attempt] = {}
         self._unfinished = bool(self._studies)
@@ -94,7 +96,7 @@ class Search(Feed):
             key = cell_id(cell)
             self._running[key] = attempt
             known = self._known.get(key)
-            if known is None or state_of(cell, known)[0] != "done":
+            if state_of(known, self._stale.get(key, ()))[0] != "done" or known is None:
                 return Assignment(cell, key, known)
             self.ended(known)  # an earlier run has trained it
 
@@ -121,6 +123,7 @@ class Search(Feed):
         if attempt is None:
             return
         self._known[row.cell_id] = row
+        self._stale.pop(row.cell_id, None)
         attempt.rounds += sum(record.get("event") == "round" for record in self._store.rounds(row.cell_id))
         attempt.seconds += row.cost.wall_s
         failure = row.failure.kind if row.failure else ""

@@ -35,6 +35,7 @@ from fcilbench.spec.params import SPACE, Space, search_space
 from fcilbench.spec.protocol import Evaluation, Protocol
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite
+from fcilbench.suite.lock import AXES
 from fcilbench.suite.resolve import GridEntry, read_entries, settings_of
 from fcilbench.suite.schema import SeedPlan, Suite, Tuning
 from fcilbench.suite.select import Selector
@@ -71,8 +72,7 @@ class Subject:
     @property
     def where(self) -> dict[str, str]:
         """Its labels on the axes but `stress`: the values are used under all stressors."""
-        axes = ("dataset", "backbone", "partition", "aggregator")
-        return {axis: str(self.cells[0].coords[axis]) for axis in axes}
+        return {axis: str(self.cells[0].coords[axis]) for axis in AXES}
 
     @property
     def tasks(self) -> int:

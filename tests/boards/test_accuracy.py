@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -111,20 +112,19 @@ def test_a_cell_that_another_suite_ran_has_the_planning_suites_label(make_cell, 
 
 
 ENV = "sha256:" + "e" * 64
-HERE = Here(commit="c" * 40, digests={"fcilbench/a": "k1"}, environments={ENV: ""})
+HERE = Here(commit="c" * 40, stale={}, environments={ENV: ""})
 
 
 def test_rows_of_this_checkout_and_machine_need_no_note(make_cell, make_row):
-    assert origin_notes([make_row(make_cell("a"), {}), make_row(make_cell("b", code="old"), "failed")], HERE) == ()
+    assert origin_notes([make_row(make_cell("a"), {}), make_row(make_cell("b"), "failed")], HERE) == ()
 
 
 def test_rows_of_older_code_are_named(make_cell, make_row):
-    rows = [make_row(make_cell("a", seed, code=code), {}) for seed, code in enumerate(("k1", "k2", "k2"))]
-    old = rows[0].code.model_copy(update={"engine_version": None})
-    notes = origin_notes([*rows, rows[0].model_copy(update={"code": old})], HERE)
-    assert notes == (
-        "rows are of older code than this checkout: engine version not recorded, here 2 (1 rows); "
-        "changed since: fcilbench/a (2 rows)",
+    rows = [make_row(make_cell("a", seed), "failed" if seed == 3 else {}) for seed in range(4)]
+    old = {rows[seed].cell_id: (f"engine version {seed}, here 2", "code changed: acme/a") for seed in (1, 3)}
+    old[rows[2].cell_id] = ("code changed: acme/a",)
+    assert origin_notes(rows, replace(HERE, stale=old)) == (
+        "rows are of older code than this checkout: code changed: acme/a (2 rows); engine version 1, here 2 (1 rows)",
     )
 
 

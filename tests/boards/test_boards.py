@@ -137,8 +137,8 @@ def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
 
 
 def test_controls_and_stale_rows_are_marked(row_of):
-    rows = [row_of("ncm", 0, 0.6), row_of("sum", 0, 0.5), row_of("ewc", 0, 0.7), row_of("fedavg", 0, 0.4, code="old")]
-    here = Here("c" * 40, {"fcilbench/fedavg": "k1"}, {})
+    rows = [row_of("ncm", 0, 0.6), row_of("sum", 0, 0.5), row_of("ewc", 0, 0.7), row_of("fedavg", 0, 0.4)]
+    here = Here("c" * 40, {rows[3].cell_id: ("code changed: fcilbench/fedavg",)}, {})
     board = AccuracyBoard().build(rows, here=here)
     lines = [line.split()[:3] for line in render(board).splitlines()]
     assert ["ncm", "‡", "1/1"] in lines

@@ -83,6 +83,11 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     assert reported["params"]["protocol"]["lr"] == best["set"]["protocol.lr"]
     assert reported["tuned_from"].startswith("sha256:")
     assert reported["params"]["protocol"]["validation"] == 0.0
+    file = cli.folder / "results" / "tuning" / "tiny.lock.yaml"
+    file.write_text(file.read_text().replace("protocol.lr: ", "protocol.lr: 1"))
+    for verb in ("run", "plan", "check"):
+        edited = cli(verb, "tiny.yaml", "--params", "results/tuning/tiny.lock.yaml")
+        assert (edited.returncode, "was edited by hand" in edited.stdout + edited.stderr) == (2, True), verb
     wrong = cli("run", "tiny.yaml", "--params", "tiny.yaml")
     assert (wrong.returncode, "not a lock file" in wrong.stderr, "tiny.yaml:1:1" in wrong.stderr) == (2, True, True)
 

@@ -1,11 +1,15 @@
+import sys
+from pathlib import Path
+
 import pytest
 
-from fcilbench.registry.catalog import Resolved, resolve
+from fcilbench.registry import digest
 from fcilbench.registry.digest import code_digest, normalised, source_files
-from fcilbench.registry.entrypoints import find, lookup
-from fcilbench.spec.cell import PluginUse
-from fcilbench.spec.identity import cell_id
-from fcilbench.suite.plan import state_of
+from fcilbench.registry.entrypoints import find, load, lookup
+from fcilbench.results.store import Store
+from fcilbench.spec.cell import PLUGIN_KINDS
+
+LEADERBOARDS = Path(__file__).parents[2] / "leaderboards"
 
 PLAIN = "def f(x):\n    return x + 1\n"
 
@@ -103,49 +107,6 @@ def test_a_new_or_redescribed_option_does_not_count_but_its_checks_do():
     assert normalised("class Net:\n    depth: int = 1\n") != normalised("class Net:\n    depth: int = 2\n")
 
 
-RING = """
-from fcilbench.spec.params import Field, Params
-from fcilbench.spec.plugin import Plugin
-
-class Ring(Plugin):
-    class Params(Params):
-        rate: float = Field(0.5)
-        {option}
-
-    def compute(self):
-        return {value}
-"""
-
-
-def test_changed_code_of_a_third_party_makes_its_rows_stale_and_no_others(install, make_cell, make_row):
-    site = install(
-        "acme", {"acme_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "acme_ring:Ring"}}
-    )
-    install("other", {"other_ring.py": RING.format(option="", value=1)}, {"aggregators": {"ring": "other_ring:Ring"}})
-
-    def cell(name):
-        found = resolve(lookup("aggregators", name), {})
-        assert isinstance(found, Resolved)
-        fields = {"version": found.version, "params": found.params, "identity": found.identity}
-        use = PluginUse(name=name, code_digest=found.code_digest, **fields)
-        return make_cell().model_copy(update={"aggregator": use})
-
-    def states():
-        return [state_of(cell(name), row) for name, row in rows.items()]
-
-    names = ("acme/ring", "other/ring", "fcilbench/sum")
-    ids = [cell_id(cell(name)) for name in names]
-    rows = {name: make_row(cell(name), {"faa/none": 0.5}) for name in names}
-    assert states() == [("done", "")] * 3
-    (site / "acme_ring.py").write_text(RING.format(option="more: int = 0", value=1))
-    assert states() == [("done", "")] * 3
-    assert [cell_id(cell(name)) for name in names] == ids
-    (site / "acme_ring.py").write_text(RING.format(option="", value=2))
-    assert states() == [("stale", "code changed: acme/ring"), ("done", ""), ("done", "")]
-    (site / "acme_ring.py").write_text(RING.format(option="", value=1).replace("0.5", "0.75"))
-    assert states()[0] == ("stale", "code changed: acme/ring")
-
-
 def test_closures_of_a_single_module_a_namesake_of_ours_and_a_missing_package(install):
     site = install("fcilbench-acme", {"fcilbench_acme.py": "K = 1\n"}, {})
     assert source_files("fcilbench_acme") == {"fcilbench_acme": site / "fcilbench_acme.py"}
@@ -157,3 +118,96 @@ def test_broken_source_is_digested_by_its_bytes(install):
     before = code_digest("acme_bad")
     (site / "acme_bad.py").write_text("x = [\n")
     assert code_digest("acme_bad") != before
+
+
+TWO_PACKAGES = {
+    "acme_p/__init__.py": "",
+    "acme_p/gossip.py": "import acme_q.deep, acme_r, numpy\nfrom other_q import x\n",
+    "acme_q/__init__.py": "",
+    "acme_q/deep.py": "",
+    "acme_r.py": "K = 1\n",
+    "acme_r_unused.py": "",
+}
+ALL_OF_ACME = ["acme_p", "acme_p.gossip", "acme_q", "acme_q.deep", "acme_r"]
+
+
+def installed(install, name, text):
+    site = install("acme", TWO_PACKAGES, {"aggregators": {"gossip": "acme_p.gossip:Gossip"}})
+    install("other", {"other_q.py": "x = 1\n"}, {})
+    (site / "acme-1.0.dist-info" / name).write_text(text.format(site=site))
+    return list(source_files("acme_p.gossip", "acme"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("top_level.txt", "acme_p\nacme_q\nacme_r\n"),
+        ("RECORD", "acme_p/gossip.py,,\nacme_q/deep.py,,\nacme_r.py,,\nacme-1.0.dist-info/METADATA,,\n../x.py,,\n"),
+    ],
+)
+def test_every_package_of_its_own_distribution_counts_and_no_other(install, name, text):
+    assert installed(install, name, text) == ALL_OF_ACME
+
+
+def test_without_metadata_its_own_package_counts(install):
+    assert installed(install, "INSTALLER", "pip\n") == ["acme_p", "acme_p.gossip"]
+
+
+def test_an_editable_install_owns_its_project_folder_but_no_environment_in_it(install, tmp_path, monkeypatch):
+    nested = tmp_path / "site" / "venv" / "site-packages"
+    nested.mkdir(parents=True)
+    (nested / "numpy.py").touch()
+    monkeypatch.syspath_prepend(str(nested))
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    text = '{{"url": "file://{site}", "dir_info": {{"editable": true}}}}'
+    assert installed(install, "direct_url.json", text) == [*ALL_OF_ACME, "other_q"]
+
+
+OF_OURS = """
+import fcilbench.vectors.regmean
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench import api, errors
+"""
+
+
+def test_what_a_third_party_imports_of_our_plugins_and_vectors_counts_and_nothing_else_of_ours(install):
+    install("acme", {"acme_p.py": OF_OURS}, {})
+    files = source_files("acme_p", "acme")
+    fedavg = source_files(lookup("aggregators", "fedavg").module)
+    assert {*fedavg, "fcilbench.vectors.regmean", "acme_p"} <= files.keys()
+    assert all(name.startswith(("fcilbench.plugins", "fcilbench.vectors", "acme_p")) for name in files)
+
+
+@pytest.mark.parametrize(("names", "counts"), [("spread", True), ("*", True), ("other", False)])
+def test_a_name_that_the_api_passes_on_leads_to_where_it_is_from(install, tmp_path, monkeypatch, names, counts):
+    install("acme", {"acme_p.py": f"from fcilbench.api import {names}\n"}, {})
+    (tmp_path / "api.py").write_text(
+        "from fcilbench.api.more import spread\nfrom fcilbench.api.server import Server as other"
+    )
+    (tmp_path / "more.py").write_text("from fcilbench.vectors.sums import spans as spread\n")
+    ours = {"fcilbench.api": tmp_path / "api.py", "fcilbench.api.more": tmp_path / "more.py"}
+    locate = digest._locate
+    monkeypatch.setattr(digest, "_locate", lambda name: ours.get(name) or locate(name))
+    assert ("fcilbench.vectors.sums" in source_files("acme_p", "acme")) is counts
+
+
+def test_bases_count_if_they_are_of_its_distribution_or_of_our_plugins(install):
+    install("acme", TWO_PACKAGES, {})
+    fedavg = lookup("aggregators", "fedavg").module
+    bases = ("acme_p.gossip", fedavg, "fcilbench.api.aggregator", "fcilbench.spec.plugin", "abc", "builtins")
+    assert list(source_files("acme_p", "acme", bases)) == sorted({"acme_p", "acme_p.gossip", *source_files(fedavg)})
+    assert code_digest("acme_p", "acme", bases) != code_digest("acme_p", "acme")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("stress", "none"), ("dataset", "digits")])
+def test_the_digest_of_an_unchanged_plugin_is_that_of_published_rows(kind, name):
+    """So a change of how digests are made would be seen before it makes every published row stale."""
+    ref = lookup(PLUGIN_KINDS[kind], name)
+    bases = tuple(each.__module__ for each in load(ref).__mro__)
+    published = {
+        row.plugins[kind].code_digest
+        for path in LEADERBOARDS.glob("*/rows.jsonl")
+        for row in Store(path.parent).scan()
+        if row.plugins[kind].name == ref.name
+    }
+    assert code_digest(ref.module, ref.dist, bases) in published

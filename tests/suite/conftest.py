@@ -18,7 +18,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 LAB = '''
 from pathlib import Path
-from fcilbench.spec.params import Field, Params
+from fcilbench.spec.params import Field, Params, Space
 from fcilbench.spec.plugin import Plugin
 from fcilbench.errors import PrerequisiteError
 
@@ -32,7 +32,7 @@ class Ring(Plugin):
     version = "3"
 
     class Params(Params):
-        lambda_s: float = Field(0.5, ge=0.0, le=1.0)
+        lambda_s: float = Field(0.5, ge=0.0, le=1.0, space=Space(low=0.1, high=1.0))
         k_pct: float = Field(0.1, gt=0.0)
         mode: str = "fast"
 

@@ -8,6 +8,7 @@ from fcilbench.errors import PrerequisiteError, SuiteError, UsageError
 from fcilbench.execution.base import RunOptions
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
+from fcilbench.results.stale import stale_rows
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Failure
@@ -52,6 +53,10 @@ def view(*rows):
     return {each.cell_id: each for each in rows}
 
 
+def planned(expansion, known, *policy, **options):
+    return make_plan(expansion, known, *policy, stale=stale_rows(known.values()), **options)
+
+
 def test_an_empty_store_is_all_new(expansion):
     plan = make_plan(expansion, {})
     assert [(item.state, item.why, item.run, item.status) for item in plan.items] == [("new", "", True, None)] * 4
@@ -82,10 +87,10 @@ def test_states_and_policies(expansion, status, state, why, runs_under):
 @pytest.mark.parametrize("status", ["ok", "failed"])
 def test_changed_code_is_stale_and_names_the_plugin(expansion, status):
     known = view(row(expansion.cells[0], status, code="older"))
-    item = make_plan(expansion, known).items[0]
+    item = planned(expansion, known).items[0]
     assert item.state == "stale"
     assert item.why == "code changed: lab/mean" + ("" if status == "ok" else " (was failed)")
-    assert [make_plan(expansion, known, policy).items[0].run for policy in ("stale", "failed", "never", "all")] == [
+    assert [planned(expansion, known, policy).items[0].run for policy in ("stale", "failed", "never", "all")] == [
         True,
         False,
         False,
@@ -108,7 +113,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(expansion):
 
 def test_policies_combine_and_wrong_ones_are_refused(expansion):
     known = view(row(expansion.cells[0], "oom"), row(expansion.cells[2], code="older"))
-    assert [item.run for item in make_plan(expansion, known, "stale,failed").items] == [True] * 4
+    assert [item.run for item in planned(expansion, known, "stale,failed").items] == [True] * 4
     with pytest.raises(UsageError, match="did you mean 'stale'"):
         make_plan(expansion, {}, rerun="stael")
     with pytest.raises(UsageError, match="stands alone"):
@@ -117,12 +122,12 @@ def test_policies_combine_and_wrong_ones_are_refused(expansion):
 
 def test_only_selects_and_an_explicit_status_runs_again(expansion):
     known = view(row(expansion.cells[0], "oom"), row(expansion.cells[1]), row(expansion.cells[2], code="older"))
-    failed = make_plan(expansion, known, only=["status:failed"])
+    failed = planned(expansion, known, only=["status:failed"])
     assert [(item.cell.coords["aggregator"], item.run) for item in failed.items] == [("mean", True)]
-    assert [item.run for item in make_plan(expansion, known, only=["status:done"]).items] == [False]
-    assert [item.run for item in make_plan(expansion, known, "never", only=["status:stale"]).items] == [True]
-    assert len(make_plan(expansion, known, only=["seed:0,aggregator:ring", "seed:1,aggregator:mean"]).items) == 2
-    assert make_plan(expansion, known, only=["seed:7"]).items == []
+    assert [item.run for item in planned(expansion, known, only=["status:done"]).items] == [False]
+    assert [item.run for item in planned(expansion, known, "never", only=["status:stale"]).items] == [True]
+    assert len(planned(expansion, known, only=["seed:0,aggregator:ring", "seed:1,aggregator:mean"]).items) == 2
+    assert planned(expansion, known, only=["seed:7"]).items == []
     shards = [make_plan(expansion, {}, only=[f"shard:{part}/3"]).items for part in (1, 2, 3)]
     ids = [[item.cell_id for item in items] for items in shards]
     assert sorted(each for own in ids for each in own) == sorted(
@@ -173,26 +178,26 @@ class TestCost:
 def test_an_edited_plugin_makes_its_cells_stale_and_no_others(own_lab, write, base):
     path = write(base)
     known = view(*(row(cell) for cell in expand(load_suite(path)).cells))
-    assert [item.state for item in make_plan(expand(load_suite(path)), known).items] == ["done", "done"]
+    assert [item.state for item in planned(expand(load_suite(path)), known).items] == ["done", "done"]
     text = own_lab.read_text()
     own_lab.write_text("# a comment\n" + text.replace('"""Ring."""', '"""Ring, explained."""'))
-    assert [item.state for item in make_plan(expand(load_suite(path)), known).items] == ["done", "done"]
+    assert [item.state for item in planned(expand(load_suite(path)), known).items] == ["done", "done"]
     own_lab.write_text(text + "\nCONSTANT = 1\n")
-    items = make_plan(expand(load_suite(path)), known).items
+    items = planned(expand(load_suite(path)), known).items
     assert [item.state for item in items] == ["stale", "stale"]
     assert items[1].why.startswith("code changed: lab/ten")
 
 
-LOCK = """\
+LOCK = f"""\
 fcilbench: 1
 tuned:
-- where: {aggregator: mean}
-  set: {protocol.lr: 0.002}
-  study: {digest: 'sha256:a', trials: 3, losers: 2, budget: 30}
-- where: {aggregator: ring}
-  set: {}
-  study: {digest: 'sha256:b', trials: 0, losers: 0, budget: 0}
-"""
+- where: {{aggregator: mean}}
+  set: {{protocol.lr: 0.002}}
+  study: {{digest: 'sha256:{1:064}', trials: 3, losers: 2, budget: 30, score: 0.5}}
+- where: {{aggregator: ring}}
+  set: {{}}
+  study: {{digest: 'sha256:{2:064}', trials: 0, losers: 0, budget: 0}}
+"""  # of before there was a digest
 
 
 def test_a_lock_file_with_fewer_trials_than_the_budget_is_said_so(lab, write, base, tmp_path):
