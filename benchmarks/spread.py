@@ -4,8 +4,9 @@
 
 Trains the cells of `benchmarks/spread.yaml` with torch's code for the oldest x86-64 processors, for AVX2 and for AVX512
 (which this processor must have), each into a folder of its own in FOLDER; the same command continues. For each method
-and metric the spread is the root of the mean squared difference over seeds and pairs of instruction sets. `--write` puts
-the table into `fcilbench/results/spread.json`, by which `reproduce` and `results verify` judge rows of other processors.
+and metric the spread is the root of the mean squared difference over seeds and pairs of instruction sets. `--write`
+puts the table into `fcilbench/results/spread.json`, by which `reproduce` and `results verify` judge rows of other
+processors.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fcilbench.spec.cell import Cell, PluginUse
+from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
-from fcilbench.spec.row import PluginRecord, Row
+from fcilbench.spec.row import Row
 from fcilbench.suite.expand import Blocked, Expansion
 from fcilbench.suite.select import FAILURES, State, parse_rerun, parse_selectors, state_of_status
 
