@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 4
+FORMAT = 5
 Event = dict[str, Any]
 
 
@@ -66,6 +67,8 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
         "state": server.state,
         "warnings": server.warnings,
         "clients": federation.clients,
+        "best": None if federation.best is None else federation.best.state(),
+        "moments": None if federation.best is None else federation.trainer.moments(),
     }
     with replacing(path) as file:
         torch.save(record, file)
@@ -94,6 +97,9 @@ def restore(path: Path, federation: Federation) -> Progress | None:
             raise DamagedError("it is of another model")
         clients = {int(client): dict(state) for client, state in record["clients"].items()}
         state, warnings = dict(record["state"]), list(record["warnings"])
+        best = None if record["best"] is None else Best.of(record["best"])
+        if best is not None:
+            federation.trainer.restore(record["moments"])
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
     except Exception as error:
         reason = error if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
@@ -101,6 +107,6 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         return None
     server.vector.copy_(record["vector"])
     server.counters.copy_(record["counters"])
-    server.state, server.warnings = state, warnings
+    server.state, server.warnings, federation.best = state, warnings, best
     federation.clients.update(clients)
     return progress
