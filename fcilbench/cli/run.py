@@ -125,6 +125,6 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
     if summary.counts["ok"]:
         console.say(
             f"Next: open {prepared.store.root / 'report.html'}; its notes say what a claim must beat (controls, ‡) and "
-            "what is not ranked (the centralised reference, §), "
+            "what is not ranked (centralised training, §), "
             "its learning curves where a method forgets"
         )

@@ -8,7 +8,7 @@ from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
 UNCONVERGED = "not trained to convergence"
-"""Begins the warning of a row whose training ended by its largest number of rounds, while accuracy still rose."""
+"""Begins the warning of a centralised row whose training ended by a number of epochs, not because it had converged."""
 
 
 class Value(BaseModel):

@@ -81,6 +81,12 @@ def test_a_row_says_when_training_ended_by_the_largest_number_of_epochs(make_exp
     assert enough.warnings == []  # the largest number was reached, but two rounds after the best
 
 
+def test_a_fixed_number_of_epochs_is_one_round_and_the_row_says_so(make_experiment, tmp_path):
+    outcome, rounds, logs = trained(make_experiment(joint(epochs=3)), tmp_path / "a")
+    assert (len(rounds), outcome.cost.rounds, logs) == (1, 1, {})
+    assert outcome.warnings == [f"{UNCONVERGED}, but for a fixed number of epochs"]
+
+
 def test_the_held_out_samples_are_a_share_of_each_class_and_nobody_trains_on_them(make_experiment):
     """20 samples of each digit, a share of 0.25: 5 of each decide, and the 150 others are trained on."""
     federation = build(make_experiment(joint(held_out=0.25)))

@@ -13,6 +13,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.predict import ONE_SCALE, Predictors
 from fcilbench.api.schedule import Convergence, Phase, Schedule, Task
 from fcilbench.api.server import Server
+from fcilbench.spec.outcome import UNCONVERGED
 from fcilbench.spec.params import Field
 from fcilbench.spec.params import Params as BaseParams
 
@@ -40,8 +41,8 @@ class Joint(Aggregator):
 
         epochs: Literal["converge", "match"] | Annotated[int, Field(ge=1)] = Field(
             "converge",
-            description="passes over the data: `converge`, until accuracy on held-out training samples no longer rises; "
-            "`match`, rounds x local epochs, as a federated sample is seen; or a number",
+            description="passes over the data: `converge`, until accuracy on held-out training samples no longer "
+            "rises; `match`, rounds x local epochs, as a federated sample is seen; or a number",
         )
         max_epochs: int = Field(100, ge=1, description="largest number of epochs of `converge`")
         patience: int = Field(10, ge=1, description="epochs without a larger accuracy after which `converge` ends")
@@ -78,6 +79,11 @@ class Joint(Aggregator):
             return Phase(task, (held,), own.max_epochs, 1, own.batch_size, after=last.after, until=until)
         epochs = last.rounds * last.epochs if own.epochs == "match" else own.epochs
         return Phase(task, (held,), 1, epochs, own.batch_size, after=last.after)
+
+    def begin(self, server: Server) -> None:
+        """Warns where nothing tells whether training has converged."""
+        if self.params.epochs != "converge":
+            server.warn(f"{UNCONVERGED}, but for a fixed number of epochs")
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the one model; its logits compete over all classes, so `inferred` is `none`."""
