@@ -1,0 +1,46 @@
+"""The processor of this machine, read without torch, and what it means for `precision: bf16`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags of processors that multiply bfloat16 numbers: two of x86-64, one of Arm."""
+TIMES_PRODUCT, TIMES_STEP = 40, 10
+"""How many times as long bf16 takes as fp32 without such instructions, for a product of two matrices and for a training
+step of a small ViT (`benchmarks/results/bf16-2026-11-29.md`)."""
+
+
+def instruction_sets() -> frozenset[str]:
+    """Returns the flags of the first processor in /proc/cpuinfo; empty where the file cannot be read or has none."""
+    try:
+        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, flags=re.MULTILINE)
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+def slow_bf16(precisions: Iterable[str], devices: Sequence[str] = ("",), executor: str = "local") -> str:
+    """Returns one line if cells would run in bf16 on this processor, which has no instructions for it; else "".
+
+    Nothing is said where cells run elsewhere (on a GPU, on the nodes of another executor), whose processor is not known
+    here, or where the flags of this one are not known.
+
+    Args:
+        precisions: `protocol.precision` of each cell.
+        devices: What `choose_devices` returns; one empty value is the CPU.
+        executor: Value of `--executor`.
+    """
+    count, flags = sum(each == "bf16" for each in precisions), instruction_sets()
+    remote = any(devices) or executor.partition(",")[0].removeprefix("fcilbench/") != "local"
+    if not count or remote or not flags or flags & BF16:
+        return ""
+    return (
+        f"bf16 is slow here: this processor has no instructions for it. A matrix product takes about {TIMES_PRODUCT} "
+        f"times as long as in fp32, a training step of a small ViT about {TIMES_STEP} times "
+        f"({count} cell{'s' * (count > 1)}; with precision: fp32 they are other cells)"
+    )
