@@ -7,7 +7,7 @@ from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, 
 from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_layers
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
-from fcilbench.api.schedule import Phase, Schedule, Task
+from fcilbench.api.schedule import Convergence, Phase, Schedule, Task
 from fcilbench.api.server import Server, State, Updates
 from fcilbench.api.stressor import Stressor
 from fcilbench.errors import DataError, PrerequisiteError
@@ -23,7 +23,7 @@ __all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"]
 __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers"]
 __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
 __all__ += ["AllClasses", "DecisionRule", "Module", "MostConfident", "Predictors", "TrueTask"]
-__all__ += ["Phase", "Schedule", "Task"]
+__all__ += ["Convergence", "Phase", "Schedule", "Task"]
 __all__ += ["Server", "State", "Updates"]
 __all__ += ["Stressor"]
 __all__ += ["Archive", "DataError", "Field", "Params", "PrerequisiteError", "PresetParams"]

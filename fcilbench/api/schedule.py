@@ -40,6 +40,22 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Convergence:
+    """Early stopping: a phase ends when accuracy on held-out samples no longer rises, and its best round is kept.
+
+    Prechelt 1998, "Early Stopping - But When?"; the patience is that of Goodfellow et al. 2016, algorithm 7.1.
+
+    Attributes:
+        held_out: Share of each class's samples, in (0, 1), that the phase's client gives up for this; a class of one
+            sample gives none.
+        patience: Rounds in a row without a larger accuracy after which the phase ends.
+    """
+
+    held_out: float
+    patience: int
+
+
+@dataclass(frozen=True)
 class Phase:
     """A stretch of training after which the model is evaluated.
 
@@ -50,6 +66,8 @@ class Phase:
         after: Index of the last stream task that has been seen when this phase ends.
         restart: Whether the phase starts from the initial model instead of the current one.
         participation: Share of the clients sampled each round; `None`: the protocol's.
+        until: If given, the phase ends once it has converged, and `rounds` is the largest number of its rounds. They
+            are then one training run: the optimiser keeps its moments from round to round. It has one client.
     """
 
     task: Task
@@ -60,6 +78,11 @@ class Phase:
     after: int
     restart: bool = False
     participation: float | None = None
+    until: Convergence | None = None
+
+    def __post_init__(self) -> None:
+        if self.until is not None and len(self.clients) != 1:
+            raise ValueError(f"a phase that trains until convergence has one client, not {len(self.clients)}")
 
     def sampled(self, participation: float) -> int:
         """Returns the number of clients sampled each round, at least one, by the phase's share or the protocol's."""

@@ -31,7 +31,7 @@ CONTROLS: Mapping[str, tuple[TaskIdentity, ...]] = {
 """What a claim must beat: training-free methods everywhere, and where the task is told FedAvg's one model."""
 
 REFERENCE = "fcilbench/joint"
-"""Centralised training: no competitor, so it has no rank and is no best."""
+"""Centralised training: no competitor, so it has no rank and is no best; notes say where it is no reference."""
 
 
 class BaseBoard(ABC):

@@ -95,7 +95,7 @@ class Entry(Closed):
     Attributes:
         aggregator: Label, with what tells it apart where two methods share a label.
         control: Groups in which it is a control: a claim must beat it.
-        reference: Whether it is the centralised reference, which has no rank.
+        reference: Whether it is centralised training, which has no rank; a note says where it is no reference.
         stale: Results of older code than this checkout.
         failures: Number of cells per status other than `ok`; `missing` is a planned cell without a row.
         reasons: One line for each distinct failure or reason for skipping.

@@ -11,6 +11,7 @@ from typing import Any
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
+from fcilbench.spec.outcome import UNCONVERGED
 from fcilbench.spec.row import Row
 from fcilbench.suite.lock import UNSEALED
 from fcilbench.tables import cut
@@ -19,6 +20,8 @@ CONTROL = "‡"
 """Mark of a control."""
 REFERENCE = "§"
 """Mark of the centralised reference."""
+_SOUND = "the centralised reference: not ranked"
+_DOUBT = "no reference"
 _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 INTERVAL = "± is the half width of the 95 % confidence interval of the mean over seeds (Student t)"
 
@@ -32,6 +35,7 @@ def block_notes(
     return (
         *_rank_notes(ranked, competitors),
         *_control_notes(ranked, competitors),
+        *_reference_notes(ranked, entries, methods),
         *_seed_notes(entries, methods),
         *_undefined_notes(ranked or groups, entries),
         *_method_notes(methods),
@@ -64,7 +68,9 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
             "the task is told (oracle) the head of FedAvg's one model, the fair control of task modules"
         )
     if any(e.reference for block, _ in blocks for e in block.entries):
-        notes.append(f"{REFERENCE} marks the centralised reference: not ranked")
+        doubted = any(_DOUBT in note for block, _ in blocks for note in block.notes)
+        what = f"centralised training: not ranked, and {_DOUBT} where a note says so" if doubted else _SOUND
+        notes.append(f"{REFERENCE} marks {what}")
     if overall:
         notes.append(
             "mean rank over scenarios without stress, of methods with a rank in every one of them; mean ranks that "
@@ -127,6 +133,31 @@ def _control_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[st
         verdict = f"not beaten by {', '.join(sorted(below))}" if below else "beaten by all others"
         notes.append((group.key, f"best control {best}: {verdict} in the mean"))
     return _merged(notes, groups)
+
+
+def _reference_notes(
+    groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]
+) -> list[str]:
+    """Says where centralised training is no reference: it did not converge, or a control has a better mean."""
+    notes = []
+    for entry in (each for each in entries if each.reference):
+        rows = [sample.row for sample in methods[entry.aggregator] if sample.row and sample.row.status == "ok"]
+        short = sum(any(warning.startswith(UNCONVERGED) for warning in row.warnings) for row in rows)
+        if short:
+            notes.append(f"{entry.aggregator} is {_DOUBT}: {UNCONVERGED} in {short} of {len(rows)} cells")
+        worse = []
+        for group in groups:
+            column = group.columns[0]
+            sign = 1 if column.better == "higher" else -1
+            means = {
+                e.aggregator: sign * m for e in entries if (m := e.estimates[group.key][column.metric].mean) is not None
+            }
+            own, controls = means.get(entry.aggregator), [e.aggregator for e in entries if group.key in e.control]
+            above = [name for name in controls if own is not None and means.get(name, own) > own]
+            if above:
+                worse.append((group.key, f"{entry.aggregator} is {_DOUBT}: controls are above it ({', '.join(above)})"))
+        notes += _merged(worse, groups)
+    return notes
 
 
 def _merged(notes: Sequence[tuple[str, str]], groups: Sequence[Group]) -> list[str]:

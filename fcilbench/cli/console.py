@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError, UsageError
+from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.tables import clean, comma_separated, line, markdown, text_table
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def say(text: str, style: str | None = None) -> None:
 def warn(text: str) -> None:
     """Prints a warning on standard error."""
     err().print(f"warning: {clean(text)}", style="yellow", markup=False)
+
+
+def warn_of_bf16(precisions: Iterable[str], devices: Sequence[str] = ("",), executor: str = "local") -> None:
+    """Warns, once a command, that cells would run in bf16 on a processor without instructions for it."""
+    if text := slow_bf16(precisions, devices, executor):
+        warn(text)
 
 
 def show(text: str) -> None:

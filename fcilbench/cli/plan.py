@@ -66,6 +66,7 @@ def plan(
     if show_config:
         _show_config(prepared, form)
     else:
+        console.warn_of_bf16((item.cell.protocol.precision for item in prepared.plan.todo), devices)
         if form is options.Form.TABLE:
             slots = len(devices) * slots_per_device(prepared, devices, jobs)
             console.show("\n".join(describe(prepared, slots)))

@@ -51,6 +51,7 @@ def reproduce(
     row = find_row(published, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: there is no result to reproduce")
+    console.warn_of_bf16([row.params.protocol.get("precision", "")], choose_devices(gpus))
     here, found, problem = train_again(row, out, gpus, offline, parse_tolerances(tolerance))
     if found is not None:
         _show(form, found, row, here)

@@ -17,6 +17,7 @@ from fcilbench.cli.progress import cell_name
 from fcilbench.cli.reproduce import parse_tolerances, train_again
 from fcilbench.cli.show import select_rows
 from fcilbench.errors import CELLS_FAILED
+from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.probe import verify_datasets
 from fcilbench.results.frames import SUFFIXES, write_rows
 from fcilbench.results.merge import Conflict
@@ -112,6 +113,8 @@ def verify(
     # The order of the lines must not choose the sample.
     results = sorted((row.cell_id, number) for number, row in rows.items() if row.status == "ok")
     drawn = Random(seed).sample(results, min(sample, len(results)))
+    precisions = [rows[number].params.protocol.get("precision", "") for _, number in drawn]
+    console.warn_of_bf16(precisions, choose_devices(gpus))
     for cell_id, number in drawn:
         *_, problem = train_again(rows[number], out, gpus, offline, parse_tolerances(tolerance))
         if problem:

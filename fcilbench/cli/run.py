@@ -54,6 +54,7 @@ def run(
     slots = len(devices) * jobs
     for line in describe(prepared, slots):
         console.say(line)
+    console.warn_of_bf16((item.cell.protocol.precision for item in prepared.plan.todo), devices, executor)
     hours = prepared.plan.seconds / slots / 3600
     if hours > _ASK_ABOVE_HOURS and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm(f"About {hours:.0f} hours. Go on?", abort=True, err=True)
@@ -125,6 +126,6 @@ def _say_summary(prepared: Prepared, summary: Summary) -> None:
     if summary.counts["ok"]:
         console.say(
             f"Next: open {prepared.store.root / 'report.html'}; its notes say what a claim must beat (controls, ‡) and "
-            "what is not ranked (the centralised reference, §), "
+            "what is not ranked (centralised training, §), "
             "its learning curves where a method forgets"
         )

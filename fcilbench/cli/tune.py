@@ -74,6 +74,7 @@ def start(
     devices = choose_devices(gpus)
     loaded, subjects = _subjects(suite, set_, only)
     _say_budget(subjects)
+    console.warn_of_bf16((cell.protocol.precision for each in subjects for cell in each.cells), devices, executor)
     store = Store(out / "tuning")
     store.prepare()
     trials = trial_suite(loaded.suite)

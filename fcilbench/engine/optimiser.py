@@ -66,9 +66,13 @@ class LocalOptimiser:
             capturable = device.type == "cuda"
             self._optimiser = kind(groups, lr=protocol.lr, weight_decay=0.0, fused=True, capturable=capturable)
 
-    def reset(self, task: Task, steps: int) -> None:
-        """Starts a client's round of `steps` steps with all moments at 0; allocates nothing under a constant rate."""
-        self.forget()
+    def reset(self, task: Task, steps: int, keep: bool = False) -> None:
+        """Starts a training run of `steps` steps with all moments at 0, or goes on with it if they are to `keep`.
+
+        Allocates nothing under a constant rate.
+        """
+        if not keep:
+            self.forget()
         self._steps, protocol, layout, decay = steps, self._protocol, self._model.layout, self._decay
         if decay is None:
             return
@@ -89,6 +93,24 @@ class LocalOptimiser:
         for state in self._optimiser.state.values():
             for value in state.values():
                 value.zero_()
+
+    def moments(self) -> list[dict[str, torch.Tensor]]:
+        """Returns copies of the moments and step counts; an empty list before the first step."""
+        return [{name: value.clone() for name, value in state.items()} for state in self._optimiser.state.values()]
+
+    def restore(self, moments: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Sets what `moments` returned, in place where there are moments already: a captured step reads them there."""
+        if not moments:
+            self.forget()
+            return
+        leaves = [group["params"][0] for group in self._optimiser.param_groups]
+        for leaf, own in zip(leaves, moments, strict=True):
+            state = self._optimiser.state[leaf]
+            for name, value in own.items():
+                if name in state:
+                    state[name].copy_(value)
+                else:
+                    state[name] = value.clone()
 
     def set_rate(self, number: int) -> None:
         """Sets the learning rate of a step, counted from 0; does nothing under a constant schedule."""

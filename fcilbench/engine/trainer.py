@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,8 @@ class Work:
         train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
         extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.
         steps: Number of steps after which a slow client stops; `None` for all steps of all passes.
+        done: Passes of the same training run that earlier rounds made: the optimiser goes on where they ended.
+        total: Passes of the whole run at most, for the learning-rate schedule; `None`: `epochs`.
     """
 
     index: torch.Tensor
@@ -65,6 +68,8 @@ class Work:
     train: tuple[str, ...] = ("*",)
     extra: Extra | None = None
     steps: int | None = None
+    done: int = 0
+    total: int | None = None
 
 
 def batch_spans(samples: int, size: int, batch_statistics: bool) -> list[slice]:
@@ -121,7 +126,7 @@ class Trainer:
         Raises:
             ValueError: If the work trains no parameter, or replays from no samples.
         """
-        self.begin(work)
+        first = self.begin(work)
         self.model.network.train()
         if 1 in (len(work.index), work.batch_size):  # one sample has no batch statistics: the running ones are used
             for norm in self.model.batch_norms:
@@ -131,12 +136,12 @@ class Trainer:
         for parameter in untrained:  # spares the backward pass
             parameter.requires_grad_(False)
         try:
-            return self._run(objective, work, random)
+            return self._run(objective, work, random, first)
         finally:
             for parameter in untrained:
                 parameter.requires_grad_(True)
 
-    def _run(self, objective: Objective, work: Work, random: np.random.Generator) -> torch.Tensor:
+    def _run(self, objective: Objective, work: Work, random: np.random.Generator, first: int) -> torch.Tensor:
         captured, optimiser, number = None, self.optimiser, 0
         total = torch.zeros((), device=work.index.device)
         for _ in range(work.epochs):
@@ -148,7 +153,7 @@ class Trainer:
                 captured = self._captured_step(objective, work, minibatches[0])
             total.zero_()
             for minibatch in minibatches:
-                optimiser.set_rate(number)
+                optimiser.set_rate(first + number)
                 number += 1
                 if captured is not None and (self._pads or len(minibatch.rows) == work.batch_size):
                     captured(minibatch)
@@ -161,13 +166,24 @@ class Trainer:
                 captured.total.zero_()
         return total / len(minibatches)
 
-    def begin(self, work: Work) -> None:
-        """Prepares the optimiser for a client's round."""
+    def begin(self, work: Work) -> int:
+        """Prepares the optimiser for a client's round; returns the number of its first step in its training run."""
         if work.train != self._train:
             self._train = work.train
             self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
         spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
-        self.optimiser.reset(work.task, work.epochs * len(spans))
+        self.optimiser.reset(work.task, (work.total or work.epochs) * len(spans), keep=work.done > 0)
+        return work.done * len(spans)
+
+    def moments(self) -> dict[str, Any]:
+        """Returns the optimiser's moments and the pieces that they are of, for a checkpoint between two rounds."""
+        return {"train": self._train, "moments": self.optimiser.moments()}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Sets what `moments` returned."""
+        self._train = tuple(record["train"])
+        self.optimiser = LocalOptimiser(self.model, self._protocol, self._train, self._rates)
+        self.optimiser.restore(record["moments"])
 
     def gradient(self, objective: Objective, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> torch.Tensor:
         """Fills the flat gradient for one minibatch, gradient hook included, and returns the detached float32 loss.
@@ -287,14 +303,15 @@ class CapturedStep:
         Raises:
             CaptureError: If the objective cannot be captured, or its captured gradient differs from the plain one.
         """
-        model = self._trainer.model
+        model, optimiser = self._trainer.model, self._trainer.optimiser
         before, counters = model.vector.clone(), model.read_counters()
+        moments = optimiser.moments() if self._work.done else []
         try:
             self(minibatch)
             expected = model.gradient.clone()
             self._graph = self._captured()
             model.load(before, counters)
-            self._trainer.optimiser.forget()
+            optimiser.restore(moments)
             self(minibatch)
             self._check(expected)
         except CaptureError:
@@ -303,7 +320,7 @@ class CapturedStep:
             raise CaptureError(str(error).strip().splitlines()[0]) from error
         finally:
             model.load(before, counters)
-            self._trainer.optimiser.forget()
+            optimiser.restore(moments)
             self.total.zero_()
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:

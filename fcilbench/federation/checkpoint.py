@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
@@ -70,6 +71,8 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
         "state": server.state,
         "warnings": server.warnings,
         "clients": federation.clients,
+        "best": None if federation.best is None else federation.best.state(),
+        "moments": None if federation.best is None else federation.trainer.moments(),
     }
     with replacing(path) as file:
         torch.save(record, file)
@@ -105,6 +108,9 @@ def restore(path: Path, federation: Federation) -> Progress | None:
             warnings.append(
                 f"begun by a processor with {before} and continued by one with {now}, whose last bits differ"
             )
+        best = None if record["best"] is None else Best.of(record["best"])
+        if best is not None:
+            federation.trainer.restore(record["moments"])
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
     except Exception as error:
         reason = error if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
@@ -112,6 +118,6 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         return None
     server.vector.copy_(record["vector"])
     server.counters.copy_(record["counters"])
-    server.state, server.warnings = state, warnings
+    server.state, server.warnings, federation.best = state, warnings, best
     federation.clients.update(clients)
     return progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
 from fcilbench.errors import DataError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
+from fcilbench.federation.convergence import Best, hold_out_samples
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
@@ -46,6 +47,7 @@ class Experiment:
     Attributes:
         tasks: Number of equal tasks, classes of each task, or `None` for the data set's default.
         declared_fingerprint: Content digest that the plan was made for; "" if none was declared.
+        most_rounds: Largest number of rounds of a phase, for a trial of the plugins; `None`: as many as are declared.
     """
 
     dataset: Dataset
@@ -61,6 +63,7 @@ class Experiment:
     runtime: Runtime = field(default_factory=Runtime)
     device: str = "cpu"
     declared_fingerprint: str = ""
+    most_rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class Federation:
 
     Attributes:
         test: Test samples on the device, or the held-out ones that replace them (`Protocol.validation`).
+        held_out: Positions of the training samples that tell when a phase has converged, by phase; empty for a phase
+            of a fixed number of rounds.
+        best: The best round so far of a phase that trains until convergence.
         replay: Samples that clients mix into the training of the current task.
         merged: Number of updates that the last round merged.
         visited: Number of clients that took part in it.
@@ -102,6 +108,7 @@ class Federation:
     train: DeviceData
     test: DeviceData
     test_index: tuple[torch.Tensor, ...]
+    held_out: tuple[Indices, ...]
     model: FlatModel
     trainer: Trainer
     server: FederationServer
@@ -111,9 +118,16 @@ class Federation:
     fingerprint: str
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
+    best: Best | None = None
     merged: int = 0
     visited: int = 0
     not_finite: str = ""
+
+    def held_out_evaluator(self, phase: int) -> Evaluator:
+        """Returns an evaluator of the samples that tell when a phase has converged, as the one task that it knows."""
+        index = torch.from_numpy(self.held_out[phase]).to(self.train.labels.device)
+        precision, size = self.experiment.protocol.precision, self.experiment.runtime.eval_batch_size
+        return Evaluator(self.model, test=self.train, index=[index], ood=None, precision=precision, batch_size=size)
 
     @property
     def initial(self) -> torch.Tensor:
@@ -147,7 +161,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     if corpus.outside is not None:
         ood = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
     batch_size, text = experiment.runtime.eval_batch_size, isinstance(experiment.backbone, TextBackbone)
-    schedule = method.build_schedule(Schedule(phases))
+    schedule, held_out = _schedule(experiment, phases, stressed)
     federation = Federation(
         experiment=experiment,
         stream=tasks,
@@ -155,6 +169,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         train=train,
         test=test,
         test_index=index,
+        held_out=held_out,
         model=model,
         trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
         server=FederationServer(
@@ -256,6 +271,21 @@ def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) ->
         held = tuple(members[part] for part in parts)
         phases.append(Phase(task, held, protocol.rounds, protocol.local_epochs, protocol.batch_size, after=task.index))
     return tuple(phases)
+
+
+def _schedule(
+    experiment: Experiment, phases: tuple[Phase, ...], labels: Indices
+) -> tuple[Schedule, tuple[Indices, ...]]:
+    """Returns the method's schedule, and for each phase the samples that tell when it has converged.
+
+    `labels` are those on which clients train: a centralised reference knows no better ones.
+    """
+    schedule, most = experiment.aggregator.build_schedule(Schedule(phases)), experiment.most_rounds
+    if most is not None:
+        cut = tuple(replace(phase, rounds=min(phase.rounds, most)) for phase in schedule.phases)
+        schedule = replace(schedule, phases=cut)
+    seed = experiment.seeds.of("partition")
+    return hold_out_samples(schedule, labels, lambda after: stream(seed, "convergence", after))
 
 
 def _members(labels: Indices, task: Task) -> Indices:

@@ -60,7 +60,7 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
             bytes_down=channel.bytes_down,
             server_state=progress.server_state,
             module=nbytes(federation.experiment.aggregator.export(federation.server)),
-            rounds=sum(phase.rounds for phase in federation.schedule.phases),
+            rounds=sum(event["event"] == "round" for event in progress.curve),
             visits=progress.visits,
             tasks=len(federation.schedule.phases),
         ),

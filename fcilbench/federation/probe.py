@@ -60,6 +60,7 @@ def probe(experiment: Experiment) -> None:
         partition=Partition(kind="iid", min_samples=0),
         tasks=None,
         declared_fingerprint="",
+        most_rounds=1,
     )
     with tempfile.TemporaryDirectory() as folder, suppress(Unsupported):
         run_experiment(tiny, Path(folder))

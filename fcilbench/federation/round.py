@@ -7,7 +7,7 @@ Everything that passes between server and clients goes through the channel, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -156,6 +156,8 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
     objective = Objective(method.loss, method.gradient, {**session.received, **own, "received": session.received_model})
     extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
     work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra, session.steps)
+    if phase.until is not None:  # the rounds of such a phase are one training run
+        work = replace(work, done=context.round * phase.epochs, total=phase.rounds * phase.epochs)
     loss = federation.trainer.train(objective, work, session.random("batches"))
     for note in federation.trainer.notes:
         federation.server.warn(note)

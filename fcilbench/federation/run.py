@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from fcilbench.api.predict import Predictors
+from fcilbench.api.schedule import Phase
 from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.checkpoint import Event, Progress
-from fcilbench.federation.evaluation import needed
+from fcilbench.federation.convergence import Best, held_out_accuracy
+from fcilbench.federation.evaluation import Evaluator, needed
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
 from fcilbench.federation.geometry import geometry
 from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_module
@@ -79,6 +81,7 @@ class _Run:
         self._federation, self._experiment, self._server = federation, federation.experiment, federation.server
         self._progress, self._workdir, self._on_event, self._mark = progress, workdir, on_event, started
         self._tasks, self._rows = len(federation.stream.sizes), update_rows(federation)
+        self._judge: Evaluator | None = None
         self._watch = Stopwatch(federation.model.vector.device)
         self._watch.seconds = progress.seconds
 
@@ -92,6 +95,8 @@ class _Run:
             self._on_event({"event": "phase", "task": phase.after, "tasks": self._tasks})
             for round_ in range(self._progress.round, phase.rounds):
                 self._round(RoundContext(phase, round_))
+                if self._federation.best is not None and self._federation.best.plateau.reached:
+                    break
                 if round_ + 1 < phase.rounds:
                     self._progress.round = round_ + 1
                     self._keep("round")
@@ -106,10 +111,12 @@ class _Run:
         server, aggregator, phase = self._server, self._experiment.aggregator, context.phase
         server.enter(phase.task, phase.after)
         server.round = 0
+        self._judge = self._federation.held_out_evaluator(index) if phase.until else None
         if context.round == 0:
             if phase.restart and index > 0:
                 server.vector.copy_(self._federation.initial)
             aggregator.begin_task(server)
+            self._federation.best = Best.start(phase, server.vector, server.counters)
             self._federation.channel.publish(server.vector, server.counters)
         self._federation.replay = place_replay(self._federation, aggregator.replay(server))
 
@@ -117,6 +124,7 @@ class _Run:
         before, channel = dict(self._watch.seconds), self._federation.channel
         sent = (channel.bytes_up, channel.bytes_down)
         loss = run_round(self._federation, context, self._rows, self._watch)
+        self._offer(context.phase)
         self._progress.merged += self._federation.merged
         self._progress.visits += self._federation.visited
         self._progress.not_finite = self._progress.not_finite or self._federation.not_finite
@@ -141,6 +149,15 @@ class _Run:
             }
         )
 
+    def _offer(self, phase: Phase) -> None:
+        """Measures the global model on the held-out samples of a phase that trains until convergence."""
+        best, server = self._federation.best, self._server
+        if best is not None and self._judge is not None:
+            with self._watch("evaluation"):
+                accuracy = held_out_accuracy(self._judge, phase, server.vector)
+                best.offer(accuracy, server.vector, server.counters)
+            server.log("held_out/accuracy", accuracy)
+
     def _accuracy_midway(self) -> dict[TaskIdentity, list[float]]:
         """Returns the accuracies during a task: what is deployed only at its end is the global model until then."""
         server, identities = self._server, self._experiment.evaluate.task_identity
@@ -154,6 +171,7 @@ class _Run:
         federation, server, aggregator = self._federation, self._server, self._experiment.aggregator
         before = dict(self._watch.seconds)
         server.logs = {}
+        self._take_best()
         with self._watch("task_end"):
             asked = aggregator.wants_task_statistics(server)
             aggregator.end_task(server, collect_task_statistics(federation, context) if asked else {})
@@ -188,6 +206,18 @@ class _Run:
                 **measured,
             }
         )
+
+    def _take_best(self) -> None:
+        """Makes the best round's model the global one again, where the phase trained until convergence."""
+        best, server = self._federation.best, self._server
+        if best is not None:
+            server.vector.copy_(best.vector)
+            server.counters.copy_(best.counters)
+            server.log("held_out/accuracy", best.plateau.best)
+            server.log("held_out/round", best.plateau.best_round)
+            if best.doubt:
+                server.warn(best.doubt)
+        self._federation.best = None
 
     def _since(self, before: dict[str, float]) -> dict[str, float]:
         return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}

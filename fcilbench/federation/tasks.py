@@ -81,15 +81,25 @@ def validation_split(labels: Indices, share: float, random: np.random.Generator)
     Raises:
         PartitionError: If a class has a single sample.
     """
-    held = []
+    found, counts = np.unique(labels, return_counts=True)
+    if single := found[counts < 2].tolist():
+        raise PartitionError(
+            f"validation {share:g}: class {single[0]} has one training sample, so none can be held out",
+            hint="keep more samples of each class, or set protocol.validation: 0",
+        )
+    return hold_out(labels, share, random)
+
+
+def hold_out(labels: Indices, share: float, random: np.random.Generator) -> tuple[Indices, Indices]:
+    """Holds out a share of each class: at least one sample, and never the only one.
+
+    Returns:
+        The sorted positions in `labels` of the samples that stay, and of those that are held out.
+    """
+    held = [np.zeros(0, dtype=np.int64)]
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
-        if len(members) < 2:
-            raise PartitionError(
-                f"validation {share:g}: class {label} has one training sample, so none can be held out",
-                hint="keep more samples of each class, or set protocol.validation: 0",
-            )
-        held.append(members[: max(1, round(share * len(members)))])
+        held.append(members[: min(len(members) - 1, max(1, round(share * len(members))))])
     validation = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), validation), validation
 

@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
+UNCONVERGED = "not trained to convergence"
+"""Begins the warning of a centralised row whose training ended by a number of epochs, not because it had converged."""
+
 
 class Value(BaseModel):
     """The recorded value of a metric, with unit and direction; `None` is undefined."""
@@ -34,7 +37,7 @@ class Cost(BaseModel):
         server_state: Largest size of the method's server state between rounds.
         module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older, as
             are `rounds` and `tasks`.
-        rounds: Rounds of all tasks.
+        rounds: Rounds of all tasks that were trained; of training until convergence, the rounds that it took.
         visits: Clients with samples that take part in a round, whether their upload arrives or not, summed over all
             rounds; 0 in rows of schema 3 or older.
         tasks: Number of tasks.

@@ -12,6 +12,7 @@ from fcilbench.boards.notes import Here, coverage_notes, tuning_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
 from fcilbench.errors import UsageError
+from fcilbench.spec.outcome import UNCONVERGED
 
 PAPER = Path(__file__).parents[2] / "leaderboards" / "paper"
 
@@ -109,6 +110,30 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
     tex = render(board, "tex").splitlines()
     assert r"b & \textbf{61.00 $\pm$ 2.48} & [1] of 2 \\" in tex
     assert r"joint \S & 91.00 $\pm$ 2.48 & -- \\" in tex
+
+
+def test_centralised_training_is_no_reference_below_a_control_or_without_convergence(row_of):
+    """ridge 0.8 is above joint 0.75, ncm 0.7 is not; of three cells one ended by its largest number of epochs."""
+    cut = f"{UNCONVERGED}: all 100 rounds were trained, and accuracy on the held-out samples last rose in round 97"
+    warnings = {("joint", 1): [cut]}
+    means = {"fedavg": 0.5, "joint": 0.75, "ncm": 0.7, "ridge": 0.8}
+    below = [row_of(name, seed, mean) for name, mean in means.items() for seed in range(3)]
+    block = (board := AccuracyBoard().build(below)).blocks[0]
+    assert "joint is no reference: controls are above it (ridge)" in block.notes
+    assert "§ marks centralised training: not ranked, and no reference where a note says so" in board.notes
+    assert [entry.aggregator for entry in block.entries if entry.ranks] == []
+    rows = [
+        row_of(name, seed, mean, {"warnings": warnings.get((name, seed), [])})
+        for name, mean in (means | {"joint": 0.8}).items()  # level with the best control is not below it
+        for seed in range(3)
+    ]
+    block = (board := AccuracyBoard().build(rows)).blocks[0]
+    doubts = [note for note in block.notes if "no reference" in note]
+    assert doubts == ["joint is no reference: not trained to convergence in 1 of 3 cells"]
+    assert not any("centralised reference" in note for note in board.notes)
+    sound = AccuracyBoard().build([row_of("joint", 0, 0.9), row_of("ridge", 0, 0.8)])
+    assert "§ marks the centralised reference: not ranked" in sound.notes
+    assert not any("no reference" in note for note in sound.blocks[0].notes)
 
 
 def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):

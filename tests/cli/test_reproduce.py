@@ -10,6 +10,7 @@ from fcilbench.cli.reproduce import suite_of
 from fcilbench.results.row import row_params
 from fcilbench.results.store import Store
 
+_GROWS = ("runtime", "aggregator")
 PUBLISHED = Store(Path(__file__).parents[2] / "leaderboards" / "quickstart")
 
 
@@ -19,5 +20,6 @@ def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path):
     (tmp_path / "suite.yaml").write_text(json.dumps(suite_of(row)))
     (item,) = prepare(tmp_path / "suite.yaml", None, tmp_path / "out", only=["seed:1"]).plan.items
     here = row_params(item.cell)
-    known = {name: here.runtime[name] for name in row.params.runtime}  # settings that came later have their defaults
-    assert here.model_copy(update={"runtime": known}) == row.params
+    # Settings and options that came later have their defaults.
+    known = {part: {name: getattr(here, part)[name] for name in getattr(row.params, part)} for part in _GROWS}
+    assert here.model_copy(update=known) == row.params

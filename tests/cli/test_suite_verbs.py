@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fcilbench.execution import processor
 from fcilbench.registry import catalog
 from fcilbench.spec.metrics import METRICS
 
@@ -86,6 +87,19 @@ def test_plan_writes_nothing(cli):
     assert values["protocol.clients"] == {"path": "protocol.clients", "value": 2, "origin": "tiny.yaml:3:21"}
     assert values["protocol.batch_size"]["origin"] == "default"
     assert cli.files() == set()
+
+
+def test_bf16_on_a_processor_without_its_instructions_is_named_once_a_command(cli, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    for verb, code in (("check", 0), ("plan", 0), ("run", 3)):  # acme fails
+        done = cli(verb, "tiny.yaml", "-s", "protocol.precision=bf16")
+        assert done.returncode == code, done.stderr
+        assert done.stderr.count("warning: bf16 is slow here") == 1
+        assert "(2 cells;" in done.stderr
+    started = done.stderr.partition("start ")[0]
+    assert "warning: bf16 is slow here" in started  # before anything is trained
+    assert "bf16" not in cli("check", "tiny.yaml").stderr
 
 
 def test_check_says_which_checks_ran(cli):

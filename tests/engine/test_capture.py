@@ -198,3 +198,27 @@ def test_a_loss_that_looks_at_values_is_run_plainly_on_a_gpu():
         trainer.train(Objective(method.loss, method.gradient, {}), work, np.random.default_rng(0))
         assert len(trainer.notes) == notes
         assert torch.isfinite(model.vector).all()
+
+
+def test_a_capture_in_the_middle_of_a_training_run_keeps_its_moments(monkeypatch):
+    """A resumed run captures its step anew: warm-up steps must not touch the moments that it goes on from."""
+
+    def warm_up_only(self):
+        self._once()
+
+    monkeypatch.setattr(CapturedStep, "_captured", warm_up_only)
+    found = []
+    for handed_over in (False, True):
+        model, data = setting()
+        goal, random = objective(model, 0.1), np.random.default_rng(5)
+        trainer = Trainer(model, data, PROTOCOL)
+        trainer._capture = True
+        trainer.train(goal, replace(WORK, epochs=1, total=3), random)
+        if handed_over:
+            record = trainer.moments()
+            trainer = Trainer(model, data, PROTOCOL)
+            trainer._capture = True
+            trainer.restore(record)
+        trainer.train(goal, replace(WORK, epochs=2, done=1, total=3), random)
+        found.append(model.vector.clone())
+    assert torch.equal(*found)

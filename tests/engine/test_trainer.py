@@ -285,3 +285,24 @@ def test_edge_1_a_last_batch_of_one_joins_the_batch_before_where_there_is_batch_
         )
         assert seen == (expected or [size] * (samples // size) + [samples % size] * (samples % size > 0))
         assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "cosine", "weight_decay": 0.1}, {"optimizer": "sgd", "momentum": 0.9}]
+)
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_a_training_run_in_two_parts_is_the_run_in_one(options, handed_over):
+    """One pass and then two more equal three passes bit for bit, also in a trainer that is given the moments."""
+    protocol = Protocol(lr=1e-2, batch_size=16, **options)
+    index = torch.arange(37)
+    whole = FlatModel(network(), CPU)
+    Trainer(whole, data(), protocol).train(objective(), Work(index, TASK, 3, 16), np.random.default_rng(5))
+    model, random = FlatModel(network(), CPU), np.random.default_rng(5)
+    trainer = Trainer(model, data(), protocol)
+    trainer.train(objective(), Work(index, TASK, 1, 16, total=3), random)
+    if handed_over:
+        record = trainer.moments()
+        trainer = Trainer(model, data(), protocol)
+        trainer.restore(record)
+    trainer.train(objective(), Work(index, TASK, 2, 16, done=1, total=3), random)
+    assert torch.equal(model.vector, whole.vector)

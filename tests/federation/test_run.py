@@ -188,13 +188,14 @@ def test_joint_on_one_client_and_one_task_is_fedavg(make_experiment, tmp_path):
     """With N = 1, T = 1, R = 1 the two are one algorithm: same batch size, data order and seed."""
     common = {"clients": 1, "tasks": 1, "rounds": 1, "local_epochs": 3}
     federated = run(make_experiment(FedAvg(), **common), tmp_path, "a")
-    joint = run(make_experiment(Joint(Joint.Params(batch_size=16)), **common), tmp_path, "b")
+    joint = run(make_experiment(Joint(Joint.Params(epochs="match", batch_size=16)), **common), tmp_path, "b")
     assert joint.metrics["faa/none"].value == federated.metrics["faa/none"].value
     assert joint.cost.bytes_up == joint.cost.bytes_down == 0
 
 
 def test_joint_pools_every_sample_once(make_experiment):
-    federated, joint = build(make_experiment(FedAvg())), build(make_experiment(Joint()))
+    match = Joint(Joint.Params(epochs="match"))
+    federated, joint = build(make_experiment(FedAvg())), build(make_experiment(match))
     union = np.sort(np.concatenate([own for phase in federated.schedule.phases for own in phase.clients]))
     (phase,) = joint.schedule.phases
     assert phase.clients[0].tolist() == union.tolist() == list(range(200))
