@@ -54,9 +54,8 @@ def check(
     console.show_list(form, headers, rows, key="checks", records=records, prerequisites=missing, cells=cells)
     if form in (options.Form.TABLE, options.Form.MD):
         for problem in problems:
-            console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
-        for line in missing:
-            console.show(f"missing here: {line}")
+            console.show([str(problem), *([f"  hint: {problem.hint}"] if problem.hint else [])])
+        console.show([f"missing here: {line}" for line in missing])
         if not problems:
             console.show(f"{cells} cells")
     if problems or missing:

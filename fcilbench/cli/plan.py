@@ -66,7 +66,7 @@ def plan(
     else:
         if form is options.Form.TABLE:
             slots = len(devices) * slots_per_device(prepared, devices, jobs)
-            console.show("\n".join(describe(prepared, slots)))
+            console.show(describe(prepared, slots))
         _show_cells(prepared, form)
     if prepared.missing:
         raise typer.Exit(PREREQUISITE)

@@ -17,6 +17,7 @@ from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from fcilbench.escape import escape_figure
 from fcilbench.files import write_atomic
 from fcilbench.suite.schema import StudyRecord
 from fcilbench.tuning.study import Subject, attempts, best, origin
@@ -143,7 +144,7 @@ def plot(found: Found, folder: Path) -> list[Path]:
     name = "-".join(found.subject.where.values()).replace("/", "_")
     for kind, draw in (("parallel", drawing.plot_parallel_coordinate), ("slice", drawing.plot_slice)):
         draw(found.study)
-        plt.gcf().suptitle(" ".join(found.subject.where.values()), fontsize="small")
+        plt.gcf().suptitle(escape_figure(" ".join(found.subject.where.values())), fontsize="small")
         files.append(folder / f"{name}-{kind}.png")
         plt.savefig(files[-1], dpi=120, bbox_inches="tight")
         plt.close("all")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
-from fcilbench.boards.notes import Here, coverage_notes, tuning_notes
+from fcilbench.boards.notes import Here, coverage_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
+from fcilbench.boards.tuning import tuning_notes
 from fcilbench.errors import UsageError
 
 PAPER = Path(__file__).parents[2] / "leaderboards" / "paper"
@@ -108,7 +109,7 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
     assert "§ marks the centralised reference: not ranked" in board.notes
     tex = render(board, "tex").splitlines()
     assert r"b & \textbf{61.00 $\pm$ 2.48} & [1] of 2 \\" in tex
-    assert r"joint \S & 91.00 $\pm$ 2.48 & -- \\" in tex
+    assert r"joint \S{} & 91.00 $\pm$ 2.48 & -- \\" in tex
 
 
 def test_mean_ranks_over_scenarios_are_of_methods_that_have_them_all(row_of):
@@ -221,8 +222,9 @@ def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
         "e": ["not tuned, while others of this scenario are"],
     }
     assert notes == (
-        "digits / vit / dirichlet-0.5: tuned on held-out training samples with 4 trials and at most 40 rounds; "
-        "nothing to tune: d",
+        "digits / vit / dirichlet-0.5: budgets of tuning, on held-out training samples, differ: "
+        "2 methods had 4 trials and at most 40 rounds; 1 method had 8 trials and at most 80 rounds: c; "
+        "1 method had none, as values were not tuned: e; nothing to tune: d",
     )
     assert tuning_notes(rows[4:], {}) == (rows[4:], ())
     text = render(AccuracyBoard().build(marked), "table")
@@ -232,7 +234,7 @@ def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
 def test_what_a_folder_lacks_of_its_suite_is_said(row_of):
     grid = {
         "dataset": [{"use": "digits"}, {"use": "eurosat"}],
-        "backbone": [{"use": "fcilbench/vit"}],
+        "backbone": [{"use": "timm", "label": "vit"}],
         "partition": [{"kind": "iid"}],
         "aggregator": [{"use": "fedavg"}, {"use": "sum", "label": "sum small"}, {"use": "ewc"}],
         "stress": [{"use": "none"}],
