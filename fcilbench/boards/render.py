@@ -222,7 +222,7 @@ def _items(notes: Iterable[str]) -> list[str]:
 
 _CSV = (
     *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "control", "ok", "planned", "stale"),
-    *("group", "metric", "unit", "better", "mean", "half_width", "n", "low", "high", "paper", "formula"),
+    *("group", "metric", "unit", "better", "mean", "half_width", "n", "low", "high", "paper", "formula", "warnings"),
 )
 
 
@@ -242,7 +242,7 @@ def _csv(board: Board) -> str:
                             *(group.key, column.metric, column.unit, column.better),
                             *(found.mean, found.half_width, found.n),
                             *((rank.low, rank.high) if rank else (None, None)),
-                            *(found.paper, entry.formulas.get(column.metric)),
+                            *(found.paper, entry.formulas.get(column.metric), "; ".join(map(line, entry.warnings))),
                         )
                     )
     return comma_separated(_CSV, rows)

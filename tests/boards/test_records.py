@@ -11,7 +11,7 @@ import pytest
 
 from fcilbench.boards.folder import build_boards, write_site
 from fcilbench.boards.records import environment_of, is_printable, read_suite, rounds_of
-from fcilbench.errors import NothingSelectedError
+from fcilbench.errors import NothingSelectedError, PluginError
 from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 from fcilbench.spec.row import parse_row
@@ -123,3 +123,43 @@ def test_a_folder_of_nothing_but_links_says_so(make_cell, make_row, tmp_path):
     (tmp_path / "boards" / "linked").symlink_to(tmp_path / "outside")
     with pytest.raises(NothingSelectedError, match="no rows in"):
         write_site(tmp_path / "boards")
+
+
+@pytest.fixture
+def a_row(make_cell, make_row):
+    return make_row(make_cell("sum"), {"faa/none": 0.5})
+
+
+BOARDS = """
+class Broken:
+    def build(self, rows, planned, here, reference):
+        raise KeyError("two\\nlines")
+
+class Text:
+    def build(self, rows, planned, here, reference):
+        return "a board"
+
+class Empty:
+    def build(self, rows, planned, here, reference):
+        from fcilbench.boards.build import AccuracyBoard
+        board = AccuracyBoard().build(rows)
+        entry = board.blocks[0].entries[0].model_copy(update={"estimates": {}})
+        return board.model_copy(update={"blocks": (board.blocks[0].model_copy(update={"entries": (entry,)}),)})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "board acme/broken, a plugin of the package acme, broke: KeyError: 'two\\nlines'"),
+        ("text", "board acme/text: build returned str, not a Board"),
+        ("empty", "board acme/empty, a plugin of the package acme, broke: KeyError: 'none'"),
+    ],
+)
+def test_a_third_partys_board_that_breaks_is_named(name, said, install, a_row, tmp_path):
+    points = {each.lower(): f"acme_boards:{each}" for each in ("Broken", "Text", "Empty")}
+    install("acme", {"acme_boards.py": BOARDS}, {"boards": points})
+    with pytest.raises(PluginError) as hit:
+        build_boards((f"acme/{name}",), [a_row], Store(tmp_path))
+    assert str(hit.value) == said
+    assert name == "text" or hit.value.hint == "tell whoever maintains acme; with -v the traceback is shown"
