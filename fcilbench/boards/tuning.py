@@ -77,27 +77,33 @@ def _spent(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
     if not own[-1].trials:
         return IDLE
     kin = [each for each in suites.values() if (each.name, each.protocol) == (suite.name, suite.protocol)]
-    every = [rule.study for each in kin for rule in each.tuned if rule.study and rule.fits(row)]
-    studies = _separate(study for study in every if study.scored == own[-1].scored)
+    studies = _separate([rule.study for rule in each.tuned if rule.study and rule.fits(row)] for each in kin)
     return Spent(sum(each.trials for each in studies), sum(each.budget for each in studies), own[-1].scored)
 
 
-def _separate(studies: Iterable[Study]) -> list[Study]:
-    """Returns one record of each study, the last one: a study that went on has several, each with more trials.
+def _separate(suites: Iterable[Sequence[Study]]) -> list[Study]:
+    """Returns one record of each study, the last one, from the records in each suite.
 
-    Two records may be of one study or of two, if one has more trials; they count as one, so that no method is said to
-    have had more than it had.
+    A study that went on has several records, each with more trials, but one in a suite. Two records of two suites may
+    be of one study or of two if one has more trials; they count as one, so that no method is said to have had more than
+    it had.
     """
+    distinct: dict[tuple[str, int, int], tuple[Study, set[int]]] = {}
+    for number, records in enumerate(suites):
+        for each in records:
+            distinct.setdefault((each.digest, each.trials, each.budget), (each, set()))[1].add(number)
     ends: list[Study] = []
-    last: list[int] = []
-    distinct = {(each.digest, each.trials, each.budget): each for each in studies}
-    for study in sorted(distinct.values(), key=lambda each: -each.trials):
-        place = next((number for number, trials in enumerate(last) if trials > study.trials), None)
-        if place is None:
-            ends.append(study)
-            last.append(study.trials)
+    last: list[
+        tuple[int, set[int]]
+    ] = []  # of each study the trials of its earliest record, and the suites that have it
+    for study, places in sorted(distinct.values(), key=lambda each: -each[0].trials):
+        for number, (trials, known) in enumerate(last):
+            if trials > study.trials and not known & places:
+                last[number] = study.trials, known | places
+                break
         else:
-            last[place] = study.trials
+            ends.append(study)
+            last.append((study.trials, places))
     return ends
 
 

@@ -279,29 +279,34 @@ def test_a_third_partys_rows_are_found_however_a_suite_writes_its_name(axis, wri
 
 
 def test_a_board_counts_every_study_that_travelled_with_its_rows(make_cell, make_row):
-    """b had two studies of 4 trials, of two lock files; a had one that went on from 2 to 4; of c nothing is known."""
+    """b had two studies of 4 trials, of two lock files; f one of 4 and one of 8, of one lock file.
+
+    a had one that went on from 2 to 4; of c nothing is known.
+    """
 
     def rule(name, digest, trials):
         where = {"dataset": "digits", "backbone": "vit", "partition": "dirichlet-0.5", "aggregator": name}
         return {"where": where, "set": {}, "study": {"digest": digest, "trials": trials, "budget": 10 * trials}}
 
+    two = [rule("f", "f1", 4), rule("f", "f2", 8)]
     suites = {
         "sha256:first": {"name": "demo", "tuned": [rule("a", "a1", 2), rule("b", "b1", 4)]},
-        "sha256:last": {"name": "demo", "tuned": [rule("a", "a2", 4), rule("b", "b2", 4), rule("d", "d1", 4)]},
+        "sha256:last": {"name": "demo", "tuned": [rule("a", "a2", 4), rule("b", "b2", 4), rule("d", "d1", 4), *two]},
         "sha256:other": {"name": "other", "tuned": [rule("a", "a3", 4)]},
         "sha256:lost": None,
     }
     rows = []
-    for name, suite in (("a", "last"), ("b", "last"), ("c", "lost"), ("d", "last"), ("e", "other")):
+    for name, suite in (("a", "last"), ("b", "last"), ("c", "lost"), ("d", "last"), ("e", "other"), ("f", "last")):
         cell = make_cell(name).model_copy(update={"tuned_from": "sha256:lock" if name != "e" else None})
         rows.append(make_row(cell, {"faa/none": 0.5}, suite_digest=f"sha256:{suite}"))
     marked, (note,) = tuning_notes(rows, suites)
     assert note == (
         "digits / vit / dirichlet-0.5: budgets of tuning, on held-out training samples, differ: "
-        "2 methods had 4 trials and at most 40 rounds; 1 method had 8 trials and at most 80 rounds: b; "
-        "1 method had none, as values were not tuned: e; 1 method had a study that did not travel with the rows: c"
+        "2 methods had 4 trials and at most 40 rounds; 1 method had 12 trials and at most 120 rounds: f; "
+        "1 method had 8 trials and at most 80 rounds: b; 1 method had none, as values were not tuned: e; "
+        "1 method had a study that did not travel with the rows: c"
     )
-    assert [len(row.warnings) for row in marked] == [0, 1, 1, 0, 1]
+    assert [len(row.warnings) for row in marked] == [0, 1, 1, 0, 1, 1]
     board = AccuracyBoard().build(marked)
     shown = board.model_copy(update={"notes": (*board.notes, note)})
     for form in ("table", "md", "json", "tex"):
