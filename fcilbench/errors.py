@@ -30,6 +30,11 @@ class FcilbenchError(Exception):
         self.where = where
         self.hint = hint
 
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the message: one, but for a suite, which has a line for each problem."""
+        return [str(self)]
+
 
 class UsageError(FcilbenchError):
     """The command line or a suite asks for something that does not exist."""

@@ -1,30 +1,26 @@
-"""Text of boards and commands: tables (aligned, Markdown, CSV), clean lines, nested values by dotted path."""
+"""Text of boards and commands: tables (aligned, Markdown, CSV), nested values by dotted path."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from fcilbench.escape import escape_csv, escape_markdown, line
 
 _GAP = 2
 _LEAST = 12
 """Columns of text become no narrower than this."""
-_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_MARKDOWN = re.compile(r"([\\`*_\[\]!|#~])")
 
 
-def clean(text: object) -> str:
-    """Returns text in which control and direction characters, except line ends, are JSON escapes."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", str(text))
+class Link(NamedTuple):
+    """A cell of a Markdown table that links to a page; the address is one of `fcilbench.escape.page_link`."""
 
-
-def line(text: object) -> str:
-    """Returns clean text on one line."""
-    return clean(" ".join(str(text).split()))
+    text: str
+    address: str
 
 
 def cut(text: str, length: int) -> str:
@@ -92,28 +88,26 @@ def text_table(
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[int] = ()) -> list[str]:
-    """Returns the lines of a Markdown table."""
+    """Returns the lines of a Markdown table; a cell may be a `Link`."""
     rule = ["---:" if index in right else "---" for index in range(len(headers))]
     body = [_md_row(row) for row in rows]
     return [_md_row(headers), f"| {' | '.join(rule)} |", *body]
 
 
-def escape_markdown(text: object) -> str:
-    """Returns one line of text, escaped for Markdown and HTML."""
-    return _MARKDOWN.sub(r"\\\1", line(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def comma_separated(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns a table as CSV (RFC 4180); `None` is an empty field."""
+    """Returns a table as CSV (RFC 4180), see `fcilbench.escape.escape_csv`; `None` is an empty field."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(headers)
-    writer.writerows([["" if cell is None else clean(cell) for cell in row] for row in rows])
+    writer.writerows([[escape_csv(cell) for cell in row] for row in [headers, *rows]])
     return out.getvalue().replace("\r\n", "\n")
 
 
 def _md_row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |"
+    return f"| {' | '.join(map(_md_cell, cells))} |"
+
+
+def _md_cell(cell: object) -> str:
+    return f"[{escape_markdown(cell.text)}]({cell.address})" if isinstance(cell, Link) else escape_markdown(cell)
 
 
 def _size(text: str) -> int:

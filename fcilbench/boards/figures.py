@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Board
+from fcilbench.boards.records import rounds_of
 from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.escape import escape_figure
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
@@ -63,8 +65,8 @@ def _curves(axes: Axes, board: Board, store: Store, identity: str) -> None:
     def line(row: Row) -> dict[float, float]:
         measured = {
             each["task"] + (each["round"] + 1) / (each["rounds"] + 1): each["accuracy"][identity]
-            for each in store.rounds(row.cell_id)
-            if each.get("event") == "round" and "accuracy" in each
+            for each in rounds_of(store, row.cell_id)
+            if identity in each["accuracy"]
         }
         measured |= {t + 1.0: own for t, own in enumerate(_matrix(row, identity)) if None not in own}
         return {x: 100 * statistics.fmean(own) for x, own in measured.items()}
@@ -78,9 +80,7 @@ def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
 
     def line(row: Row) -> dict[float, float]:
         found = {  # of two records of a round, in a resumed cell, the later counts
-            (each["task"], each["round"]): each.get("loss")
-            for each in store.rounds(row.cell_id)
-            if each.get("event") == "round"
+            (each["task"], each["round"]): each["loss"] for each in rounds_of(store, row.cell_id)
         }
         steps = enumerate(sorted(found), start=1)
         return {float(step): loss for step, key in steps if (loss := found[key]) is not None}
@@ -99,7 +99,7 @@ def _lines(axes: Axes, found: Mapping[str, Sequence[Mapping[float, float]]]) -> 
         places = sorted(set.intersection(*map(set, lines)))
         means = [statistics.fmean(line[x] for line in lines) for x in places]
         colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
-        axes.plot(places, means, color=colour, marker=marker, markersize=3, label=method)
+        axes.plot(places, means, color=colour, marker=marker, markersize=3, label=escape_figure(method))
         if len(lines) > 1:
             spread = [statistics.stdev(line[x] for line in lines) for x in places]
             low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
@@ -125,7 +125,7 @@ def _forgetting(axes: Axes, board: Board, store: Store, identity: str) -> None:
     image = axes.imshow(values, cmap="cividis", vmin=0)
     ticks = range(0, tasks, max(1, tasks // 10))
     labels = [str(tick + 1) for tick in ticks]
-    axes.set(xlabel="on task", ylabel="after task", title=f"{method}, {identity}")
+    axes.set(xlabel="on task", ylabel="after task", title=escape_figure(f"{method}, {identity}"))
     axes.set_xticks(ticks, labels)
     axes.set_yticks(ticks, labels)
     axes.figure.colorbar(image, ax=axes, label="forgotten (points)")
@@ -149,7 +149,9 @@ def _critical_difference(axes: Axes, board: Board, _: Store, identity: str) -> N
     for line, (name, rank) in enumerate(reversed(ranked), start=1):  # lines to the right end above a method's name
         axes.plot([rank, rank], [0, bars + line], color="#888888", linewidth=0.7)
         place = (rank, bars + line)
-        axes.annotate(f"{name} {rank:.2f}", place, (3, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.annotate(
+            escape_figure(f"{name} {rank:.2f}"), place, (3, 0), textcoords="offset points", va="center", fontsize=7
+        )
     for number, group in enumerate(groups):
         axes.plot([places[group[0]], places[group[-1]]], [0.3 + 0.5 * number] * 2, color=COLOURS[0], linewidth=2.5)
     axes.set_title(f"critical difference {difference:.2f} (Nemenyi, 5 %)", fontsize=8)

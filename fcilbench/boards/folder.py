@@ -8,13 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fcilbench.boards.notes import Here, coverage_notes, origin_notes, tuning_notes
+from fcilbench.boards.model import Board
+from fcilbench.boards.notes import Here, coverage_notes, origin_notes
+from fcilbench.boards.records import environment_of, is_printable, read_suite
 from fcilbench.boards.reference import Reference
 from fcilbench.boards.render import render
 from fcilbench.boards.report import render_index, render_report
-from fcilbench.errors import NothingSelectedError
+from fcilbench.boards.tuning import tuning_notes
+from fcilbench.errors import NothingSelectedError, PluginError
+from fcilbench.escape import escape_markdown, markdown_paragraph, page_link
 from fcilbench.files import write_atomic
-from fcilbench.registry.entrypoints import load, lookup
+from fcilbench.registry.entrypoints import PluginRef, blaming, load, lookup
 from fcilbench.results.compare import environment_difference
 from fcilbench.results.provenance import environment, software, source_state
 from fcilbench.results.stale import stale_rows
@@ -22,13 +26,14 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row
 from fcilbench.suite.select import missing_cells
-from fcilbench.tables import markdown
+from fcilbench.tables import Link, markdown
 
 REPORT = ("accuracy", "overhead", "robustness")
 """Boards of the HTML report."""
 _SHOWN = 4
 """Differences between environments that a note names."""
 _HEADS = ("leaderboard", "what", "methods", "seeds", "ok", "computed", "code")
+_MADE = "Made from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -48,14 +53,15 @@ def build_boards(
     has the code gets the same boards.
     """
     missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
+    every, rows = len(rows), [row for row in rows if is_printable(row)]
+    odd = [f"{n} rows are left out: `fcilbench results verify` says what is wrong"] if (n := every - len(rows)) else []
     here, boards = _here(rows, store, portable), {}
-    suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
+    suites = {digest: store.suite(digest) for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     lacking = coverage_notes(rows, suites.values()) if portable else ()
-    more = (*([missing] if missing else []), *lacking, *tuning, *origin_notes(rows, here))
+    more = (*([missing] if missing else []), *odd, *lacking, *tuning, *origin_notes(rows, here))
     for name in names:
-        plugin: Any = load(lookup("boards", name))
-        built = plugin().build(rows, planned, here, reference)
+        built = _build(lookup("boards", name), rows, planned, here, reference)
         told = built.notes
         if name == "robustness" and not built.blocks:
             told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
@@ -63,10 +69,28 @@ def build_boards(
     return boards
 
 
+def _build(
+    ref: PluginRef,
+    rows: Sequence[Row],
+    planned: Mapping[str, Cell] | None,
+    here: Here,
+    reference: Reference | None,
+) -> Board:
+    """Returns a board by its plugin; what a third party's board does wrong is told as its own fault."""
+    plugin: Any = load(ref)
+    with blaming(ref):
+        built = plugin().build(rows, planned, here, reference)
+        if not isinstance(built, Board):
+            raise PluginError(f"board {ref.name}: build returned {type(built).__name__}, not a Board")
+        if ref.dist != "fcilbench":
+            render(built)  # a figure that a column promises may be missing
+    return built
+
+
 def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     own, environments = environment(), {}
     for env in {row.env for row in rows}:
-        record = store.environment(env)
+        record = environment_of(store, env)
         if record is not None:
             plugins = (each.name for row in rows if row.env == env for each in row.plugins.values())
             dists = {"fcilbench", *(name.partition("/")[0] for name in plugins)}
@@ -85,41 +109,44 @@ def write_site(folder: Path) -> int:
     Raises:
         NothingSelectedError: If no subfolder has rows.
     """
-    stores = [Store(path.parent) for path in sorted(folder.glob("*/rows.jsonl"))]
-    if not stores:
-        raise NothingSelectedError(f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder")
-    lines = [_write_pages(store) for store in stores]
+    # A link could lead the pages into another folder, and what it names onto them.
+    paths = [path for path in sorted(folder.glob("*/rows.jsonl")) if path.is_file()]
+    stores = [Store(path.parent) for path in paths if not (path.is_symlink() or path.parent.is_symlink())]
+    lines = [line for store in stores if (line := _write_pages(store))]
+    if not lines:
+        raise NothingSelectedError(
+            f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder; links are not followed"
+        )
     write_atomic(folder / "index.html", render_index("Leaderboards", _HEADS, lines))
     readme = folder / "README.md"
     if readme.is_file():
-        head, rule, *rows = markdown(_HEADS, lines, range(2, 5))
-        linked = [re.sub(r"^\| (\S+)", r"| [\1](\1/README.md)", row) for row in rows]
-        table = "\n".join([head, rule, *linked]) + "\n"
+        linked = [(Link(name, page_link(name, "README.md")), *facts) for name, *facts in lines]
+        table = "\n".join(markdown(_HEADS, linked, range(2, 5))) + "\n"
         write_atomic(readme, _TABLE.sub(lambda _: table, readme.read_text(encoding="utf-8")))
     return len(lines)
 
 
-def _write_pages(store: Store) -> tuple[str, ...]:
-    """Writes the pages of one leaderboard and returns its line of the index."""
+def _write_pages(store: Store) -> tuple[str, ...] | None:
+    """Writes the pages of one leaderboard and returns its line of the index; `None` if no row can be printed."""
     rows, name = list(store.latest().values()), store.root.name
+    if not any(map(is_printable, rows)):
+        return None
     boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
-    suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
+    suites = {digest: store.suite(digest) for digest in sorted({row.suite_digest or "" for row in rows})}
     # A suite that was changed between two runs of its cells has the description of the last.
-    newest = {row.suite: store.suite(row.suite_digest or "") or {} for row in sorted(rows, key=lambda row: row.ended)}
-    about = "; ".join(dict.fromkeys(suite["description"] for suite in newest.values() if suite.get("description")))
-    head = (
-        f"# {name}\n\n{about}\n\nMade from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
-    )
-    write_atomic(store.root / "README.md", "\n".join([head, *(render(board, "md") for board in boards)]))
+    newest = {row.suite: read_suite(suites[row.suite_digest or ""]) for row in sorted(rows, key=lambda row: row.ended)}
+    about = "; ".join(dict.fromkeys(suite.description for suite in newest.values() if suite and suite.description))
+    head = [f"# {escape_markdown(name)}", "", markdown_paragraph(about), "", _MADE]
+    write_atomic(store.root / "README.md", "\n".join([*head, *(render(board, "md") for board in boards)]))
     write_atomic(store.root / "index.html", render_report(boards, rows, store, title=name))
     counts = Counter(row.status for row in rows)
-    stale = sum(entry.stale for block in boards[0].blocks for entry in block.entries)
+    stale = sum(entry.stale for board in boards[:1] for block in board.blocks for entry in block.entries)
     return (
         name,
-        about or "; ".join(dict.fromkeys(block.heading for block in boards[0].blocks)),
-        str(len({row.coords["aggregator"] for row in rows})),
+        about or "; ".join(dict.fromkeys(block.heading for board in boards[:1] for block in board.blocks)),
+        str(len({row.coords.get("aggregator", "") for row in rows})),
         str(len({row.seed for row in rows})),
-        f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites))}",
+        f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites.values()))}",
         f"{max(row.ended for row in rows):%Y-%m-%d}",
         f"older ({stale} rows)" if stale else "as here",
     )

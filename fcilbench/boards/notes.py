@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
+from fcilbench.boards.records import read_suite
 from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
+from fcilbench.registry.entrypoints import normalise
+from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
 from fcilbench.spec.outcome import UNCONVERGED
 from fcilbench.spec.row import Row
-from fcilbench.suite.lock import UNSEALED
 from fcilbench.tables import cut
 
 CONTROL = "‡"
@@ -217,85 +219,41 @@ class Here:
     environments: Mapping[str, str]
 
 
-def tuning_notes(rows: Sequence[Row], suites: Mapping[str, Mapping[str, Any]]) -> tuple[list[Row], tuple[str, ...]]:
-    """Compares what was spent on tuning each method of a scenario, which `suites` tell, by their digest.
-
-    Returns the rows, with a warning each where a method was tuned with another budget or score than most, or not at
-    all; and a note on each tuned scenario.
-    """
-    rules = {row.cell_id: _rule_of(row, suites.get(row.suite_digest or "", {})) for row in rows}
-    studies = {cell_id: rule and rule["study"] for cell_id, rule in rules.items()}
-    usual: dict[tuple[str, ...], Counter[tuple[int, int, str]]] = defaultdict(Counter)
-    idle: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for row in rows:
-        study = studies[row.cell_id]
-        if study and study["trials"]:
-            usual[_place(row)][_spent(study)] += 1
-        elif study:
-            idle[_place(row)].add(str(row.coords["aggregator"]))
-    most = {place: found.most_common(1)[0][0] for place, found in usual.items()}
-    notes = [
-        f"{' / '.join(place)}: tuned on held-out training samples {_spend_text(spend)}"
-        + (f"; nothing to tune: {', '.join(sorted(idle[place]))}" if place in idle else "")
-        for place, spend in most.items()
-    ]
-    marked = []
-    for row in rows:
-        warning = _tuning_warning(studies[row.cell_id], most[_place(row)]) if _place(row) in most else ""
-        unsealed = UNSEALED if (rules[row.cell_id] or {}).get("sealed") is False else ""
-        told = [each for each in (warning, unsealed) if each]
-        marked.append(row.model_copy(update={"warnings": [*row.warnings, *told]}) if told else row)
-    return marked, tuple(notes)
-
-
-def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns notes on what the rows lack of the suites behind them: names of an axis, and seeds."""
-    grids = [suite["grid"] for suite in suites if "grid" in suite]
-    counts = [suite["seeds"]["count"] for suite in suites if "grid" in suite]
-    done: dict[tuple[str, ...], set[int]] = defaultdict(set)
-    for row in rows:
-        done[tuple(str(row.coords[axis]) for axis in _AXES)] |= {row.seed} if row.status == "ok" else set()
+def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
+    """Returns notes on what the rows lack of the resolved suites behind them: names of an axis, and seeds."""
+    found, known = list(rows), [suite for raw in suites if (suite := read_suite(raw)) and suite.grid]
     notes = []
-    for place, axis in enumerate(_AXES):
-        if axis == "partition":  # has no name in a suite
-            continue
-        named = {entry.get("label") or entry["use"].rpartition("/")[2] for grid in grids for entry in grid[axis]}
-        known = {name for key in done for name in (key[place], key[place].partition("[")[0])}
-        if absent := sorted(named - known):
+    for axis in PLUGIN_KINDS:
+        named = {each.label or each.use for suite in known for each in getattr(suite.grid, axis)}
+        names = {name for row in found for name in _names(row, axis)}
+        if absent := sorted(name for name in named if not {name, _normalised(name)} & names):
             notes.append(f"the suite names {', '.join(absent)} ({axis}), of which there are no rows")
-    most = max(counts, default=0)
+    done: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for row in found:
+        done[tuple(str(row.coords.get(axis, "")) for axis in _AXES)] |= {row.seed} if row.status == "ok" else set()
+    most = max((suite.seeds.count for suite in known), default=0)
     short = [f"{' / '.join(key)} {len(own)}" for key, own in sorted(done.items()) if len(own) < most]
     if short:
         notes.append(f"the suite has {most} seeds; results of fewer: {', '.join(short)}")
     return tuple(notes)
 
 
-def _place(row: Row) -> tuple[str, ...]:
-    return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
+def _names(row: Row, axis: PluginKind) -> set[str]:
+    """Returns all names by which a suite may mean the plugin of a row.
+
+    These are its label, the label without the options that tell entries apart (`sum[lambda_s=0.2]`), and, unless the
+    suite gave it a label of its own, the plugin's full and short name, of which a suite writes one.
+    """
+    label = str(row.coords.get(axis, ""))
+    written, record = label.partition("[")[0], row.plugins.get(axis)
+    names = {record.name, record.name.rpartition("/")[2]} if record else set()
+    return {label, written} | (names if _normalised(written) in names else set())
 
 
-def _rule_of(row: Row, suite: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the last rule of a lock file that is about a row, with the study behind the row's values."""
-    rules = suite.get("tuned", ()) if row.tuned_from else ()
-    found = [each for each in rules if each.get("study") and each["where"].items() <= row.coords.items()]
-    return found[-1] if found else None
-
-
-def _spent(study: Mapping[str, Any]) -> tuple[int, int, str]:
-    return study["trials"], study["budget"], study.get("scored", "")
-
-
-def _spend_text(spend: tuple[int, int, str]) -> str:
-    trials, budget, scored = spend
-    return f"with {trials} trials and at most {budget:,} rounds" + (f" for the largest {scored}" if scored else "")
-
-
-def _tuning_warning(study: Mapping[str, Any] | None, usual: tuple[int, int, str]) -> str:
-    if study is None:
-        return "not tuned, while others of this scenario are"
-    if study["trials"] == 0 or _spent(study) == usual:
-        return ""
-    return f"tuned {_spend_text(_spent(study))}, while most are {_spend_text(usual)}"
+def _normalised(name: str) -> str:
+    """Returns `dist/name` with the distribution in its canonical form, as rows have it."""
+    dist, slash, short = name.rpartition("/")
+    return f"{normalise(dist)}{slash}{short}"
 
 
 def origin_notes(rows: Iterable[Row], here: Here) -> tuple[str, ...]:

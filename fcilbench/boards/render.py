@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -11,8 +10,9 @@ from typing import NamedTuple
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
 from fcilbench.boards.notes import CONTROL, INTERVAL, REFERENCE
 from fcilbench.errors import UsageError, nearest
+from fcilbench.escape import clean, escape_markdown, escape_tex, line, markdown_paragraph, tex_comment, tex_row
 from fcilbench.spec.protocol import Protocol
-from fcilbench.tables import clean, comma_separated, escape_markdown, markdown, text_table, texts
+from fcilbench.tables import comma_separated, markdown, text_table, texts
 
 DASH = "–"
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
@@ -175,18 +175,18 @@ _OVERALL = ("aggregator", "mean rank")
 
 
 def _text(board: Board, width: int) -> str:
-    lines = [board.title]
+    lines = [line(board.title)]
     for block in board.blocks:
-        lines += ["", block.heading, *textwrap.wrap(facts_of(block), width)]
+        lines += ["", line(block.heading), *textwrap.wrap(line(facts_of(block)), width)]
         whole = _table(block, block.groups, None)
         fits = max(map(len, whole)) <= width
         for table in [whole] if fits else [_table(block, (group,), width) for group in block.groups]:
             lines += ["", *table]
         notes = notes_of(block)
-        lines += ["", *(f"- {note}" for note in notes)] if notes else []
+        lines += ["", *(f"- {line(note)}" for note in notes)] if notes else []
     for heading, rows in overall_tables(board):
-        lines += ["", heading, "", *text_table([_OVERALL], rows, width=width, right=(1,))]
-    return clean("\n".join([*lines, "", *(f"* {note}" for note in board.notes)])) + "\n"
+        lines += ["", line(heading), "", *text_table([_OVERALL], rows, width=width, right=(1,))]
+    return "\n".join([*lines, "", *(f"* {line(note)}" for note in board.notes)]) + "\n"
 
 
 def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[str]:
@@ -203,13 +203,13 @@ def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[s
 
 
 def _markdown(board: Board) -> str:
-    lines = [f"# {board.title}", ""]
+    lines = [f"# {escape_markdown(board.title)}", ""]
     for block in board.blocks:
         heads = table_of(block, block.groups)
         titles = [f"{head.group}: {head.title}" if head.group else head.title for head in heads]
         right = [index for index in range(len(heads)) if index not in _WORDS]
         rows = [[head.text(entry) for head in heads] for entry in block.entries]
-        lines += [f"## {escape_markdown(block.heading)}", "", escape_markdown(facts_of(block)), ""]
+        lines += [f"## {escape_markdown(block.heading)}", "", markdown_paragraph(facts_of(block)), ""]
         lines += [*markdown(titles, rows, right), "", *_items(notes_of(block)), ""]
     for heading, overall in overall_tables(board):
         lines += [f"## {escape_markdown(heading)}", "", *markdown(_OVERALL, overall, (1,)), ""]
@@ -217,12 +217,12 @@ def _markdown(board: Board) -> str:
 
 
 def _items(notes: Iterable[str]) -> list[str]:
-    return [f"- {escape_markdown(note)}" for note in notes]
+    return [f"- {markdown_paragraph(note)}" for note in notes]
 
 
 _CSV = (
     *("dataset", "backbone", "partition", "stress", "scenario", "aggregator", "control", "ok", "planned", "stale"),
-    *("group", "metric", "unit", "better", "mean", "half_width", "n", "low", "high", "paper", "formula"),
+    *("group", "metric", "unit", "better", "mean", "half_width", "n", "low", "high", "paper", "formula", "warnings"),
 )
 
 
@@ -242,36 +242,26 @@ def _csv(board: Board) -> str:
                             *(group.key, column.metric, column.unit, column.better),
                             *(found.mean, found.half_width, found.n),
                             *((rank.low, rank.high) if rank else (None, None)),
-                            *(found.paper, entry.formulas.get(column.metric)),
+                            *(found.paper, entry.formulas.get(column.metric), "; ".join(map(line, entry.warnings))),
                         )
                     )
     return comma_separated(_CSV, rows)
 
 
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", CONTROL: r"$^\ddagger$"}
-_TEX |= {
-    "±": r"$\pm$",
-    "–": "--",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    REFERENCE: r"\S",
-    **{each: f"\\{each}" for each in "&%$#_{}"},
-}
-
-
 def _tex(board: Board) -> str:
     """Returns a booktabs table for each block: the best mean of a column is bold, what ties with it is underlined."""
-    lines = [f"% {board.title}; needs \\usepackage{{booktabs}}. Bold: best mean. Underlined: not told apart from it."]
+    about = r"needs \usepackage{booktabs}. Bold: best mean. Underlined: not told apart from it."
+    lines = [tex_comment(f"{board.title}; {about}")]
     for block in board.blocks:
         heads = [head for head in table_of(block, block.groups) if head.title not in ("ok", "not ok")]
         best = {id(head): _best(block, head) for head in heads}
-        lines += ["", r"\begin{table}[t]", r"\centering\footnotesize", rf"\caption{{{_escape_tex(block.heading)}}}"]
+        lines += ["", r"\begin{table}[t]", r"\centering\footnotesize", rf"\caption{{{escape_tex(block.heading)}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
-        lines += [*_tex_groups(heads), _tex_row(head.title for head in heads), r"\midrule"]
+        lines += [*_tex_groups(heads), tex_row([escape_tex(head.title) for head in heads]), r"\midrule"]
         for entry in block.entries:
-            lines.append(" & ".join(_tex_cell(head, entry, *best[id(head)]) for head in heads) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {clean(note)}" for note in notes_of(block)), r"\end{table}"]
-    return "\n".join([*lines, "", *(f"% {clean(note)}" for note in board.notes)]) + "\n"
+            lines.append(tex_row([_tex_cell(head, entry, *best[id(head)]) for head in heads]))
+        lines += [r"\bottomrule", r"\end{tabular}", *map(tex_comment, notes_of(block)), r"\end{table}"]
+    return "\n".join([*lines, "", *map(tex_comment, board.notes)]) + "\n"
 
 
 def _best(block: Block, head: Head) -> tuple[float | None, bool]:
@@ -291,7 +281,7 @@ def _best(block: Block, head: Head) -> tuple[float | None, bool]:
 
 
 def _tex_cell(head: Head, entry: Entry, best: float | None, tested: bool) -> str:
-    text = _escape_tex(head.text(entry))
+    text = escape_tex(head.text(entry))
     if head.column is None or best is None or entry.reference:
         return text
     if entry.estimates[head.group][head.column.metric].mean == best:
@@ -305,18 +295,10 @@ def _tex_groups(heads: Sequence[Head]) -> list[str]:
     names, rules, first = [], [], 1
     for name, columns in groupby(heads, key=lambda head: head.group):
         size = len(list(columns))
-        names.append(rf"\multicolumn{{{size}}}{{c}}{{{_escape_tex(name)}}}" if name else " & " * (size - 1))
+        names.append(rf"\multicolumn{{{size}}}{{c}}{{{escape_tex(name)}}}" if name else " & " * (size - 1))
         rules += [rf"\cmidrule(lr){{{first}-{first + size - 1}}}"] if name else []
         first += size
     return [" & ".join(names) + r" \\", " ".join(rules)]
-
-
-def _tex_row(texts: Iterable[str]) -> str:
-    return " & ".join(_escape_tex(text) for text in texts) + r" \\"
-
-
-def _escape_tex(text: str) -> str:
-    return re.sub("|".join(map(re.escape, _TEX)), lambda found: _TEX[found.group()], " ".join(clean(text).split()))
 
 
 FORMATS: Mapping[str, Callable[[Board, int], str]] = {

@@ -18,12 +18,15 @@ from typing import Any
 
 from fcilbench.boards.model import Block, Board, Entry, Group
 from fcilbench.boards.notes import CONTROL, REFERENCE
+from fcilbench.boards.records import environment_of, rounds_of
 from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
+from fcilbench.escape import clean, page_link
+from fcilbench.results.private import hidden
 from fcilbench.results.store import Store
 from fcilbench.spec.metrics import Matrix, faa
 from fcilbench.spec.row import Row
-from fcilbench.tables import clean, flatten
+from fcilbench.tables import flatten
 
 
 def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store, title: str = "fcilbench report") -> str:
@@ -47,7 +50,8 @@ def _page(**values: Any) -> str:
     from jinja2 import Environment
 
     text = files("fcilbench.boards").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    return clean(Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text).render(values))
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+    return clean(page.render(page_link=page_link, **values))
 
 
 def _packed(value: Any) -> str:
@@ -155,14 +159,14 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
     shared: dict[str, int] = {}
     environments: dict[str, str] = {}
     cells = []
-    for row in rows:
+    for row in map(hidden, rows):
         if row.env not in environments:
-            environments[row.env] = _environment(store.environment(row.env))
+            environments[row.env] = _environment(environment_of(store, row.env))
         params = {
             name: value for name, value in flatten(row.params.model_dump(mode="json")).items() if value not in ({}, [])
         }
         metrics = {name: None if each.value is None else round(each.value, 4) for name, each in row.metrics.items()}
-        losses = [each.get("loss") for each in store.rounds(row.cell_id) if each.get("event") == "round"]
+        losses = [each["loss"] for each in rounds_of(store, row.cell_id)]
         cells.append(
             {
                 "id": row.cell_id[:12],
@@ -189,7 +193,7 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
 
 def _environment(record: Mapping[str, Any] | None) -> str:
     if record is None:
-        return "its record did not travel with the row"
+        return "no record of it travelled with the row"
     worker, packages = record.get("worker") or {}, record.get("packages") or {}
     parts = {"python": record.get("python"), "cpu": record.get("cpu"), "torch": packages.get("torch"), **worker}
     return ", ".join(f"{name} {value}" for name, value in parts.items() if value)

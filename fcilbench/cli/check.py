@@ -58,11 +58,9 @@ def check(
     console.show_list(form, headers, rows, key="checks", records=records, **about)
     if form in (options.Form.TABLE, options.Form.MD):
         for problem in problems:
-            console.show(f"{problem}" + (f"\n  hint: {problem.hint}" if problem.hint else ""))
-        for line in missing:
-            console.show(f"missing here: {line}")
-        for line in expansion.remarks:
-            console.show(f"note: {line}")
+            console.show([str(problem), *([f"  hint: {problem.hint}"] if problem.hint else [])])
+        console.show([f"missing here: {line}" for line in missing])
+        console.show([f"note: {line}" for line in expansion.remarks])
         if not problems:
             console.show(f"{cells} cells")
     if problems or missing:

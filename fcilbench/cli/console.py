@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError, UsageError
+from fcilbench.escape import clean, line
 from fcilbench.execution.bf16 import slow_bf16
-from fcilbench.tables import clean, comma_separated, line, markdown, text_table
+from fcilbench.tables import comma_separated, markdown, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,12 +50,12 @@ def width() -> int:
 def say(text: str, style: str | None = None) -> None:
     """Prints a line on standard error, unless `-q` is set."""
     if not state.quiet:
-        err().print(clean(text), style=style, markup=False)
+        err().print(_one_line(text), style=style, markup=False)
 
 
 def warn(text: str) -> None:
     """Prints a warning on standard error."""
-    err().print(f"warning: {clean(text)}", style="yellow", markup=False)
+    err().print(f"warning: {_one_line(text)}", style="yellow", markup=False)
 
 
 def warn_of_bf16(precisions: Iterable[str], devices: Sequence[str] = ("",), executor: str = "local") -> None:
@@ -63,9 +64,20 @@ def warn_of_bf16(precisions: Iterable[str], devices: Sequence[str] = ("",), exec
         warn(text)
 
 
-def show(text: str) -> None:
-    """Prints a result on standard output, without characters that could control the terminal."""
-    sys.stdout.write(clean(text if text.endswith("\n") else f"{text}\n"))
+def show(text: str | Iterable[str]) -> None:
+    """Prints a result on standard output: a whole text, or lines, of which none can pass for two.
+
+    Characters that could control the terminal are spelt out.
+    """
+    if isinstance(text, str):
+        sys.stdout.write(clean(text if text.endswith("\n") else f"{text}\n"))
+    else:
+        sys.stdout.writelines(f"{_one_line(each)}\n" for each in text)
+
+
+def _one_line(text: str) -> str:
+    """Returns clean text in which line ends are spelt out, too: what a row or a plugin says cannot forge a line."""
+    return clean(text).replace("\n", "\\n")
 
 
 def show_list(
@@ -117,9 +129,9 @@ def report(error: BaseException) -> int:
         place = f"{error.filename}: " if error.filename else ""
         error = PrerequisiteError(f"{place}{error.strerror}", hint="make room or grant access, or name another place")
     if isinstance(error, FcilbenchError):
-        sys.stderr.write(f"error: {clean(error)}\n")
+        sys.stderr.write("error: " + "\n".join(map(_one_line, error.lines)) + "\n")
         if error.hint:
-            sys.stderr.write(f"hint: {clean(error.hint)}\n")
+            sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
         return error.exit_code
     sys.stderr.write(f"internal error: {type(error).__name__}: {line(error)}\n")
     if not state.verbose:
@@ -132,7 +144,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
-        err().print(f"{record.levelname.lower()}: {clean(record.getMessage())}", style=style, markup=False)
+        err().print(f"{record.levelname.lower()}: {_one_line(record.getMessage())}", style=style, markup=False)
 
 
 def log_to_stderr() -> None:

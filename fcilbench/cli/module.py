@@ -45,7 +45,7 @@ def export(
     path, method = output or Path(f"{row.cell_id[:12]}.safetensors"), row.plugins["aggregator"]
     about = {"cell": row.cell_id, "method": method.name, "version": method.version}
     write_module(path, ModuleFile(found.tensors, {**about, **found.facts}))
-    console.show(f"{path}: {_summary(read_module(path))}")
+    console.show([f"{path}: {_summary(read_module(path))}"])
 
 
 @options.command(app, "module inspect module.safetensors")
@@ -72,7 +72,7 @@ def inspect(
     console.show_list(form, headers, rows, key="tensors", records=records, right=(3,), **found.facts, **sizes)
     if form in (options.Form.TABLE, options.Form.MD):
         about = f"{found.facts['method']} of cell {found.facts['cell'][:12]}: " if "cell" in found.facts else ""
-        console.show(f"{about}{_summary(found)}")
+        console.show([f"{about}{_summary(found)}"])
 
 
 def _summary(found: ModuleFile) -> str:

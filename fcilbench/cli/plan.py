@@ -69,7 +69,7 @@ def plan(
         console.warn_of_bf16((item.cell.protocol.precision for item in prepared.plan.todo), devices)
         if form is options.Form.TABLE:
             slots = len(devices) * slots_per_device(prepared, devices, jobs)
-            console.show("\n".join(describe(prepared, slots)))
+            console.show(describe(prepared, slots))
         _show_cells(prepared, form)
     if prepared.missing:
         raise typer.Exit(PREREQUISITE)
@@ -149,7 +149,9 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
     bare = [item.cell.aggregator.label for item in plan_.items if suite.lock_digest and not item.cell.tuned_from]
     if bare:
         lines.append(f"  no rule of the lock file is about {len(bare)} cells: {', '.join(dict.fromkeys(bare))}")
-    studies = [each.study for each in suite.tuned if each.study and each.study.trials]
+    # The last rule of a method and scenario gives the values; those before it are of studies that are over.
+    last = {tuple(each.where.items()): each.study for each in suite.tuned if each.study}
+    studies = [each for each in last.values() if each.trials]
     short = [each for each in studies if each.trials < suite.tuning.trials]
     if short:
         least, wanted = min(each.trials for each in short), suite.tuning.trials

@@ -71,7 +71,7 @@ def show(
         for name, field in found.schema.get("properties", {}).items()
     ]
     if form is options.Form.TABLE:
-        console.show("\n".join(_about(found)))
+        console.show(_about(found))
         if not rows:
             return
     headers = ("parameter", "type", "default", "meaning", "source", "search space")
@@ -183,7 +183,7 @@ def _show_results(plugin: str, kind: str, results: Sequence[Result], form: optio
     if form in (options.Form.TABLE, options.Form.MD):
         for result in results:
             if result.status == "failed":
-                console.show(f"\n{result}")
+                console.show(["", *str(result).splitlines()])
         counts = {status: sum(each.status == status for each in results) for status in _MARKS}
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         console.show(f"\n{plugin}: {told}")

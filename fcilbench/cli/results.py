@@ -61,7 +61,7 @@ def merge(
             f"{out}: {report.cells} cells, {report.added} rows added, {len(report.conflicts)} conflicts{remarks}"
         )
         for each in (*report.conflicts, *report.remarks):
-            console.show("\n".join(_lines(each)))
+            console.show(_lines(each))
     if report.conflicts:
         raise typer.Exit(CELLS_FAILED)
 
@@ -109,7 +109,7 @@ def verify(
     rows, problems = verify_store(store)
     problems += _data_problems(rows)
     for number, text in problems:
-        console.show(f"{store.rows_path}:{number}: {text}")
+        console.show([f"{store.rows_path}:{number}: {text}"])
     # The order of the lines must not choose the sample.
     results = sorted((row.cell_id, number) for number, row in rows.items() if row.status == "ok")
     drawn = Random(seed).sample(results, min(sample, len(results)))
@@ -119,7 +119,7 @@ def verify(
         *_, problem = train_again(rows[number], out, gpus, offline, parse_tolerances(tolerance))
         if problem:
             problems.append((number, f"cell {cell_id[:12]}: not reproduced: {problem}"))
-            console.show(f"{store.rows_path}:{number}: {problems[-1][1]}")
+            console.show([f"{store.rows_path}:{number}: {problems[-1][1]}"])
     suites = [store.suite(digest) or {} for digest in {row.suite_digest or "" for row in rows.values()}]
     for text in coverage_notes(rows.values(), suites):
         console.say(f"note: {text}")

@@ -188,6 +188,11 @@ def _show(found: Sequence[Found], form: options.Form) -> None:
     headers = (*axes, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
     console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))
     for each in found:
+        name = " ".join(each.subject.where.values())
+        if more := sum(record.trials for record in each.earlier):
+            console.say(
+                f"{name}: {more} draws of other studies of it are here; the lock file counts them, and boards do"
+            )
         if each.at_bounds:
-            name, keys = " ".join(each.subject.where.values()), ", ".join(each.at_bounds)
+            keys = ", ".join(each.at_bounds)
             console.warn(f"{name}: the best {keys} lies at the end of its range; better values may lie outside")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fcilbench.escape import line
 from fcilbench.execution.lease import Lease, Owner, acquire
 from fcilbench.files import write_atomic
 from fcilbench.registry.process import Event
@@ -15,7 +16,7 @@ from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.row import Failure, Row, Status, parse_row
-from fcilbench.tables import cut, line
+from fcilbench.tables import cut
 
 _NOTE = "cell.json"
 """File in a cell's folder that says how many attempts there were, and with which plugin code."""

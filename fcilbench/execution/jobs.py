@@ -26,6 +26,7 @@ from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Event
+from fcilbench.results.private import hide_homes
 from fcilbench.results.provenance import machine_facts
 from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.plugin import Plugin
@@ -153,7 +154,7 @@ def _clean_up() -> None:
 
 
 def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
-    text = "".join(traceback.format_exception(error))
+    text = hide_homes("".join(traceback.format_exception(error)))
     if len(text) > _LONGEST_TRACEBACK:
         text = f"{text[: _LONGEST_TRACEBACK // 2]}\n...\n{text[-_LONGEST_TRACEBACK // 2 :]}"
     with suppress(OSError, ValueError):  # a plugin may have closed it

@@ -20,6 +20,7 @@ from fcilbench.execution import lease
 from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, stopped
 from fcilbench.execution.base import TERMINAL, Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
+from fcilbench.registry.entrypoints import blaming, lookup
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
 from fcilbench.results.store import Store
@@ -365,7 +366,9 @@ def supervise(
         PrerequisiteError: If the results folder can no longer be written; the same command continues later.
     """
     options = options or RunOptions()
-    executor = executor_class(options.executor)(options)
+    cls = executor_class(options.executor)
+    with blaming(lookup("executors", options.executor.partition(",")[0])):
+        executor = cls(options)
     supervisor = Supervisor(assignments, store, executor, options, summary, observers=observers, feed=feed or Feed())
     try:
         supervisor.run(suite, {**facts, "devices": list(options.devices), "jobs": options.jobs})

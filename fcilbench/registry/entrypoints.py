@@ -7,10 +7,12 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 
-from fcilbench.errors import PrerequisiteError, UsageError, nearest
+from fcilbench.errors import FcilbenchError, PluginError, PrerequisiteError, UsageError, nearest
 
 KINDS = ("aggregators", "backbones", "datasets", "stressors", "executors", "trackers", "boards")
 """Kinds of plugin; the entry-point group of a kind is `fcilbench.<kind>`."""
@@ -108,6 +110,26 @@ def load(ref: PluginRef) -> type:
     if not isinstance(found, type):
         raise BrokenPluginError(ref.name, f"{ref.target} is a {type(found).__name__}, not a class")
     return found
+
+
+@contextmanager
+def blaming(ref: PluginRef) -> Iterator[None]:
+    """Turns any exception in the block into an error that says whose plugin it is, unless it is one of ours.
+
+    Raises:
+        PluginError: If the block of a third party's plugin raises what is no error for the user.
+    """
+    try:
+        yield
+    except FcilbenchError:
+        raise
+    except Exception as error:
+        if ref.dist == _OWN:
+            raise
+        raise PluginError(
+            f"{ref.kind.removesuffix('s')} {ref.name}, a plugin of the package {ref.dist}, broke: {reason_of(error)}",
+            hint=f"tell whoever maintains {ref.dist}; with -v the traceback is shown",
+        ) from error
 
 
 def normalise(dist: str) -> str:

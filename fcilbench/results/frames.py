@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fcilbench.escape import escape_csv
+from fcilbench.results.private import hidden
 from fcilbench.results.row import all_metrics
 from fcilbench.results.store import NoRowsError, Store
 from fcilbench.spec.row import Row
@@ -50,12 +52,18 @@ def load(folder: Path | str) -> Frames:
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Writes a line for each row to a file with one of `SUFFIXES`."""
+    """Writes a line for each row, without home directories, to a file with one of `SUFFIXES`.
+
+    In CSV a text that a spreadsheet would compute gets an apostrophe in front, see `fcilbench.escape.escape_csv`.
+    """
     import pandas
 
-    frame = pandas.DataFrame([_record(row) for row in rows])
+    frame = pandas.DataFrame([_record(hidden(row)) for row in rows])
     if path.suffix == ".csv":
-        frame.to_csv(path, index=False)
+        texts = frame.rename(columns=escape_csv).map(
+            lambda value: escape_csv(value) if isinstance(value, str) else value
+        )
+        texts.to_csv(path, index=False)
     else:
         mixed = [name for name, column in frame.items() if column.map(type).nunique() > 1 and column.dtype == object]
         frame.astype(dict.fromkeys(mixed, "string")).to_parquet(path, index=False)

@@ -13,6 +13,7 @@ from typing import Any
 from fcilbench.errors import UsageError
 from fcilbench.files import replacing, write_atomic
 from fcilbench.results.compare import Comparison, compare, environment_difference
+from fcilbench.results.private import publish
 from fcilbench.results.provenance import digest
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
@@ -105,13 +106,14 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
 
 
 def export(source: Store, target: Store, rows: Sequence[Row]) -> None:
-    """Writes rows, environments, resolved suites and curves into a new folder.
+    """Writes rows, environments, resolved suites and curves into a new folder, without home directories.
 
     Raises:
         UsageError: If the target holds rows already.
     """
     if target.exists():
         raise UsageError(f"{target.root} holds rows already", hint="export into a new folder, or use `results merge`")
+    rows = publish(source, target, rows)
     _copy_records(source, target, rows)
     for row in rows:
         _copy_cell(source, row.cell_id, target.cell_dir(row.cell_id), only=_EXPORTED)

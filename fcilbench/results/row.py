@@ -9,6 +9,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, get_args
 
+from fcilbench.results.private import hidden_texts
 from fcilbench.results.provenance import Provenance
 from fcilbench.spec.cell import Cell, PluginKind, PluginUse
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
@@ -35,7 +36,8 @@ def build_row(
 ) -> Row:
     """Builds the row of a cell; `cost` is that of a cell without a result, as an `outcome` has its own.
 
-    Metrics that are NaN or infinite become undefined, with a warning.
+    Metrics that are NaN or infinite become undefined, with a warning. Messages, reasons and
+    warnings keep no home directories (`fcilbench.results.private`).
 
     Raises:
         ValueError: If status and outcome contradict each other (pydantic's ValidationError is one).
@@ -50,7 +52,7 @@ def build_row(
     code = Code(
         git_sha=provenance.git_sha, dirty=provenance.dirty, digest=code_digest(cell), engine_version=ENGINE_VERSION
     )
-    return Row(
+    row = Row(
         schema=SCHEMA_VERSION,
         identity_version=IDENTITY_VERSION,
         cell_id=cell_id,
@@ -74,6 +76,7 @@ def build_row(
         ended=ended,
         **fields,
     )
+    return hidden_texts(row)
 
 
 def _result(outcome: Outcome) -> dict[str, Any]:

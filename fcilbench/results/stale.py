@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+from fcilbench.escape import line
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Description
 from fcilbench.registry.entrypoints import find
@@ -20,7 +21,7 @@ from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION, PROTOCOL_VERSION, canonical, record_id
 from fcilbench.spec.params import default_of, same
 from fcilbench.spec.row import PluginRecord, Row
-from fcilbench.tables import cut, line
+from fcilbench.tables import cut
 
 Reasons = tuple[str, ...]
 """Why a row is stale, a short sentence each."""

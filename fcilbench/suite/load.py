@@ -21,6 +21,9 @@ from fcilbench.suite.lock import has_study, rules_of, sealed
 from fcilbench.suite.schema import Suite
 from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, InvalidSuiteError, Node, merge, one_line, parse, place
 
+MAX_EXTENDS = 50
+"""Longest chain of files that extend each other."""
+
 
 @dataclass(frozen=True)
 class LoadedSuite:
@@ -111,6 +114,12 @@ def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
     if "\0" not in extends.value and base.resolve() in chain:
         circle = " -> ".join(each.name for each in (*chain, base))
         raise _invalid(f"`extends` runs in a circle: {circle}", extends.where)
+    if len(chain) > MAX_EXTENDS:
+        first = " -> ".join(each.name for each in chain[:3])
+        message = (
+            f"`extends` leads through more than {MAX_EXTENDS} files: {first} -> ... -> {chain[-1].name} -> {base.name}"
+        )
+        raise _invalid(message, extends.where, "put what these files share into one file, and extend that one")
     return merge(_read(base, extends.where, chain), tree)
 
 
@@ -192,5 +201,5 @@ def _opened(node: Node, path: KeyPath) -> object:
     return {"count": node} if type(node.value) is int and path == ("seeds",) else node.value
 
 
-def _invalid(message: str, where: str) -> InvalidSuiteError:
-    return InvalidSuiteError([Problem(one_line(message), check="parse", where=where)])
+def _invalid(message: str, where: str, hint: str | None = None) -> InvalidSuiteError:
+    return InvalidSuiteError([Problem(one_line(message), hint=hint, check="parse", where=where)])

@@ -13,7 +13,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as RawNode
 
 from fcilbench.errors import KeyPath, Problem, SuiteError
-from fcilbench.tables import line
+from fcilbench.escape import line
 
 MAX_BYTES = 250_000
 """Largest suite file."""
@@ -38,10 +38,13 @@ class InvalidSuiteError(SuiteError):
         self.problems = tuple(sorted(dict.fromkeys(problems), key=_position))
         self.ran = frozenset(ran)
         hint = "; ".join(dict.fromkeys(each.hint for each in self.problems if each.hint)) or None
-        lines = [str(each) for each in self.problems[:_MOST_LINES]]
-        if len(self.problems) > _MOST_LINES:
-            lines.append(f"and {len(self.problems) - _MOST_LINES:,} more")
-        super().__init__("\n".join(lines), hint=hint)
+        super().__init__("\n".join(self.lines), hint=hint)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each of the first problems."""
+        more = len(self.problems) - _MOST_LINES
+        return [*map(str, self.problems[:_MOST_LINES]), *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def _position(problem: Problem) -> tuple[str, int, int]:

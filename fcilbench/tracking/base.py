@@ -83,8 +83,10 @@ def open_tracker(name: str, store: Store, *, uri: str | None = None, warn: Warn 
     `uri` is where it writes; `None` means what the environment says, or the tracker's default. `warn` shows one line to
     the user.
     """
-    cls = entrypoints.load(entrypoints.lookup("trackers", name))
-    return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
+    ref = entrypoints.lookup("trackers", name)
+    cls = entrypoints.load(ref)
+    with entrypoints.blaming(ref):
+        return cast(Tracker, cls(store, uri=uri, warn=warn or _log.warning))
 
 
 def sync(store: Store, tracker: Tracker) -> Report:

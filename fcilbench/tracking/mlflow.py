@@ -17,12 +17,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fcilbench.escape import line
 from fcilbench.files import write_atomic
 from fcilbench.registry.entrypoints import reason_of
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, Status
-from fcilbench.tables import cut, flatten, line, texts
+from fcilbench.tables import cut, flatten, texts
 from fcilbench.tracking.base import Report, Warn, scrub, tracking_uri, unreachable, without_password
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from fcilbench.escape import escape_figure
 from fcilbench.files import write_atomic
 from fcilbench.suite.lock import content_digest
 from fcilbench.suite.schema import StudyRecord
@@ -36,11 +39,13 @@ class Found:
 
     Attributes:
         study: The study; `None` if there is nothing to tune, or nothing has been tried.
+        earlier: Other studies of this method and scenario in the database: with another space, code or protocol.
     """
 
     subject: Subject
     study: optuna.Study | None = None
     finished: tuple[FrozenTrial, ...] = ()
+    earlier: tuple[StudyRecord, ...] = ()
 
     @property
     def skipped(self) -> str:
@@ -72,29 +77,20 @@ class Found:
     @property
     def record(self) -> StudyRecord:
         """What the study spent and found, as the lock file and the rows cite it."""
-        content = [[origin(each), each.params, each.state.name, each.value] for each in self.finished]
-        winner, states = self.best, [each.state for each in self.finished]
-        return StudyRecord(
-            digest=f"sha256:{hashlib.sha256(json.dumps([self.subject.name, content]).encode()).hexdigest()}",
-            trials=len(states),
-            losers=len(states) - (winner is not None),
-            pruned=states.count(TrialState.PRUNED),
-            failed=states.count(TrialState.FAIL),
-            budget=self.subject.budget,
-            rounds=round(self._spent("rounds")),
-            seconds=round(self._spent("seconds"), 1),
-            score=winner.value if winner else None,
-            scored=f"faa/{self.subject.tuning.task_identity}" if self.subject.space else "",
-        )
-
-    def _spent(self, name: str) -> float:
-        return sum(float(each.user_attrs.get(name, 0.0)) for each in self.finished)
+        scored = f"faa/{self.subject.tuning.task_identity}" if self.subject.space else ""
+        return _record(self.subject.name, self.finished, self.subject.budget, scored)
 
     @property
     def rule(self) -> dict[str, Any]:
-        """The rule of the lock file."""
+        """The rule of the lock file that gives the values."""
         values = self.best.params if self.best else {}
         return {"where": self.subject.where, "set": dict(values), "study": self.record.model_dump(mode="json")}
+
+    @property
+    def rules(self) -> list[dict[str, Any]]:
+        """All rules of the lock file: those of earlier studies set nothing, but say what was spent."""
+        spent = [each.model_dump(mode="json") for each in self.earlier]
+        return [*({"where": self.subject.where, "set": {}, "study": each} for each in spent), self.rule]
 
     @property
     def importances(self) -> dict[str, float]:
@@ -108,6 +104,45 @@ class Found:
         return {}
 
 
+def _record(name: str, finished: Sequence[FrozenTrial], budget: int, scored: str, *, used: bool = True) -> StudyRecord:
+    """Returns what a study spent, and the score of its best trial if its values are `used`: else all are losers."""
+    content = [[origin(each), each.params, each.state.name, each.value] for each in finished]
+    winner, states = best(finished) if used else None, [each.state for each in finished]
+    rounds, seconds = (sum(float(each.user_attrs.get(key, 0.0)) for each in finished) for key in ("rounds", "seconds"))
+    return StudyRecord(
+        digest=f"sha256:{hashlib.sha256(json.dumps([name, content]).encode()).hexdigest()}",
+        trials=len(states),
+        losers=len(states) - (winner is not None),
+        pruned=states.count(TrialState.PRUNED),
+        failed=states.count(TrialState.FAIL),
+        budget=budget,
+        rounds=round(rounds),
+        seconds=round(seconds, 1),
+        score=winner.value if winner else None,
+        scored=scored,
+    )
+
+
+def _earlier(subject: Subject, storage: RDBStorage) -> tuple[StudyRecord, ...]:
+    """Returns the records of other studies of a subject's labels with finished trials, in the order of their start.
+
+    The budget of a study that did not note it is what it spent.
+    """
+    same = re.compile(re.escape(subject.name.rpartition(" ")[0]) + " [0-9a-f]{12}")
+    found = []
+    for name in optuna.get_all_study_names(storage):
+        if name == subject.name or not same.fullmatch(name):
+            continue
+        study = optuna.load_study(study_name=name, storage=storage)
+        finished = [each for each in attempts(study.get_trials(deepcopy=False)) if each.state.is_finished()]
+        spent = round(sum(float(each.user_attrs.get("rounds", 0.0)) for each in finished))
+        budget, scored = (study.user_attrs.get(key) for key in ("budget", "scored"))
+        if finished:
+            start = min(each.datetime_start or datetime.max for each in finished)
+            found.append((start, _record(name, finished, int(budget or spent), str(scored or ""), used=False)))
+    return tuple(record for _, record in sorted(found, key=lambda each: each[0]))
+
+
 def found_by(subjects: Iterable[Subject], storage: RDBStorage) -> list[Found]:
     """Returns what the study of each subject has found; a study that does not exist is not made."""
     results = []
@@ -117,18 +152,22 @@ def found_by(subjects: Iterable[Subject], storage: RDBStorage) -> list[Found]:
             with contextlib.suppress(KeyError):
                 study = optuna.load_study(study_name=subject.name, storage=storage)
                 last = attempts(study.get_trials(deepcopy=False), subject.trials)
-                result = Found(subject, study, tuple(each for each in last if each.state.is_finished()))
+                finished = tuple(each for each in last if each.state.is_finished())
+                result = Found(subject, study, finished, _earlier(subject, storage))
         results.append(result)
     return results
 
 
 def write_lock(path: Path, found: Sequence[Found]) -> None:
-    """Writes the lock file: a rule for each method and scenario that runs, and a digest of them all."""
+    """Writes the lock file: a rule for each method and scenario that runs, after those of its earlier studies.
+
+    A digest covers them all.
+    """
     from ruamel.yaml import YAML
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    content = {"fcilbench": 1, "tuned": [each.rule for each in found if not each.skipped]}
+    content = {"fcilbench": 1, "tuned": [rule for each in found if not each.skipped for rule in each.rules]}
     yaml.dump({"fcilbench": 1, "digest": content_digest(content), "tuned": content["tuned"]}, text)
     write_atomic(path, _HEAD + text.getvalue())
 
@@ -146,7 +185,7 @@ def plot(found: Found, folder: Path) -> list[Path]:
     name = "-".join(found.subject.where.values()).replace("/", "_")
     for kind, draw in (("parallel", drawing.plot_parallel_coordinate), ("slice", drawing.plot_slice)):
         draw(found.study)
-        plt.gcf().suptitle(" ".join(found.subject.where.values()), fontsize="small")
+        plt.gcf().suptitle(escape_figure(" ".join(found.subject.where.values())), fontsize="small")
         files.append(folder / f"{name}-{kind}.png")
         plt.savefig(files[-1], dpi=120, bbox_inches="tight")
         plt.close("all")

@@ -293,8 +293,8 @@ def open_storage(url: str, tries: int = 6) -> RDBStorage:
 
 
 def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
-    """Opens or creates the study of a subject."""
-    return optuna.create_study(
+    """Opens or creates the study of a subject, which notes its budget and what scores it."""
+    study = optuna.create_study(
         storage=storage,
         study_name=subject.name,
         load_if_exists=True,
@@ -302,3 +302,6 @@ def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
         sampler=SeededTpe(subject.name),
         pruner=HalvingPruner(min_resource=_FIRST_RUNG, reduction_factor=2),
     )
+    study.set_user_attr("budget", subject.budget)
+    study.set_user_attr("scored", f"faa/{subject.tuning.task_identity}")
+    return study

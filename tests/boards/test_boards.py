@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
-from fcilbench.boards.notes import Here, coverage_notes, tuning_notes
+from fcilbench.boards.notes import Here, coverage_notes
 from fcilbench.boards.reference import Printed, Reference
 from fcilbench.boards.render import render
+from fcilbench.boards.tuning import tuning_notes
 from fcilbench.errors import UsageError
+from fcilbench.results.store import Store
 from fcilbench.spec.outcome import UNCONVERGED
 
 PAPER = Path(__file__).parents[2] / "leaderboards" / "paper"
@@ -109,7 +111,7 @@ def test_the_centralised_reference_has_no_rank_and_is_not_the_best(row_of):
     assert "§ marks the centralised reference: not ranked" in board.notes
     tex = render(board, "tex").splitlines()
     assert r"b & \textbf{61.00 $\pm$ 2.48} & [1] of 2 \\" in tex
-    assert r"joint \S & 91.00 $\pm$ 2.48 & -- \\" in tex
+    assert r"joint \S{} & 91.00 $\pm$ 2.48 & -- \\" in tex
 
 
 def test_centralised_training_is_no_reference_below_a_control_or_without_convergence(row_of):
@@ -246,8 +248,9 @@ def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
         "e": ["not tuned, while others of this scenario are"],
     }
     assert notes == (
-        "digits / vit / dirichlet-0.5: tuned on held-out training samples with 4 trials and at most 40 rounds; "
-        "nothing to tune: d",
+        "digits / vit / dirichlet-0.5: budgets of tuning, on held-out training samples, differ: "
+        "2 methods had 4 trials and at most 40 rounds; 1 method had 8 trials and at most 80 rounds: c; "
+        "1 method had none, as values were not tuned: e; nothing to tune: d",
     )
     assert tuning_notes(rows[4:], {}) == (rows[4:], ())
     text = render(AccuracyBoard().build(marked), "table")
@@ -257,7 +260,7 @@ def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):
 def test_what_a_folder_lacks_of_its_suite_is_said(row_of):
     grid = {
         "dataset": [{"use": "digits"}, {"use": "eurosat"}],
-        "backbone": [{"use": "fcilbench/vit"}],
+        "backbone": [{"use": "timm", "label": "vit"}],
         "partition": [{"kind": "iid"}],
         "aggregator": [{"use": "fedavg"}, {"use": "sum", "label": "sum small"}, {"use": "ewc"}],
         "stress": [{"use": "none"}],
@@ -269,5 +272,81 @@ def test_what_a_folder_lacks_of_its_suite_is_said(row_of):
         "the suite names sum small (aggregator), of which there are no rows",
         "the suite has 2 seeds; results of fewer: digits / vit / dirichlet-0.5 / ewc / none 1",
     )
+    grid["backbone"] = [{"use": "timm", "label": "tiny"}]  # a label of its own does not stand for the other
+    assert "the suite names tiny (backbone), of which there are no rows" in coverage_notes(rows, [{"grid": grid}])
+    grid["backbone"] = [{"use": "timm", "label": "vit"}]
     whole = {key: value[:1] for key, value in grid.items()}
     assert coverage_notes(rows[:2], [{"grid": whole, "seeds": {"count": 2}}]) == ()
+
+
+@pytest.mark.parametrize("axis", ["dataset", "backbone", "aggregator", "stress"])
+@pytest.mark.parametrize(
+    ("written", "label", "covered"),  # the entry of the suite, the row's label, whether it is about the row
+    [
+        ({"use": "acme-fcil/gossip"}, "acme-fcil/gossip", True),
+        ({"use": "Acme_FCIL/gossip"}, "Acme_FCIL/gossip[k=2]", True),
+        ({"use": "gossip"}, "acme-fcil/gossip", True),  # another suite wrote the full name
+        ({"use": "acme-fcil/gossip"}, "gossip[k=2]", True),  # or the short one
+        ({"use": "acme-fcil/gossip", "label": "mine"}, "mine", True),
+        ({"use": "acme-fcil/gossip"}, "mine", False),
+        ({"use": "other/gossip"}, "acme-fcil/gossip", False),
+        ({"use": "gossip", "label": "mine"}, "gossip", False),
+    ],
+)
+def test_a_third_partys_rows_are_found_however_a_suite_writes_its_name(axis, written, label, covered, row_of):
+    row = row_of("sum", 0, 0.5)
+    records = {**row.plugins, axis: row.plugins[axis].model_copy(update={"name": "acme-fcil/gossip"})}
+    row = row.model_copy(update={"plugins": records, "coords": {**row.coords, axis: label}})
+    grid = {kind: [{"use": str(row.coords[kind])}] for kind in row.plugins} | {axis: [written]}
+    notes = coverage_notes([row], [{"grid": grid, "seeds": {"count": 1}}])
+    named = written.get("label", written["use"])
+    assert notes == (() if covered else (f"the suite names {named} ({axis}), of which there are no rows",))
+
+
+def test_a_board_counts_every_study_that_travelled_with_its_rows(make_cell, make_row):
+    """b had two studies of 4 trials, of two lock files; f one of 4 and one of 8, of one lock file.
+
+    a had one that went on from 2 to 4; of c nothing is known.
+    """
+
+    def rule(name, digest, trials):
+        where = {"dataset": "digits", "backbone": "vit", "partition": "dirichlet-0.5", "aggregator": name}
+        return {"where": where, "set": {}, "study": {"digest": digest, "trials": trials, "budget": 10 * trials}}
+
+    two = [rule("f", "f1", 4), rule("f", "f2", 8)]
+    suites = {
+        "sha256:first": {"name": "demo", "tuned": [rule("a", "a1", 2), rule("b", "b1", 4)]},
+        "sha256:last": {"name": "demo", "tuned": [rule("a", "a2", 4), rule("b", "b2", 4), rule("d", "d1", 4), *two]},
+        "sha256:other": {"name": "other", "tuned": [rule("a", "a3", 4)]},
+        "sha256:lost": None,
+    }
+    rows = []
+    for name, suite in (("a", "last"), ("b", "last"), ("c", "lost"), ("d", "last"), ("e", "other"), ("f", "last")):
+        cell = make_cell(name).model_copy(update={"tuned_from": "sha256:lock" if name != "e" else None})
+        rows.append(make_row(cell, {"faa/none": 0.5}, suite_digest=f"sha256:{suite}"))
+    marked, (note,) = tuning_notes(rows, suites)
+    assert note == (
+        "digits / vit / dirichlet-0.5: budgets of tuning, on held-out training samples, differ: "
+        "2 methods had 4 trials and at most 40 rounds; 1 method had 12 trials and at most 120 rounds: f; "
+        "1 method had 8 trials and at most 80 rounds: b; 1 method had none, as values were not tuned: e; "
+        "1 method had a study that did not travel with the rows: c"
+    )
+    assert [len(row.warnings) for row in marked] == [0, 1, 1, 0, 1, 1]
+    board = AccuracyBoard().build(marked)
+    shown = board.model_copy(update={"notes": (*board.notes, note)})
+    for form in ("table", "md", "json", "tex"):
+        assert "1 method had 8 trials and at most 80 rounds" in render(shown, form)
+    assert "8 trials and at most 80 rounds" in render(shown, "csv")
+    _, (note,) = tuning_notes(rows[2:3], suites)
+    assert note == (
+        "digits / vit / dirichlet-0.5: tuned, but no study travelled with the rows: what was spent is not known"
+    )
+
+
+def test_the_published_tuned_board_says_who_had_twelve_draws():
+    store = Store(PAPER.parent / "small-tuned")
+    rows = [row for row in store.latest().values() if row.coords["dataset"] == "eurosat"]
+    _, (note,) = tuning_notes(rows, {row.suite_digest: store.suite(row.suite_digest) for row in rows})
+    assert "12 methods had 6 trials" in note
+    assert "4 methods had 12 trials" in note
+    assert note.endswith("faa/inferred: coda-prompt, l2p, lorm, pilora; nothing to tune: ncm, ridge")

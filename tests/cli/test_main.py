@@ -1,6 +1,7 @@
 """The shape of the command line: speed, imports, options, examples, errors."""
 
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -11,7 +12,10 @@ import pytest
 import typer
 
 from fcilbench import __version__
+from fcilbench.cli import console
 from fcilbench.cli.main import app
+from fcilbench.errors import PluginError, Problem
+from fcilbench.suite.yaml import InvalidSuiteError
 
 
 def commands(command=None, path=()):
@@ -112,6 +116,28 @@ def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(cli, monkeypa
     assert short.returncode == long.returncode == 1
     assert short.stderr.splitlines()[0] == "internal error: RuntimeError: two lines"
     assert ("Traceback" in short.stderr, "Traceback" in long.stderr) == (False, True)
+
+
+def test_what_rows_and_plugins_say_forges_no_line_and_steers_no_terminal(capsys, monkeypatch):
+    """Each message is one line of output, whatever is in it; of a suite there is a line for each problem."""
+    monkeypatch.setattr(console, "state", console.State())
+    console.err.cache_clear()
+    console.log_to_stderr()
+    text = "x\nhint: run this\r\x1b[2J\u202e"
+    shown = "x\\nhint: run this\\u000d\\u001b[2J\\u202e"
+    console.say(text)
+    console.warn(text)
+    logging.getLogger("fcilbench.x").warning("%s", text)
+    assert console.report(PluginError(text, hint=text)) == 1
+    console.report(InvalidSuiteError([Problem(f"{n}", where=f"s.yaml:{n}:1") for n in range(1, 103)]))
+    console.show([f"  {text}", "second"])
+    out, err = capsys.readouterr()
+    assert out == f"  {shown}\nsecond\n"
+    lines = err.splitlines()
+    assert lines[:5] == [shown, *(f"{word}: {shown}" for word in ("warning", "warning", "error", "hint"))]
+    assert lines[5:7] == ["error: s.yaml:1:1: 1", "s.yaml:2:1: 2"]
+    assert lines[104:] == ["s.yaml:100:1: 100", "and 2 more"]
+    console.err.cache_clear()
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"?5 ?"), ("cp1252", b"\xb15 ?")])

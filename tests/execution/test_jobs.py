@@ -6,6 +6,7 @@ import torch
 
 from fcilbench.execution.base import Job
 from fcilbench.execution.jobs import serve
+from fcilbench.results import private
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.protocol import Partition, Seeds
 
@@ -22,7 +23,8 @@ class Acme(FedAvg):
 VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 
 
-def test_the_message_ends_with_the_innermost_frame_of_the_plugin(install, tmp_path):
+def test_the_message_ends_with_the_innermost_frame_of_the_plugin(install, tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "_user", lambda: ((str(tmp_path),), ""))
     install("acme", {"acme_where.py": PLUGIN}, {"aggregators": {"acme": "acme_where:Acme"}})
 
     def use(name, **params):
@@ -42,4 +44,7 @@ def test_the_message_ends_with_the_innermost_frame_of_the_plugin(install, tmp_pa
     torch.set_num_threads(threads)
     assert (events[-1]["event"], events[-1]["kind"], events[-1]["type"]) == ("failed", "plugin", "AttributeError")
     assert events[-1]["message"] == "'Network' object has no attribute 'nothing' (acme_where.py:9 in _layers)"
+    trace = (tmp_path / "traceback.txt").read_text()
+    assert '"~/site/acme_where.py", line 9, in _layers' in trace
+    assert str(tmp_path) not in trace
     del sys.modules["acme_where"]

@@ -204,6 +204,18 @@ class TestExtends:
         (found,) = problems("extends: s.yaml\n")
         assert found == "s.yaml:1:10: `extends` runs in a circle: s.yaml -> s.yaml"
 
+    def test_a_long_chain_is_one_error_with_its_place(self, problems, write, base):
+        """1,200 files: the 51st extends one too many; a suite above 50 others is fine."""
+        write(base, "f1199.yaml")
+        for number in range(1199):
+            write(f"extends: f{number + 1}.yaml\n", f"f{number}.yaml")
+        (found,) = problems("extends: f0.yaml\n")
+        assert found == (
+            "f49.yaml:1:10: `extends` leads through more than 50 files: s.yaml -> f0.yaml -> f1.yaml -> ... -> "
+            "f49.yaml -> f50.yaml"
+        )
+        assert load_suite(write("extends: f1150.yaml\nname: fine\n")).suite.name == "fine"
+
     @pytest.mark.parametrize(
         ("target", "message"),
         [

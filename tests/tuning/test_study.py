@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -17,9 +18,10 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from fcilbench.federation.tasks import TaskStream
+from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.select import Selector
-from fcilbench.tuning.lock import Found
+from fcilbench.tuning.lock import Found, found_by, write_lock
 from fcilbench.tuning.study import (
     SeededTpe,
     Subject,
@@ -200,6 +202,27 @@ def test_a_best_value_at_the_end_of_its_range_is_named(subjects, tmp_path):
         study.add_trial(create_trial(params={"protocol.lr": rate}, distributions=space, value=score))
         found = Found(subjects["fedavg"], study, tuple(study.trials))
         assert found.at_bounds == (["protocol.lr"] if rate == 9e-3 else [])
+
+
+def test_a_lock_file_counts_the_draws_of_all_studies_of_a_method(subjects, tmp_path):
+    """sum was searched before with one other option, six draws, and another suite's study is none of its own."""
+    subject, url = subjects["sum"], f"sqlite:///{tmp_path}/studies.db"
+    space = {"protocol.lr": FloatDistribution(1e-5, 1e-2, log=True)}
+    before = replace(subject, space=space | {"aggregator.lambda_s": FloatDistribution(0, 1)})
+    run(before, url, 6)
+    run(subjects["fixed"].__class__(subjects["fixed"].cells, before.space, before.tuning), url, 2)
+    run(subject, url, 4)
+    (found,) = found_by([subject], opened(url))
+    (earlier,) = found.earlier
+    assert (earlier.trials, earlier.losers, earlier.budget, earlier.scored) == (6, 6, 120, "faa/inferred")
+    assert earlier.digest != found.record.digest
+    write_lock(tmp_path / "small.lock.yaml", [found])
+    (tmp_path / "small.yaml").write_text(SUITE)
+    loaded = load_suite(tmp_path / "small.yaml", params=tmp_path / "small.lock.yaml")
+    assert [(each.study.trials, bool(each.set)) for each in loaded.suite.tuned] == [(6, False), (4, True)]
+    cells = [each for each in expand(loaded).cells if each.aggregator.label == "sum"]
+    assert {each.protocol.lr for each in cells} == {found.best.params["protocol.lr"]}
+    assert {each.tuned_from for each in cells} == {loaded.suite.lock_digest}
 
 
 def test_failed_pruned_and_undefined_trials_never_win():

@@ -1,0 +1,124 @@
+"""What travels beside rows, read as files of a stranger: what has another type than it should counts as absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fcilbench.boards.scenario import method_of, recipe_of, samples, scenario_of
+from fcilbench.results.provenance import digest
+from fcilbench.results.row import metric_values
+from fcilbench.results.store import Store
+from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.row import Row
+from fcilbench.suite.schema import AXES
+
+
+class NamedEntry(BaseModel):
+    """An entry of an axis: the name of a plugin as the suite writes it, and its label if it has one."""
+
+    use: str
+    label: str | None = None
+
+
+class GridNames(BaseModel):
+    """The entries of those axes that are plugins."""
+
+    dataset: tuple[NamedEntry, ...]
+    backbone: tuple[NamedEntry, ...]
+    aggregator: tuple[NamedEntry, ...]
+    stress: tuple[NamedEntry, ...] = ()
+
+
+class SeedCount(BaseModel):
+    """Number of repetitions."""
+
+    count: int = Field(1, ge=0)
+
+
+class Study(BaseModel):
+    """What was spent on the values of a rule, see `fcilbench.suite.schema.StudyRecord`."""
+
+    digest: str = ""
+    trials: int = Field(0, ge=0)
+    budget: int = Field(0, ge=0)
+    scored: str = ""
+
+
+class Rule(BaseModel):
+    """A `tuned` rule."""
+
+    where: dict[str, Any] = {}
+    study: Study | None = None
+    sealed: bool | None = None
+
+    def fits(self, row: Row) -> bool:
+        """Says whether the rule of a lock file, which names labels, is about a row."""
+        return all(key in row.coords and row.coords[key] == value for key, value in self.where.items())
+
+
+class ResolvedSuite(BaseModel):
+    """What boards read of a resolved suite, of any version of fcilbench."""
+
+    name: str = ""
+    description: str = ""
+    protocol: dict[str, Any] = {}
+    grid: GridNames | None = None
+    seeds: SeedCount = SeedCount()
+    tuned: tuple[Rule, ...] = ()
+
+
+def read_suite(raw: Mapping[str, Any] | None) -> ResolvedSuite | None:
+    """Returns a resolved suite; `None` if there is none, or it is no suite."""
+    try:
+        return ResolvedSuite.model_validate(raw)
+    except (ValidationError, RecursionError):
+        return None
+
+
+def environment_of(store: Store, env: str) -> dict[str, Any] | None:
+    """Returns the environment record of a row's `env`; `None` if the store has none, or it is no such record."""
+    record = store.environment(env)
+    parts = [record.get(key) or {} for key in ("worker", "packages")] if record is not None else [None]
+    return record if all(isinstance(part, dict) for part in parts) else None
+
+
+def rounds_of(store: Store, cell_id: str) -> list[dict[str, Any]]:
+    """Returns the rounds of a cell's curve, each with `task`, `round`, `rounds`, `loss` and `accuracy`.
+
+    The loss is a number or `None`; `accuracy` holds those on the tasks seen, by task identity, and may be empty.
+    """
+    found = []
+    for each in store.rounds(cell_id):
+        place = {key: each.get(key) for key in ("task", "round", "rounds")}
+        if each.get("event") != "round" or not all(type(value) is int for value in place.values()):
+            continue
+        accuracy = each.get("accuracy")
+        known = {key: own for key, own in accuracy.items() if _is_numbers(own)} if isinstance(accuracy, dict) else {}
+        found.append({**place, "loss": loss if _is_number(loss := each.get("loss")) else None, "accuracy": known})
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
+
+
+def is_printable(row: Row) -> bool:
+    """Says whether boards can make figures of a row: a stranger's may have matrices or parameters without sense."""
+    try:
+        row.to_json()  # not with half a character in it
+        (sample,) = samples([row], None)
+        digest({"scenario": scenario_of(sample), "method": method_of(sample), "hardware": sample.hardware})
+        {*recipe_of(sample).values()}  # of a recipe whose values are lists there is no set
+        metric_values(row, METRICS)
+        _ = [metric.cost(row) for metric in METRICS.values() if metric.cost]
+    except Exception:  # whatever is wrong with it
+        return False
+    return row.coords.keys() >= {*AXES}
