@@ -95,9 +95,8 @@ def main() -> None:
         print(json.dumps(measured(options.repeats)))
         return
     found = rows(options.repeats)
-    print(
-        f"bf16 instructions here: {', '.join(sorted(f for f in processor()['instruction_sets'] if 'bf16' in f)) or 'none'}"
-    )
+    sets = [name for name in processor()["instruction_sets"] if "bf16" in name]
+    print(f"bf16 instructions here: {', '.join(sets) or 'none'}")
     print(common.table(found))
     common.write(options.json, "bf16", "cpu", found)
 

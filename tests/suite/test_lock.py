@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from fcilbench.boards.notes import tuning_notes
+from fcilbench.boards.tuning import tuning_notes
 from fcilbench.cli.plan import describe, prepare
 from fcilbench.errors import SuiteError
 from fcilbench.spec.identity import cell_id
