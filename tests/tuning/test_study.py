@@ -161,7 +161,8 @@ def run(subject: Subject, url: str, total: int, lost: tuple[int, ...] = ()) -> o
             study.tell(trial, state=TrialState.FAIL)
             retry_lost(study, study.trials[trial.number])
         else:
-            study.tell(trial, -abs(math.log(trial.params["protocol.lr"] / 1e-3)) - trial.params["aggregator.lambda_s"])
+            off = abs(math.log(trial.params["protocol.lr"] / 1e-3)) + trial.params["aggregator.lambda_s"]
+            study.tell(trial, math.exp(-off))
     return study
 
 
