@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.dataclasses import dataclass
 
 from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import SeedRole, TaskIdentity
 
 
-class Value(BaseModel):
+@dataclass(slots=True, config=ConfigDict(extra="forbid"))
+class Value:
     """The recorded value of a metric, with unit and direction; `None` is undefined."""
-
-    model_config = ConfigDict(extra="forbid")
 
     value: float | None
     unit: str = "ratio"
