@@ -14,7 +14,7 @@ _DIGESTS = ("hardware_digest", "host_digest", "tuned_from")
 
 
 class Sharing:
-    """Replaces equal parts of many rows by one of them, while it is open; rows and their parts are not written to.
+    """Replaces equal parts of many new rows by one of them, while it is open.
 
     Python's collector of cycles rests meanwhile: it would look through all rows again and again, which have none.
     """

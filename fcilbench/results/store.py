@@ -29,14 +29,17 @@ from fcilbench.results.curves import Curve, Curves, own_file
 from fcilbench.results.foreign import RECORD, DamagedError, RefusedError, parse_json, read_regular, refuse_links
 from fcilbench.results.lines import Line, Records, Telling, append_lines, locked, read_lines
 from fcilbench.results.provenance import digest
-from fcilbench.results.shapes import check_environment, check_row, check_suite
 from fcilbench.results.sharing import Sharing
+from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.row import Row, check_version
 from fcilbench.tables import cut
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
 _ROWS = "rows.jsonl"
+_ZEROS, _TWENTY = bytes.maketrans(b"123456789", b"000000000"), b"0" * 20
+_LONG = re.compile(rb'(?:":|,|\[)\s*-?\d{20}')
+"""A number that no part of this package can do with; an honest one has fewer digits before its point."""
 
 
 class NoRowsError(NothingSelectedError):
@@ -54,8 +57,8 @@ class Store:
         self.rows_path = self.root / _ROWS
         self.curves = Curves(self.root)
         environments, suites = (Records(self.root, f"{name}.jsonl", "digest") for name in ("environments", "suites"))
-        self._environments = _Kind(environments, "environment", check_environment, "env/{}.json", parse_json)
-        self._suites = _Kind(suites, "suite", check_suite, "suites/{}.yaml", _parse_yaml)
+        self._environments = _Kind(environments, "environment", "env/{}.json", parse_json)
+        self._suites = _Kind(suites, "suite", "suites/{}.yaml", _parse_yaml)
 
     def exists(self) -> bool:
         """Whether there is a `rows.jsonl`; what it is, its readers say."""
@@ -215,13 +218,18 @@ class Store:
         try:
             content = kind.records.content(name)
             if content is not None:
-                return kind.check(parse_json(content).get(kind.key))
-            content = read_regular(self.root, where, RECORD.size)
-            return None if content is None else kind.check(kind.parse(content))
+                found = parse_json(content).get(kind.key)
+            elif (content := read_regular(self.root, where, RECORD.size)) is not None:
+                found = kind.parse(content)
+            else:
+                return None
+            if not isinstance(found, dict):
+                raise DamagedError("it is no map")
         except (DamagedError, RefusedError) as error:
             reason = cut(" ".join(str(error).split()), 250)
             _log.warning("%s: the %s %s is left out: %s", self.root, kind.key, name[:19], reason)
             return None
+        return found
 
 
 class _Kind(NamedTuple):
@@ -230,13 +238,11 @@ class _Kind(NamedTuple):
     Attributes:
         records: Their file.
         key: The key under which a record stands in its line.
-        check: Returns a record, or raises `DamagedError`.
         old: Their files in a folder of an older fcilbench, which `parse` reads.
     """
 
     records: Records
     key: str
-    check: Callable[[Any], dict[str, Any]]
     old: str
     parse: Callable[[bytes], Any]
 
@@ -254,7 +260,13 @@ def row_of(line: Line) -> Row:
     except ValidationError:
         check_version(parse_json(content))
         raise
-    return check_row(row, content)
+    if PLUGIN_KINDS.keys() != row.plugins.keys():
+        raise DamagedError(f"it has no {', '.join(sorted(PLUGIN_KINDS.keys() - row.plugins.keys()))}")
+    if _TWENTY in content.translate(_ZEROS) and _LONG.search(content):  # the translation is quick, the search is not
+        raise DamagedError("a number has 20 digits or more")
+    if b"NaN" in content or b"Infinity" in content:
+        parse_json(content)  # which refuses them outside of texts
+    return row
 
 
 def _parse_yaml(content: bytes) -> Any:
