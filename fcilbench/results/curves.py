@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,17 +86,6 @@ class Curves:
 def own_file(cell_id: str) -> str:
     """Returns the curve's file in a cell's own folder, relative to the results folder."""
     return f"cells/{cell_id}/rounds.jsonl"
-
-
-def as_lines(content: bytes) -> bytes:
-    """Returns a curve from `Curves.content` as the content of a `rounds.jsonl`.
-
-    Raises:
-        DamagedError: If it is none.
-    """
-    with suppress(KeyError, TypeError):
-        return b"".join(json.dumps(event).encode() + b"\n" for event in parse_json(content, CURVE)["events"])
-    raise DamagedError("not a curve")
 
 
 def _curve(where: str, found: Iterator[tuple[str, Any]]) -> Curve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from fcilbench.errors import UsageError
 from fcilbench.files import replacing, write_atomic
 from fcilbench.results.compare import Comparison, compare, environment_difference
-from fcilbench.results.curves import as_lines, own_file
+from fcilbench.results.curves import own_file
 from fcilbench.results.foreign import MAX_FILES, DamagedError, RefusedError, open_regular, refuse_links
 from fcilbench.results.lines import Line
 from fcilbench.results.provenance import digest
@@ -128,25 +129,26 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
 
 
 def export(source: Store, target: Store, rows: Sequence[Row]) -> None:
-    """Writes the last row of some cells into a new folder, with their environments, resolved suites and curves.
+    """Writes rows into a new folder, with their environments, resolved suites and curves.
 
-    The text of each row and event is that in the source: no number is read and written anew.
+    The text of a row that stands in the source is kept, as is that of events: no number is read and written anew.
 
     Args:
-        source: The folder of the rows.
+        source: The folder that the rows are from.
         target: The new folder.
-        rows: The last rows of the cells, in the order in which they are written.
+        rows: One row of each cell, in the order in which they are written.
 
     Raises:
         UsageError: If the target holds rows already.
     """
     if target.exists():
         raise UsageError(f"{target.root} holds rows already", hint="export into a new folder, or use `results merge`")
-    entries = {row.cell_id: _Entry.of(source, line, row) for line, row in source.entries()}
     _copy_records(source, target, {(row.env, row.suite_digest) for row in rows})
     _copy_curves([(source, row.cell_id) for row in rows], target)
+    found = {row.digest: _Entry.of(source, line, row) for line, row in source.entries()}
+    kept = dict(_texts([entry for row in rows if (entry := found.get(row.digest))]))
     os.sync()
-    target.extend_json(_texts([entries[row.cell_id] for row in rows]))
+    target.extend_json((row.cell_id, kept.get(row.cell_id) or row.to_json().encode()) for row in rows)
 
 
 def _texts(entries: Iterable[_Entry]) -> Iterator[tuple[str, bytes]]:
@@ -189,10 +191,12 @@ def _conflicts(entries: Sequence[_Entry], target: Store, tolerance: Mapping[str,
         here, there = winner.store.environment(kept.env) or {}, other.store.environment(row.env) or {}
         environment = {} if kept.env == row.env else environment_difference(here, there)
         if other.store is not target:
+            refuse_links(target.root, f"conflicts/{row.cell_id}/{row.digest[:16]}/row.json")
             place = f"conflicts/{row.cell_id}/{row.digest[:16]}"
             _copy_files(other.store, row.cell_id, target, place)
-            if (curve := other.store.curves.content(row.cell_id)) is not None:
-                write_atomic(target.root / place / "rounds.jsonl", as_lines(curve), durable=False)
+            if curve := other.store.rounds(row.cell_id):
+                lines = "".join(json.dumps(event) + "\n" for event in curve)
+                write_atomic(target.root / place / "rounds.jsonl", lines, durable=False)
             write_atomic(target.root / place / "row.json", f"{row.to_json()}\n", durable=False)
         yield Conflict(winner.store.root, kept, other.store.root, row, found, environment)
 

@@ -26,7 +26,15 @@ from pydantic import ValidationError
 from fcilbench.errors import NothingSelectedError, PrerequisiteError
 from fcilbench.files import write_atomic
 from fcilbench.results.curves import Curve, Curves, own_file
-from fcilbench.results.foreign import RECORD, DamagedError, RefusedError, parse_json, read_regular, refuse_links
+from fcilbench.results.foreign import (
+    RECORD,
+    DamagedError,
+    RefusedError,
+    open_regular,
+    parse_json,
+    read_regular,
+    refuse_links,
+)
 from fcilbench.results.lines import Line, Records, Telling, append_lines, locked, read_lines
 from fcilbench.results.provenance import digest
 from fcilbench.results.sharing import Sharing
@@ -67,6 +75,14 @@ class Store:
     def cell_dir(self, cell_id: str) -> Path:
         """Returns the folder in which a cell is trained, which may not exist."""
         return self.root / "cells" / cell_id
+
+    def cell_file(self, cell_id: str, name: str) -> Path | None:
+        """Returns a file that the training of a cell has written; `None` if there is none, or it is no regular file."""
+        try:
+            open_regular(self.root, f"cells/{cell_id}/{name}").close()
+        except (FileNotFoundError, RefusedError):
+            return None
+        return self.cell_dir(cell_id) / name
 
     def prepare(self) -> None:
         """Makes sure, before anything is trained, that rows can be written here.
