@@ -152,9 +152,11 @@ class AccuracyBoard(BaseBoard):
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns a group for each task identity, of the metric that ranks and of those that a row has."""
         first, *others = (METRICS[name] for name in _shown(self.name))
-        measured = {name for sample in members if sample.row for name in metric_values(sample.row, _shown(self.name))}
-        groups = []
-        for identity in _identities(members):
+        groups, identities, measured = [], _identities(members), set[str]()
+        for row in (sample.row for sample in members if sample.row):
+            unseen = [each.name for each in others if not all(f"{each.name}/{own}" in measured for own in identities)]
+            measured |= metric_values(row, unseen).keys()
+        for identity in identities:
             columns = [first, *(each for each in others if f"{each.name}/{identity}" in measured)]
             groups.append(Group(key=identity, columns=tuple(map(_column, columns))))
         return tuple(groups)

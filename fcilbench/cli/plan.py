@@ -18,7 +18,6 @@ from fcilbench.execution.lease import running_cells
 from fcilbench.results.provenance import environment, same_hardware
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
-from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.plan import Plan, PlanItem, make_plan
@@ -105,7 +104,7 @@ def prepare(
     here = {env for env in {row.env for row in rows.values()} if same_hardware(store.environment(env), own)}
     expansion = expand(loaded)
     lacking = missing_data(expansion.facts)
-    stale = stale_rows(rows[each] for each in map(cell_id, expansion.cells) if each in rows)
+    stale = stale_rows(rows[each] for each in expansion.ids if each in rows)
     known: dict[str, Any] = {"missing": lacking, "stale": stale, "running": running}
     plan_ = make_plan(expansion, rows, rerun, only or (), **known, environments=here, gpu=gpu)
     selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)

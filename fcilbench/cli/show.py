@@ -102,6 +102,6 @@ def _show_cell(store: Store, row: Row, form: options.Form) -> None:
     table += [("file", folder / name) for name in names if not name.startswith((".", "lease"))]
     headers = () if form == "table" else ("what", "value")
     console.show_list(form, headers, table, key="rows", records=[plain])
-    trace = folder / "traceback.txt"
-    if console.state.verbose and trace.is_file():
+    trace = store.cell_file(row.cell_id, "traceback.txt")
+    if console.state.verbose and trace is not None:
         console.show(trace.read_text(encoding="utf-8", errors="replace"))

@@ -18,12 +18,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fcilbench.files import write_atomic
+from fcilbench.results.foreign import RefusedError, open_regular, read_regular
 from fcilbench.results.provenance import host_digest
 from fcilbench.results.store import Store
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
 _FILE, _LOCK = "lease.json", "lease.lock"
+_BYTES = 65_536
+"""Most bytes of such a file."""
 _LOCK_SECONDS = 0.3  # `fcilbench plan` holds the lock for a moment to see whether it is free
 
 
@@ -116,13 +119,16 @@ def running_cells(store: Store) -> dict[str, str]:
 def read(folder: Path) -> Owner | None:
     """Returns the owner that the lease file names, dead or alive; `None` if there is no valid file."""
     try:
-        return Owner(**json.loads((folder / _FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        owner = Owner(**json.loads(read_regular(folder, _FILE, _BYTES) or b""))
+    except (OSError, ValueError, TypeError, RecursionError, RefusedError):
         return None
+    texts, numbers = (owner.token, owner.host, owner.namespace), (owner.pid, owner.heartbeat)
+    fits = all(isinstance(each, str) for each in texts) and all(isinstance(each, int | float) for each in numbers)
+    return owner if fits else None  # the folder may be a stranger's
 
 
 def _held(lock: Path) -> bool:
-    with suppress(OSError), lock.open("rb") as handle:
+    with suppress(OSError, RefusedError), open_regular(lock.parent, lock.name, _BYTES) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -84,7 +85,7 @@ def _result(outcome: Outcome) -> dict[str, Any]:
     metrics, warnings = {}, list(outcome.warnings)
     for name, metric in outcome.metrics.items():
         finite = metric.value is None or math.isfinite(metric.value)
-        metrics[name] = metric if finite else metric.model_copy(update={"value": None})
+        metrics[name] = metric if finite else replace(metric, value=None)
         if not finite:
             warnings.append(f"{name} was {metric.value}: not a number, so undefined here")
     shared = {name: getattr(outcome, name) for name in Row.model_fields.keys() & Outcome.model_fields.keys()}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 from fcilbench.errors import UsageError
 from fcilbench.results.provenance import digest, hardware_digest
 from fcilbench.results.row import cell_of, metric_values
-from fcilbench.results.store import Store
+from fcilbench.results.store import Store, row_of
 from fcilbench.spec.identity import IDENTITY_VERSION, cell_id
 from fcilbench.spec.metrics import METRICS
-from fcilbench.spec.row import Row, parse_row
+from fcilbench.spec.row import Row
 
 _ROUNDING = 1e-9
 
@@ -34,10 +32,11 @@ def verify(store: Store) -> tuple[dict[int, Row], list[tuple[int, str]]]:
         raise UsageError(f"{store.root} holds no rows.jsonl", hint="`fcilbench results export` writes such a folder")
     rows: dict[int, Row] = {}
     problems: list[tuple[int, str]] = []
-    for number, line in enumerate(store.rows_path.read_bytes().splitlines(), start=1):
+    for line in store.lines():
+        number = line.number
         try:
-            row = rows[number] = parse_row(json.loads(line))
-        except (ValueError, RecursionError, UsageError) as error:
+            row = rows[number] = row_of(line)
+        except (ValueError, UsageError) as error:
             problems.append((number, f"not a row: {' '.join(str(error).split())[:200]}"))
             continue
         found = [*_identity(row), *_records(store, row)]
@@ -68,8 +67,7 @@ def _records(store: Store, row: Row) -> Iterator[str]:
     """Yields what is wrong with the environment and the resolved suite that travel with a row."""
     record = store.environment(row.env)
     if record is None or digest(record) != row.env:
-        path = store.environment_path(row.env).relative_to(store.root)
-        yield f"its environment {path} is {'another' if record else 'missing'}"
+        yield f"its environment {row.env[:19]} is {'another' if record else 'missing'}"
     elif hardware_digest(record) != row.hardware_digest:
         yield "its hardware digest is not that of its environment"
     suite = store.suite(row.suite_digest) if row.suite_digest else None
@@ -102,19 +100,15 @@ def _result(row: Row) -> Iterator[str]:
 
 def _curve(store: Store, row: Row) -> Iterator[str]:
     """Yields what is wrong with the curve of a result."""
-    path = store.cell_dir(row.cell_id) / "rounds.jsonl"
-    name = path.relative_to(store.root)
-    if not path.is_file():
-        yield f"its curve {name} is missing"
+    curve = store.curve(row.cell_id)
+    if curve is None:
+        yield "its curve is missing"
         return
-    measured: dict[int, Any] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            event = json.loads(line)
-            if event["event"] == "task":
-                measured[event["task"]] = dict(event["accuracy"])
-        except (ValueError, RecursionError, TypeError, KeyError):
-            yield f"{name}:{number}: not an event of a curve"
+    yield from curve.wrong
+    if not all("event" in event for event in curve.events):
+        yield f"{curve.where}: an event does not say what it is"
+    found = ((event.get("task"), event.get("accuracy")) for event in curve.events if event.get("event") == "task")
+    measured = {task: accuracy for task, accuracy in found if isinstance(accuracy, dict)}
     for identity, matrix in row.accuracy.items():
         wrong = [t for t, own in enumerate(matrix) if measured.get(t, {}).get(identity, [None] * len(own)) != own]
         if wrong:

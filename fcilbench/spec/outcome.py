@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.dataclasses import dataclass
 
 from fcilbench.spec.metrics import Better
 from fcilbench.spec.protocol import SeedRole, TaskIdentity
@@ -11,10 +12,9 @@ UNCONVERGED = "not trained to convergence"
 """Begins the warning of a centralised row whose training ended by a number of epochs, not because it had converged."""
 
 
-class Value(BaseModel):
+@dataclass(slots=True, config=ConfigDict(extra="forbid"))
+class Value:
     """The recorded value of a metric, with unit and direction; `None` is undefined."""
-
-    model_config = ConfigDict(extra="forbid")
 
     value: float | None
     unit: str = "ratio"

@@ -61,6 +61,7 @@ class Expansion:
 
     Attributes:
         cells: In the order of the grid (data set, backbone, partition, aggregator, stress), seeds innermost.
+        ids: Identity of each cell.
         blocked: Cells that need something missing; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
         facts: By `<axis>:<label>` what the plugin of an entry declares, and its full name as `plugin`.
@@ -70,6 +71,7 @@ class Expansion:
 
     name: str
     cells: list[Cell] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     excluded: list[tuple[dict[str, str | int], str]] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     axes: dict[str, int] = field(default_factory=dict)
@@ -209,8 +211,10 @@ class _Builder:
             tuned_from=lock,
             **{str(axis): _use(point.entries[axis], answer) for axis, answer in answers.items()},
         )
+        identity = cell_id(cell)
         self.expansion.cells.append(cell)
-        self._compare(point, self._first.setdefault(cell_id(cell), point))
+        self.expansion.ids.append(identity)
+        self._compare(point, self._first.setdefault(identity, point))
 
     def _resolve(self, entry: GridEntry, tuned: Settings, missing: list[Problem]) -> Resolved:
         answer = entry.resolve(tuned)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fcilbench.spec.cell import Cell
-from fcilbench.spec.identity import cell_id
 from fcilbench.spec.row import Row
 from fcilbench.suite.expand import Blocked, Expansion
 from fcilbench.suite.select import FAILURES, State, parse_rerun, parse_selectors, state_of_status
@@ -122,8 +121,7 @@ def make_plan(
     again = parse_rerun(rerun) | asked
     measured = _measured(rows.values(), environments)
     items = []
-    for cell in expansion.cells:
-        identity = cell_id(cell)
+    for cell, identity in zip(expansion.cells, expansion.ids, strict=True):
         row = rows.get(identity)
         state, why = state_of(row, (stale or {}).get(identity, ()), (running or {}).get(identity))
         status = row.status if row else None

@@ -34,6 +34,10 @@ something on this machine, run again unless the policy is `never`."""
 
 _KEYS = (*AXES, "seed", "status", "shard")
 _SHARD = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+_MOST_SHARDS = 1000
+"""Most shards for which is looked when some have no rows."""
+_SOME = 64
+"""Cells of which nearly always one shows that a number of shards does not fit."""
 _EXAMPLE = "for example --only aggregator:sum,dataset:cifar100 or --only status:failed"
 
 
@@ -111,11 +115,19 @@ def missing_cells(planned: Collection[str], present: Collection[str]) -> str | N
     if not lacking:
         return None
     text = f"{len(lacking)} of {len(planned)} planned cells have no row"
-    for parts in range(2, len(planned) // 2 + 1):  # with more shards than that, most would be of a single cell
-        empty = {number % parts for number in lacking}
-        if not any(number % parts in empty for number in having):
-            return f"{text}: exactly those of {', '.join(f'shard:{part + 1}/{parts}' for part in sorted(empty))}"
+    few, many = sorted((lacking, having), key=len)
+    # With more shards than half the cells, most would be of a single cell.
+    for parts in range(2, min(len(planned) // 2, _MOST_SHARDS) + 1):
+        if not _meet(few[:_SOME], many, parts) and not _meet(few, many, parts):
+            empty = sorted({number % parts for number in lacking})
+            return f"{text}: exactly those of {', '.join(f'shard:{part + 1}/{parts}' for part in empty)}"
     return text
+
+
+def _meet(few: Sequence[int], many: Sequence[int], parts: int) -> bool:
+    """Says whether a number of each group falls into the same shard."""
+    own = {number % parts for number in few}
+    return any(number % parts in own for number in many)
 
 
 def _number(cell_id: str) -> int:

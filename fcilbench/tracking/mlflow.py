@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -42,7 +43,7 @@ _RUN_STATUS: dict[Status, str] = {"ok": "FINISHED", "skipped": "FINISHED", "kill
 _BATCH_PARAMS, _BATCH_METRICS, _VALUE_LENGTH, _NAME_LENGTH = 100, 1000, 6000, 240
 _REASON_LENGTH = 300
 _MOST_CELLS = 50_000  # what MLflow returns at once
-_FILES = ("row.json", "rounds.jsonl", "log.txt", "traceback.txt")
+_FILES = ("log.txt", "traceback.txt")
 _COORDINATES = ("event", "task", "tasks", "round", "rounds")
 _HURRY_SECONDS = 2.0  # that a user who interrupted a run waits for MLflow
 
@@ -239,10 +240,12 @@ class MLflowSession:
             self._client.log_batch(run_id, metrics=entities[start : start + _BATCH_METRICS])
 
     def _log_files(self, run_id: str, row: Row) -> None:
-        folder = self._store.cell_dir(row.cell_id)
-        for name in _FILES:
-            if (folder / name).is_file():
-                self._client.log_artifact(run_id, str(folder / name))
+        self._client.log_text(run_id, row.to_json() + "\n", "row.json")
+        curve = self._store.rounds(row.cell_id)
+        if curve:
+            self._client.log_text(run_id, "".join(json.dumps(event) + "\n" for event in curve), "rounds.jsonl")
+        for path in filter(None, (self._store.cell_file(row.cell_id, name) for name in _FILES)):
+            self._client.log_artifact(run_id, str(path))
         environment = self._store.environment(row.env)
         if environment is not None:
             self._client.log_dict(run_id, environment, "environment.json")

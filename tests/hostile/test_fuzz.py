@@ -137,7 +137,7 @@ def test_a_damaged_store_breaks_no_command(command, tmp_path, make_cell, make_ro
         assert code in (OK, USAGE, CELLS_FAILED, NOTHING_SELECTED, PREREQUISITE), text
     (tmp_path / "file").touch()
     (tmp_path / "odd" / "rows.jsonl").mkdir(parents=True)
-    told = {"file": (USAGE, "error: --out file is a file"), "odd": (PREREQUISITE, "error: odd/rows.jsonl: ")}
+    told = {"file": (USAGE, "error: --out file is a file"), "odd": (USAGE, "error: odd/rows.jsonl is a folder")}
     for folder, (wanted, message) in told.items():  # B7: were internal errors
         for verb in (*verbs[:3], ("run", "s.yaml", "--out", "a")):
             code, text = command(*verb[:-1], folder)

@@ -1,3 +1,4 @@
+import json
 import os
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from fcilbench.errors import UsageError
 from fcilbench.files import write_atomic
 from fcilbench.results.compare import Difference, compare
+from fcilbench.results.lines import seal
 from fcilbench.results.merge import export, merge
 from fcilbench.results.store import Store
 
@@ -195,7 +197,7 @@ def test_links_of_a_foreign_folder_are_not_followed(stores, tmp_path, make_cell,
 
 
 def test_suites_and_environments_travel_only_under_their_own_digest(stores, make_cell, make_row):
-    """Numbers of every form survive the YAML: the digest of what is read back is the name of the file."""
+    """Numbers of every form survive: what is read back has the digest that names it."""
     a, _, target = stores
     suite = {"name": "demo", "lr": 1e-05, "seeds": 3, "tuned": [], "label": "no", "wall": None, "x": {"b": 0.1}}
     name, env = a.save_suite(suite), a.save_environment({"python": "3.12"})
@@ -209,15 +211,72 @@ def test_suites_and_environments_travel_only_under_their_own_digest(stores, make
     export(target, exported, [row])
     assert exported.latest() == {row.cell_id: row}
     files = {str(path.relative_to(exported.root)) for path in exported.root.rglob("*") if path.is_file()}
-    own = {f"cells/{row.cell_id}/rounds.jsonl", f"cells/{row.cell_id}/row.json"}
-    records = {f"env/{env.removeprefix('sha256:')}.json", f"suites/{name.removeprefix('sha256:')}.yaml"}
-    assert files == {"rows.jsonl", "store.json", *own, *records}
-    a.suite_path(name).write_text("name: other\n")
+    assert files == {"rows.jsonl", "curves.jsonl", "environments.jsonl", "suites.jsonl", "store.json"}
+    assert exported.rounds(row.cell_id) == [{"round": 0}]
+    (a.root / "suites.jsonl").write_bytes(seal(json.dumps({"digest": name, "suite": {"name": "other"}}).encode()))
     other = Store(target.root.parent / "again")
     merge([a], other)
     assert other.suite(name) is None
     with pytest.raises(UsageError, match="holds rows already"):
         export(a, target, [row])
+
+
+def test_a_published_folder_and_a_working_one_merge_both_ways(stores, make_cell, make_row):
+    """What travels back and forth keeps its rows, curves, environments and suites, and the text of all numbers."""
+    work, published, back = stores
+    env, suite = work.save_environment({"python": "3.12"}), work.save_suite({"name": "demo"})
+    changes = {"env": env, "suite_digest": suite}
+    rows = [make_row(make_cell(seed=seed), {"faa/none": 0.5}).model_copy(update=changes) for seed in range(2)]
+    for row in rows:
+        _curve(work, row.cell_id, '{"round": 0, "loss": 1.50}\n')
+    (work.cell_dir(rows[0].cell_id) / "log.txt").write_text("noise")
+    rows = [work.append(row) for row in rows]
+    export(work, published, rows)
+    failed = back.append(make_row(make_cell(), "failed"))
+    _curve(back, failed.cell_id, '{"round": 7}\n')
+    assert merge([published], back).added == 2
+    assert list(back.scan()) == [failed, *rows]
+    for store in (published, back):
+        assert [store.rounds(row.cell_id) for row in rows] == [[{"round": 0, "loss": 1.5}]] * 2
+        assert (store.environment(env), store.suite(suite)) == ({"python": "3.12"}, {"name": "demo"})
+        assert b'"loss": 1.50' in (store.root / "curves.jsonl").read_bytes()
+    assert json.loads((back.cell_dir(failed.cell_id) / "row.json").read_text())["status"] == "ok"
+    assert (merge([published, work], back).added, merge([back], published).added) == (0, 1)
+    assert published.latest() == back.latest()
+
+
+def test_a_row_of_an_older_schema_is_exported_and_merged_letter_for_letter(stores, make_cell, make_row):
+    a, b, target = stores
+    row = make_row(make_cell(), {"faa/none": 0.5})
+    raw = json.loads(row.to_json())
+    del raw["cost"]["visits"]  # a key of a later version, which has a default
+    text = json.dumps({**raw, "schema": 3})
+    a.root.mkdir()
+    a.rows_path.write_text(text + "\n")
+    (old,) = a.scan()
+    export(a, b, [old])
+    merge([b], target)
+    for store in (b, target):
+        assert store.rows_path.read_bytes() == seal(text.encode())
+    changed = old.model_copy(update={"warnings": ["without a path"]})  # what leaves the machine may be rewritten
+    export(a, Store(a.root / "rewritten"), [changed])
+    assert list(Store(a.root / "rewritten").scan()) == [changed]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "store.json", "cells", "conflicts", "curves.jsonl"])
+def test_a_merge_does_not_write_through_a_link_in_its_target(stores, tmp_path, make_cell, make_row, name):
+    a, _, target = stores
+    row = a.append(make_row(make_cell(), {}))
+    a.curves.add([b'{"cell_id":"%b","events":[]}' % row.cell_id.encode()])
+    (a.cell_dir(row.cell_id) / "log.txt").write_text("noise")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir() if "." not in name else elsewhere.write_text("")
+    target.root.mkdir()
+    (target.root / name).symlink_to(elsewhere)
+    with pytest.raises(UsageError, match=f"{name} is a link"):
+        merge([a], target)
+    assert elsewhere.is_dir() or elsewhere.read_text() == ""
+    assert not elsewhere.is_dir() or list(elsewhere.iterdir()) == []
 
 
 def test_a_merge_waits_for_the_disk_a_fixed_number_of_times(stores, make_cell, make_row, monkeypatch):

@@ -11,12 +11,14 @@ import time
 
 import pandas
 import pytest
-from ruamel.yaml import YAML
 
 import fcilbench
 from fcilbench.errors import PrerequisiteError, UsageError
 from fcilbench.files import write_atomic
 from fcilbench.results.frames import write_rows
+from fcilbench.results.lines import seal
+from fcilbench.results.merge import export
+from fcilbench.results.provenance import digest
 from fcilbench.results.store import Store
 from fcilbench.spec.row import SCHEMA_VERSION
 
@@ -58,7 +60,7 @@ def test_a_torn_last_line_costs_only_that_row(tmp_path, make_cell, make_row, cap
     store = Store(tmp_path)
     first, torn, after = (make_row(make_cell(seed=seed), {"faa/none": 0.5}) for seed in range(3))
     store.append(first)
-    line = torn.to_json().encode() + b"\n"
+    line = seal(torn.to_json().encode())
     with store.rows_path.open("ab") as file:
         file.write(line[:cut])
     with caplog.at_level(logging.WARNING):
@@ -66,7 +68,7 @@ def test_a_torn_last_line_costs_only_that_row(tmp_path, make_cell, make_row, cap
     assert caplog.records == []  # a reader says nothing: the writer may still be at it
     store.append(after)
     assert list(store.scan()) == [first, after]
-    assert store.rows_path.read_bytes() == first.to_json().encode() + b"\n" + after.to_json().encode() + b"\n"
+    assert store.rows_path.read_bytes() == seal(first.to_json().encode()) + seal(after.to_json().encode())
     assert (tmp_path / "rows.torn").read_bytes() == line[:cut] + b"\n"
 
 
@@ -85,7 +87,7 @@ def test_zeros_left_by_a_power_cut_are_a_torn_line(tmp_path, make_cell, make_row
     store.rows_path.write_bytes(b"\0" * 70_000)  # more than one chunk of the backward search
     store.append(row)
     assert list(store.scan()) == [row]
-    assert store.rows_path.read_bytes() == row.to_json().encode() + b"\n"
+    assert store.rows_path.read_bytes() == seal(row.to_json().encode())
 
 
 def test_a_damaged_line_in_the_middle_is_named_and_left_out(tmp_path, make_cell, make_row, caplog):
@@ -116,7 +118,8 @@ def test_an_environment_is_stored_once_per_content(tmp_path):
     store = Store(tmp_path)
     name = store.save_environment({"python": "3.12", "worker": {"gpu": "H100"}})
     assert store.save_environment({"worker": {"gpu": "H100"}, "python": "3.12"}) == name
-    assert [path.name for path in (tmp_path / "env").iterdir()] == [f"{name.removeprefix('sha256:')}.json"]
+    (line,) = (tmp_path / "environments.jsonl").read_text().splitlines()
+    assert json.loads(line)["digest"] == name
     assert store.environment(name) == {"python": "3.12", "worker": {"gpu": "H100"}}
 
 
@@ -136,14 +139,65 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
             Store(tmp_path / name).prepare()
 
 
-def test_a_suite_is_stored_once_per_content_as_yaml(tmp_path):
+def test_a_suite_is_stored_once_per_content(tmp_path):
     store = Store(tmp_path)
-    name = store.save_suite({"name": "tiny", "grid": {"dataset": [{"use": "digits"}]}})
-    assert store.save_suite({"grid": {"dataset": [{"use": "digits"}]}, "name": "tiny"}) == name
-    (path,) = (tmp_path / "suites").iterdir()
-    assert path == store.suite_path(name)
-    assert YAML(typ="safe").load(path) == {"name": "tiny", "grid": {"dataset": [{"use": "digits"}]}}
-    assert store.suite_path("../../etc/passwd").parent == tmp_path / "suites"
+    suite = {"name": "tiny", "lr": 1e-05, "label": "no", "wall": None, "grid": {"dataset": [{"use": "digits"}]}}
+    name = store.save_suite(suite)
+    assert store.save_suite(dict(reversed(suite.items()))) == name
+    (line,) = (tmp_path / "suites.jsonl").read_text().splitlines()
+    assert {**json.loads(line), "checksum": ""} == {"digest": name, "suite": suite, "checksum": ""}
+    assert store.suite(name) == suite
+    assert store.suite("../../etc/passwd") is None
+
+
+def test_a_folder_of_before_there_were_such_files_is_read_and_exported(tmp_path, make_cell, make_row):
+    """The older layout written by hand: rows without checksums, a file for each environment, suite and curve."""
+    suite, env = {"name": "old", "lr": 1e-05, "text": "1e-05", "wall": None}, {"python": "3.10", "odd": "\udc80"}
+    names = {"env": digest(env), "suite_digest": digest(suite)}
+    row = make_row(make_cell(), {"faa/none": 0.5}).model_copy(update=names)
+    store = Store(tmp_path / "old")
+    curve = '{"event": "round", "loss": 0.1000000000000000055}\n{"event":"task","accuracy":{}}\n'
+    files = {
+        "rows.jsonl": row.to_json() + "\n",
+        f"env/{digest(env)[7:]}.json": json.dumps(env, indent=2),
+        f"suites/{digest(suite)[7:]}.yaml": "lr: 1e-05\nname: old\ntext: '1e-05'\nwall:\n",
+        f"cells/{row.cell_id}/rounds.jsonl": curve,
+    }
+    for path, text in files.items():
+        write_atomic(store.root / path, text)
+    new = Store(tmp_path / "new")
+    export(store, new, [row])
+    for each in (store, new):
+        assert list(each.scan()) == [row]
+        assert (each.environment(row.env), each.suite(row.suite_digest)) == (env, suite)
+        assert each.rounds(row.cell_id) == [{"event": "round", "loss": 0.1}, {"event": "task", "accuracy": {}}]
+    assert "0.1000000000000000055" in (new.root / "curves.jsonl").read_text()  # the text is kept
+    made = {path.name for path in new.root.iterdir()}
+    assert made == {"rows.jsonl", "curves.jsonl", "environments.jsonl", "suites.jsonl", "store.json"}
+
+
+def test_a_curve_that_came_with_an_earlier_row_is_not_that_of_a_later_one(tmp_path, make_cell, make_row):
+    store, row = Store(tmp_path), make_row(make_cell(), {})
+    store.extend([row])
+    store.curves.add([b'{"cell_id":"%b","events":[{"round":0}]}' % row.cell_id.encode()])
+    assert store.rounds(row.cell_id) == [{"round": 0}]
+    write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", '{"round": 1}\n')  # it is trained again
+    assert store.rounds(row.cell_id) == [{"round": 1}]
+    (store.cell_dir(row.cell_id) / "rounds.jsonl").unlink()  # and once more, and fails before its first round
+    assert store.append(make_row(make_cell(), "failed")).curve_ref is None
+    assert store.rounds(row.cell_id) == []
+
+
+def test_rows_share_their_equal_parts_and_stay_what_they_are(tmp_path, make_cell, make_row):
+    store = Store(tmp_path)
+    rows = [make_row(make_cell("sum", seed, lambda_s=1.0), {"faa/none": 0.5}) for seed in range(3)]
+    other = make_row(make_cell("sum", 3, lambda_s=1), {"faa/none": 0.5})  # 1 is not 1.0
+    store.extend([*rows, other])
+    one, two, _, last = found = list(store.latest().values())
+    assert [row.to_json() for row in found] == [row.to_json() for row in [*rows, other]]
+    assert one.plugins["aggregator"] is two.plugins["aggregator"]
+    assert one.params.protocol is two.params.protocol
+    assert one.params.aggregator is not last.params.aggregator
 
 
 def test_the_folder_keeps_its_id(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import UsageError
+from fcilbench.results.lines import seal
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify
 
@@ -24,6 +25,7 @@ def change(store, line, edit):
     lines = store.rows_path.read_text().splitlines()
     row = json.loads(lines[line - 1])
     edit(row)
+    del row["checksum"]
     lines[line - 1] = json.dumps(row)
     store.rows_path.write_text("\n".join(lines) + "\n")
     return row
@@ -71,13 +73,27 @@ def test_each_problem_is_named_at_its_line(store, expected):
 
 def test_files_that_do_not_belong_to_their_row(store):
     row = next(store.scan())
-    curve = store.cell_dir(row.cell_id) / "rounds.jsonl"
-    curve.write_text("{\n" + curve.read_text())
-    name = f"cells/{row.cell_id}/rounds.jsonl"
-    assert verify(store)[1] == [(1, f"cell {row.cell_id[:12]}: {name}:1: not an event of a curve")]
-    curve.unlink()
-    assert verify(store)[1] == [(1, f"cell {row.cell_id[:12]}: its curve {name} is missing")]
-    environment = store.environment_path(row.env)
-    environment.write_text(environment.read_text().replace("python", "snake"))
-    others = sum(other.env == row.env for other in store.scan())
-    assert 1 < others == sum("is another" in text for _, text in verify(store)[1])
+    curves, environments = store.root / "curves.jsonl", store.root / "environments.jsonl"
+    first, *others = curves.read_text().splitlines(keepends=True)
+    assert row.cell_id in first
+    record = json.loads(first)
+    text = json.dumps({"cell_id": row.cell_id, "events": [1, *record["events"]]})
+    curves.write_text(text + "\n" + "".join(others))
+    place = f"cell {row.cell_id[:12]}: curves.jsonl:1: event 1: not an event of a curve: it is no map"
+    assert verify(store)[1] == [(1, place)]
+    curves.write_text("".join(others))
+    assert verify(store)[1] == [(1, f"cell {row.cell_id[:12]}: its curve is missing")]
+    lines = [json.loads(line) for line in environments.read_text().splitlines()]
+    (own,) = (line for line in lines if line["digest"] == row.env)
+    own["environment"]["python"] = "snake"
+    del own["checksum"]
+    environments.write_bytes(b"".join(seal(json.dumps(line).encode()) for line in [own]))
+    others_of = sum(other.env == row.env for other in store.scan())
+    assert 1 < others_of == sum("is another" in text for _, text in verify(store)[1])
+
+
+def test_a_damaged_line_is_a_problem_at_its_place(store):
+    data = store.rows_path.read_bytes()
+    store.rows_path.write_bytes(data.replace(b'"seed":0', b'"seed":4', 1))
+    ((line, text),) = verify(store)[1]
+    assert (line, text.partition(",")[0]) == (1, "not a row: its checksum does not fit")
