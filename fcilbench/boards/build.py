@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
+from fcilbench.boards.arithmetic import arithmetic_notes
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
 from fcilbench.boards.notes import Here, block_notes, board_notes
 from fcilbench.boards.reference import Reference
@@ -102,7 +103,7 @@ class BaseBoard(ABC):
             groups=groups,
             entries=tuple(entries),
             tests={key: tests for key, (_, tests) in ranking.items() if tests},
-            notes=block_notes(groups, entries, methods),
+            notes=(*block_notes(groups, entries, methods), *(arithmetic_notes(methods, here.computed) if here else ())),
         )
 
     def _entry(

@@ -19,6 +19,7 @@ from fcilbench.errors import NothingSelectedError, PluginError
 from fcilbench.escape import escape_markdown, markdown_paragraph, page_link
 from fcilbench.files import write_atomic
 from fcilbench.registry.entrypoints import PluginRef, blaming, load, lookup
+from fcilbench.results.agreement import computed_by
 from fcilbench.results.compare import environment_difference
 from fcilbench.results.provenance import environment, software, source_state
 from fcilbench.results.stale import stale_rows
@@ -89,8 +90,8 @@ def _build(
 
 def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     own, environments = environment(), {}
-    for env in {row.env for row in rows}:
-        record = environment_of(store, env)
+    records = {env: environment_of(store, env) for env in {row.env for row in rows}}
+    for env, record in records.items():
         if record is not None:
             plugins = (each.name for row in rows if row.env == env for each in row.plugins.values())
             dists = {"fcilbench", *(name.partition("/")[0] for name in plugins)}
@@ -98,7 +99,8 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
             parts = [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
             environments[env] = ", ".join(parts[:_SHOWN]) + more
-    return Here(None if portable else source_state()[0], stale_rows(rows), environments)
+    computed = {row.cell_id: computed_by(row, records[row.env]) for row in rows if row.status == "ok"}
+    return Here(None if portable else source_state()[0], stale_rows(rows), environments, computed)
 
 
 def write_site(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
@@ -196,10 +196,10 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
 def _method_notes(methods: Mapping[str, Sequence[Sample]]) -> list[str]:
     notes = []
     recipes = {label: recipe_of(group[0]) for label, group in sorted(methods.items())}
-    for field in METHOD_FIELDS:
-        values = {k: f"{v:g}" if isinstance(v := own[field], float) else v or "none" for k, own in recipes.items()}
+    for name in METHOD_FIELDS:
+        values = {k: f"{v:g}" if isinstance(v := own[name], float) else v or "none" for k, own in recipes.items()}
         if len(set(values.values())) > 1:
-            notes.append(f"{field} is set per method: {', '.join(f'{k} {v}' for k, v in values.items())}")
+            notes.append(f"{name} is set per method: {', '.join(f'{k} {v}' for k, v in values.items())}")
     return notes
 
 
@@ -212,11 +212,13 @@ class Here:
         stale: By cell id, why a row is stale (`fcilbench.results.stale`).
         environments: What of the software that matters differs between a row's environment and this machine's, by
             `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
+        computed: What computed the numbers of a result (`fcilbench.results.agreement.computed_by`), by cell id.
     """
 
     commit: str | None
     stale: Mapping[str, Sequence[str]]
     environments: Mapping[str, str]
+    computed: Mapping[str, str] = field(default_factory=dict)
 
 
 def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:

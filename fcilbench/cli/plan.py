@@ -15,6 +15,7 @@ from fcilbench.data.root import MissingData, download_bytes, missing_data
 from fcilbench.errors import NOTHING_SELECTED, PREREQUISITE, NothingSelectedError, UsageError
 from fcilbench.execution.devices import choose_devices, default_jobs, facts_of
 from fcilbench.execution.lease import running_cells
+from fcilbench.results.agreement import computed_by, computes_here
 from fcilbench.results.provenance import environment, same_hardware
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
@@ -29,12 +30,17 @@ _AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with the suite, the results folder and the missing data sets of selected cells that it was made from."""
+    """A plan with the suite, the results folder and the missing data sets of selected cells that it was made from.
+
+    Attributes:
+        computes: What numbers are computed with on this machine, as `fcilbench.results.agreement.computed_by` names it.
+    """
 
     loaded: LoadedSuite
     plan: Plan
     store: Store
     missing_data: list[MissingData]
+    computes: str = ""
 
     @property
     def missing(self) -> list[str]:
@@ -109,7 +115,7 @@ def prepare(
     plan_ = make_plan(expansion, rows, rerun, only or (), **known, environments=here, gpu=gpu)
     selected = dict.fromkeys(item.cell.dataset.label for item in plan_.items)
     absent = dict.fromkeys(lacking[label] for label in selected if label in lacking)
-    prepared = Prepared(loaded, plan_, store, list(absent))
+    prepared = Prepared(loaded, plan_, store, list(absent), computes_here(loaded.suite.runtime.portable, own))
     if only and not plan_.items and not prepared.missing:
         coords = [*(cell.coords for cell in expansion.cells), *(coords for coords, _ in expansion.excluded)]
         coords += [each.coords for each in expansion.blocked]
@@ -158,10 +164,25 @@ def describe(prepared: Prepared, slots: int) -> list[str]:
         lines.append(f"  {what}, the least {least}: `fcilbench tune` continues them")
     if not plan_.todo:
         return [*lines, "  nothing to run" + " but what another run trains" * any(item.awaited for item in plan_.items)]
+    lines += _computed_elsewhere(prepared)
     guessed = sum(item.basis == "guess" for item in plan_.todo)
     basis = f"guess for {guessed} of them" if guessed else "measured on this hardware"
     total, wall = console.duration(plan_.seconds), console.duration(plan_.seconds / slots)
     return [*lines, f"  to run: {len(plan_.todo)} cells, {total} ({basis}), {slots} slots -> about {wall}"]
+
+
+def _computed_elsewhere(prepared: Prepared) -> list[str]:
+    """Returns a line if finished cells were computed by another instruction set than the cells to run will be."""
+    kept = [item.row for item in prepared.plan.items if item.row and item.status == "ok" and not item.run]
+    records = {env: prepared.store.environment(env) for env in {row.env for row in kept}}
+    counts = Counter(computed_by(row, records[row.env]) or "what was not recorded" for row in kept)
+    others = [f"{number} with {name}" for name, number in counts.items() if name != prepared.computes]
+    if not others:
+        return []
+    return [
+        f"  finished cells were computed by other instructions than this machine's ({prepared.computes}): "
+        f"{', '.join(others)}; that changes results about as much as another seed does (docs/portability.md)"
+    ]
 
 
 def _show_cells(prepared: Prepared, form: options.Form) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fcilbench.results.processor import torch_capability
 from fcilbench.spec.row import Row
 
 SPREAD = Path(__file__).with_name("spread.json")
@@ -77,9 +78,19 @@ def computed_by(row: Row, record: Record | None) -> str:
     if row.device not in (None, "cpu"):
         return str(row.device)
     capability = _worker(record).get("capability")
-    processor = record.get("processor") if record else None
-    vendor = processor.get("vendor", "") if isinstance(processor, Mapping) else ""
-    return f"{capability}, {_VENDORS.get(vendor, vendor) or 'unknown vendor'}" if capability else ""
+    return f"{capability}, {_vendor(record)}" if capability else ""
+
+
+def computes_here(portable: bool, record: Record) -> str:
+    """Returns what would compute a row on the machine of an environment record, in the words of `computed_by`.
+
+    The record need not name what torch chooses, which a worker alone can say: the instruction sets tell it.
+    """
+    if portable:
+        return "portable numbers"
+    worker = _worker(record)
+    capability = worker.get("capability") or torch_capability(record["processor"])
+    return str(worker.get("gpu") or f"{capability}, {_vendor(record)}")
 
 
 def spread_of(method: str) -> dict[str, float]:
@@ -180,6 +191,12 @@ def _other_processor(kept: Row, other: Row, records: Sequence[Record | None]) ->
         for record in records
     ]
     return "" if facts[0] == facts[1] else f"the processors differ, though both compute with {labels[0]}"
+
+
+def _vendor(record: Record | None) -> str:
+    processor = (record or {}).get("processor")
+    vendor = str(processor.get("vendor", "")) if isinstance(processor, Mapping) else ""
+    return _VENDORS.get(vendor, vendor) or "unknown vendor"
 
 
 def _worker(record: Record | None) -> Mapping[str, Any]:

@@ -115,6 +115,22 @@ ENV = "sha256:" + "e" * 64
 HERE = Here(commit="c" * 40, stale={}, environments={ENV: ""})
 
 
+def test_a_block_that_mixes_instruction_sets_is_named(make_cell, make_row):
+    """Four results: three of AVX512, one of which nothing is recorded; a failed cell computed nothing."""
+    rows = [make_row(make_cell(name, seed), {"faa/none": 0.5}) for name in ("a", "b") for seed in (0, 1)]
+    rows.append(make_row(make_cell("c"), "failed"))
+    alike = {row.cell_id: "AVX512, AMD" for row in rows}
+    (block,) = AccuracyBoard().build(rows, here=replace(HERE, computed=alike)).blocks
+    assert not [note for note in block.notes if "instruction sets" in note]
+    mixed = {**alike, rows[3].cell_id: "", rows[4].cell_id: "AVX2, Intel"}
+    (block,) = AccuracyBoard().build(rows, here=replace(HERE, computed=mixed)).blocks
+    (note,) = [note for note in block.notes if "instruction sets" in note]
+    assert note.startswith(
+        "computed by different instruction sets: AVX512, AMD (3 results of a, b); an instruction set that was not "
+        "recorded (1 results of b). That changes results about as much as another seed does"
+    )
+
+
 def test_rows_of_this_checkout_and_machine_need_no_note(make_cell, make_row):
     assert origin_notes([make_row(make_cell("a"), {}), make_row(make_cell("b"), "failed")], HERE) == ()
 

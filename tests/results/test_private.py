@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import pandas
@@ -89,7 +88,6 @@ def test_an_exported_row_names_nobody_and_is_the_same_cell(make_cell, make_row, 
     assert target.suite(shown.suite_digest)["grid"]["backbone"][0]["weights"] == "~/w/x.safetensors"
     assert digest(target.suite(shown.suite_digest)) == shown.suite_digest
     assert digest(target.environment(shown.env)) == shown.env
-    assert json.loads((target.cell_dir(row.cell_id) / "row.json").read_text()) == json.loads(shown.to_json())
     assert not caplog.records
     assert next(store.scan()).params.backbone == weights  # at home the row finds its files
 
