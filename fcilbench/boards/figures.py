@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fcilbench.boards.model import Board
 from fcilbench.boards.stats import align, critical_difference, mean_ranks, tie_groups
 from fcilbench.errors import NothingSelectedError, UsageError
+from fcilbench.results.records import curve_of
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
@@ -63,8 +64,8 @@ def _curves(axes: Axes, board: Board, store: Store, identity: str) -> None:
     def line(row: Row) -> dict[float, float]:
         measured = {
             each["task"] + (each["round"] + 1) / (each["rounds"] + 1): each["accuracy"][identity]
-            for each in store.rounds(row.cell_id)
-            if each.get("event") == "round" and "accuracy" in each
+            for each in curve_of(store, row.cell_id)
+            if each["event"] == "round" and identity in each.get("accuracy", ())
         }
         measured |= {t + 1.0: own for t, own in enumerate(_matrix(row, identity)) if None not in own}
         return {x: 100 * statistics.fmean(own) for x, own in measured.items()}
@@ -78,9 +79,9 @@ def _loss(axes: Axes, board: Board, store: Store, identity: str) -> None:
 
     def line(row: Row) -> dict[float, float]:
         found = {  # of two records of a round, in a resumed cell, the later counts
-            (each["task"], each["round"]): each.get("loss")
-            for each in store.rounds(row.cell_id)
-            if each.get("event") == "round"
+            (each["task"], each["round"]): each["loss"]
+            for each in curve_of(store, row.cell_id)
+            if each["event"] == "round"
         }
         steps = enumerate(sorted(found), start=1)
         return {float(step): loss for step, key in steps if (loss := found[key]) is not None}

@@ -18,6 +18,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import find, load, lookup
 from fcilbench.results.compare import environment_difference
 from fcilbench.results.provenance import environment, software, source_state
+from fcilbench.results.records import environment_of, suite_of
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import PLUGIN_KINDS, Cell
 from fcilbench.spec.row import Row
@@ -49,7 +50,7 @@ def build_boards(
     """
     missing = missing_cells(planned, {row.cell_id for row in rows}) if planned else None
     here, boards = _here(rows, store, portable), {}
-    suites = {digest: store.suite(digest) or {} for digest in {row.suite_digest for row in rows} if digest}
+    suites = {digest: suite_of(store, digest) for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
     lacking = coverage_notes(rows, suites.values()) if portable else ()
     more = (*([missing] if missing else []), *lacking, *tuning, *origin_notes(rows, here))
@@ -69,7 +70,7 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
     digests = {each.ref.name: each.code_digest for each in catalog.describe(refs) if not each.problem}
     own, environments = environment(), {}
     for env in {row.env for row in rows}:
-        record = store.environment(env)
+        record = environment_of(store, env)
         if record is not None:
             plugins = (each.name for row in rows if row.env == env for each in row.plugins.values())
             dists = {"fcilbench", *(name.partition("/")[0] for name in plugins)}
@@ -106,9 +107,9 @@ def _write_pages(store: Store) -> tuple[str, ...]:
     """Writes the pages of one leaderboard and returns its line of the index."""
     rows, name = list(store.latest().values()), store.root.name
     boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
-    suites = [store.suite(digest) or {} for digest in sorted({row.suite_digest or "" for row in rows})]
+    suites = [suite_of(store, digest) for digest in sorted({row.suite_digest or "" for row in rows})]
     # A suite that was changed between two runs of its cells has the description of the last.
-    newest = {row.suite: store.suite(row.suite_digest or "") or {} for row in sorted(rows, key=lambda row: row.ended)}
+    newest = {row.suite: suite_of(store, row.suite_digest) for row in sorted(rows, key=lambda row: row.ended)}
     about = "; ".join(dict.fromkeys(suite["description"] for suite in newest.values() if suite.get("description")))
     head = (
         f"# {name}\n\n{about}\n\nMade from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"

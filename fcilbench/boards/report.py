@@ -20,6 +20,7 @@ from fcilbench.boards.model import Block, Board, Entry, Group
 from fcilbench.boards.notes import CONTROL, REFERENCE
 from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
+from fcilbench.results.records import curve_of, environment_of
 from fcilbench.results.store import Store
 from fcilbench.spec.metrics import Matrix, faa
 from fcilbench.spec.row import Row
@@ -157,12 +158,12 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
     cells = []
     for row in rows:
         if row.env not in environments:
-            environments[row.env] = _environment(store.environment(row.env))
+            environments[row.env] = _environment(environment_of(store, row.env))
         params = {
             name: value for name, value in flatten(row.params.model_dump(mode="json")).items() if value not in ({}, [])
         }
         metrics = {name: None if each.value is None else round(each.value, 4) for name, each in row.metrics.items()}
-        losses = [each.get("loss") for each in store.rounds(row.cell_id) if each.get("event") == "round"]
+        losses = [each["loss"] for each in curve_of(store, row.cell_id) if each["event"] == "round"]
         cells.append(
             {
                 "id": row.cell_id[:12],

@@ -13,6 +13,7 @@ from fcilbench.api import ImageInput, Layout, Protocol, Server, State, Task
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import all_finite
 from fcilbench.federation.tasks import stream
+from fcilbench.tables import line
 
 
 class FederationServer(Server):
@@ -91,6 +92,7 @@ class FederationServer(Server):
 
     @override
     def warn(self, message: str) -> None:
+        message = line(message)  # of a row, which boards print
         if message not in self.warnings:
             self.warnings.append(message)
 
