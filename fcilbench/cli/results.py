@@ -23,7 +23,6 @@ from fcilbench.results.merge import merge as merge_stores
 from fcilbench.results.records import suite_of
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify as verify_store
-from fcilbench.spec.row import Row
 from fcilbench.tracking.base import open_tracker, parse_tracking
 from fcilbench.tracking.base import sync as sync_store
 

@@ -59,7 +59,7 @@ def _order(row: Row, events: Sequence[Round | TaskEnd]) -> Iterator[str]:
 
 
 def _due(task: int, due: int, rounds: int) -> str:
-    if not due:
+    if not rounds:
         return f"round 1 of task {task + 2}"
     return f"the end of task {task + 1}" if due >= rounds else f"round {due + 1} of task {task + 1}"
 
@@ -156,7 +156,7 @@ def _visits(row: Row, rounds: Sequence[Round], method: Mapping[str, Any]) -> Ite
     own = method.get("own_schedule") is not False
     most = clients if own else max(1, round(share * clients))
     everyone = not own and row.params.partition.get("min_samples", 1) > 0
-    least = most * len(rounds) if everyone else sum(each.loss is not None for each in rounds)
+    least = most * len(rounds) if everyone else sum(each.loss is not None or each.bytes_up > 0 for each in rounds)
     if not least <= visits <= most * len(rounds):
         wanted = f"{least:,}" if everyone else f"between {least:,} and {most * len(rounds):,}"
         yield f"cost: visits is {visits:,}, but {len(rounds)} rounds have {wanted}"

@@ -27,7 +27,7 @@ class Plugins:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._answers: dict[str, Resolved | str] = {}
         unasked: Counter[str] = Counter()
-        asked = [(row, kind) for row in rows for kind in PLUGIN_KINDS if kind in row.plugins]
+        asked = [(row, kind) for row in rows for kind in row.plugins]
         with catalog.session():
             for row, kind in asked:
                 key = _key(row, kind)
@@ -39,8 +39,8 @@ class Plugins:
         self.notes = [f"{count} rows are not compared with the plugin {text}" for text, count in unasked.items()]
 
     def _of(self, row: Row, kind: PluginKind) -> Resolved | None:
-        answer = self._answers.get(_key(row, kind)) if kind in row.plugins else None
-        return None if answer is None or isinstance(answer, str) else answer
+        answer = self._answers[_key(row, kind)]
+        return None if isinstance(answer, str) else answer
 
     def method(self, row: Row) -> Mapping[str, Any] | None:
         """Returns the facts that a row's method declares, or `None` if it is not here."""

@@ -20,6 +20,7 @@ from fcilbench.results.check_row import (
     environment_problems,
     form_problems,
     identity_problems,
+    lacking,
     status_problems,
     time_problems,
 )
@@ -88,6 +89,9 @@ class _Folder:
 
     def problems(self, row: Row) -> Iterator[str]:
         """Yields what is wrong with a row."""
+        if lacks := lacking(row):
+            yield lacks
+            return
         yield from identity_problems(row)
         yield from form_problems(row)
         yield from time_problems(row)
