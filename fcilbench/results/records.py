@@ -36,7 +36,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     task: int = Field(ge=0, lt=2**63)
-    tasks: int = Field(ge=0, lt=2**63)
+    tasks: int = Field(0, ge=0, lt=2**63)
     seconds: dict[str, float] = {}
     logs: dict[str, float | None] = {}
     accuracy: dict[TaskIdentity, list[float]] = {}
@@ -49,8 +49,8 @@ class Round(_Record):
     round: int = Field(ge=0, lt=2**63)
     rounds: int = Field(ge=0, lt=2**63)
     loss: float | None
-    bytes_up: int = Field(ge=0, lt=2**63)
-    bytes_down: int = Field(ge=0, lt=2**63)
+    bytes_up: int = Field(0, ge=0, lt=2**63)
+    bytes_down: int = Field(0, ge=0, lt=2**63)
     visits: int | None = Field(None, ge=0, lt=2**63)
 
 
