@@ -94,12 +94,11 @@ def environment_of(store: Store, env: str) -> dict[str, Any] | None:
 
 
 def suite_of(store: Store, suite_digest: str | None) -> dict[str, Any]:
-    """Returns the resolved suite of a row's `suite_digest`; an empty one if the folder has none of this shape."""
+    """Returns the resolved suite of a row's `suite_digest` in its long form; an empty one if the folder has none."""
     record = store.suite(suite_digest) if suite_digest else None
     with suppress(ValueError, TypeError, RecursionError):
         if record is not None:
-            resolved_suite(record)
-            return record
+            return resolved_suite(record).model_dump(mode="json", exclude_none=True)
     return {}
 
 

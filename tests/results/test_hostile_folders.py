@@ -101,6 +101,16 @@ def test_random_changes(small, tmp_path, data):
         merge([store], Store(tmp_path / "merged"))
 
 
+def test_a_suite_in_its_short_form_is_read_in_its_long_one(small, tmp_path):
+    folder = forge.Folder(**json.loads(small))
+    folder.with_suite({**folder.suite, "grid": {**folder.suite["grid"], "stress": ["none"]}, "seeds": 3})
+    store = forge.write(folder, tmp_path / "all" / "mine")
+    found = suite_of(store, folder.row["suite_digest"])
+    assert (found["grid"]["stress"], found["seeds"]["count"]) == ([{"use": "none"}], 3)
+    assert verify(store).problems == []
+    pages(store, tmp_path / "all")
+
+
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_records_of_another_shape_are_as_good_as_none(small, tmp_path, value):
     folder = forge.Folder(**json.loads(small))

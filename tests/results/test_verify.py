@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import UsageError
+from fcilbench.results.compare import compare
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify
 
@@ -41,3 +42,24 @@ def test_an_environment_is_read_once_and_named_for_each_of_its_rows(store):
     environment.write_text(environment.read_text().replace("python", "snake"))
     others = sum(other.env == row.env for other in store.scan())
     assert 1 < others == sum("is another" in text for _, text in verify(store).problems)
+
+
+def test_costs_are_compared_whatever_the_tolerance(make_cell, make_row):
+    """Bytes and counts exactly; a model's size exactly where the model is equal, and within a tenth elsewhere."""
+    row = make_row(make_cell(), {"faa/none": 0.5})
+
+    def differing(fields, **other):
+        cost = row.cost.model_copy(update=fields)
+        found = compare(row, row.model_copy(update={"cost": cost, **other}), {"*": 1e9})
+        return [each.metric for each in found.differences]
+
+    assert differing({}) == []
+    assert differing({"bytes_up": 81, "bytes_down": 159}) == ["cost/bytes_up", "cost/bytes_down"]
+    assert differing({"rounds": 5, "visits": 1, "tasks": 3}) == ["cost/rounds", "cost/visits", "cost/tasks"]
+    assert differing({"wall_s": 99.0, "training_s": 9.0, "peak_mem": 1}) == []
+    assert differing({"module": 41}) == ["cost/module"]
+    elsewhere = {"env": "sha256:" + "f" * 64, "model_digest": "e" * 64}
+    assert differing({"module": 44}, **elsewhere) == []  # 40 is within a tenth of 44
+    assert differing({"module": 45}, **elsewhere) == ["cost/module"]
+    assert differing({"visits": 1, "module": 41}, schema_version=3) == ["cost/module"]  # schema 3 counts no visits
+    assert differing({"rounds": 5, "module": 41, "bytes_up": 81}, schema_version=2) == ["cost/bytes_up"]
