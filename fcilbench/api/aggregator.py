@@ -72,8 +72,9 @@ class Aggregator(Plugin):
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns whether the method trains, and the range of its learning rate."""
-        return {"trains": cls.trains, "lr_range": cls.lr_range}
+        """Returns whether the method trains, the range of its learning rate, and whether it rearranges the schedule."""
+        own = cls.build_schedule is not Aggregator.build_schedule
+        return {"trains": cls.trains, "lr_range": cls.lr_range, "own_schedule": own}
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.

@@ -155,7 +155,7 @@ def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
     rows = [
         (
             each.metric,
-            *("undefined" if value is None else f"{value:.6f}" for value in (each.kept, each.other)),
+            *map(_figure, (each.kept, each.other)),
             f"{each.tolerance:g}",
             "yes" if each.within else "NO",
         )
@@ -169,6 +169,10 @@ def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
     if matrix and form is options.Form.TABLE:
         inside = sum(each.within for each in matrix)
         console.show(f"accuracy matrices: {inside} of {len(matrix)} entries within {matrix[0].tolerance:g}")
+
+
+def _figure(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6f}"
 
 
 def _origin_lines(published: Store, row: Row, store: Store, here: Row) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -17,15 +15,14 @@ from fcilbench.cli.progress import cell_name
 from fcilbench.cli.reproduce import parse_tolerances, train_again
 from fcilbench.cli.show import select_rows
 from fcilbench.errors import CELLS_FAILED
+from fcilbench.execution.data_check import data_problems
 from fcilbench.execution.devices import choose_devices
-from fcilbench.execution.probe import verify_datasets
 from fcilbench.results.frames import SUFFIXES, write_rows
 from fcilbench.results.merge import Conflict
 from fcilbench.results.merge import export as export_rows
 from fcilbench.results.merge import merge as merge_stores
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify as verify_store
-from fcilbench.spec.row import Row
 from fcilbench.tracking.base import open_tracker, parse_tracking
 from fcilbench.tracking.base import sync as sync_store
 
@@ -100,18 +97,22 @@ def verify(
     data: options.Data = None,
     offline: options.Offline = False,
 ) -> None:
-    """Check a submission: rows, identities, data, environments and curves; then train some of its cells again.
+    """Check a submission: all of its rows that can be computed again; then train some of its cells again.
 
-    Each problem is one line, `file:line: what`. The cells of the sample are drawn at random and compared as by
-    `fcilbench reproduce`. Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
+    Each problem is one line, `file:line: what`; docs/trust.md says what is checked, and what cannot be known. The cells
+    of the sample are drawn at random from the rows without a problem, and compared as by `fcilbench reproduce`.
+    Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
     """
     store = Store(folder)
-    rows, problems = verify_store(store)
-    problems += _data_problems(rows)
+    found = verify_store(store)
+    rows, problems = found.rows, [*found.problems, *data_problems(found.rows, console.say)]
+    for note in found.notes:
+        console.say(f"note: {note}")
     for number, text in problems:
         console.show([f"{store.rows_path}:{number}: {text}"])
     # The order of the lines must not choose the sample.
-    results = sorted((row.cell_id, number) for number, row in rows.items() if row.status == "ok")
+    wrong = {number for number, _ in problems}
+    results = sorted((row.cell_id, n) for n, row in rows.items() if row.status == "ok" and n not in wrong)
     drawn = Random(seed).sample(results, min(sample, len(results)))
     precisions = [rows[number].params.protocol.get("precision", "") for _, number in drawn]
     console.warn_of_bf16(precisions, choose_devices(gpus))
@@ -120,33 +121,12 @@ def verify(
         if problem:
             problems.append((number, f"cell {cell_id[:12]}: not reproduced: {problem}"))
             console.show([f"{store.rows_path}:{number}: {problems[-1][1]}"])
-    suites = [store.suite(digest) or {} for digest in {row.suite_digest or "" for row in rows.values()}]
+    suites = [store.suite(digest) for digest in {row.suite_digest for row in rows.values()} if digest]
     for text in coverage_notes(rows.values(), suites):
         console.say(f"note: {text}")
     console.say(f"{folder}: {len(rows)} rows, {len(drawn)} of them trained again, {len(problems)} problems")
     if problems:
         raise typer.Exit(CELLS_FAILED)
-
-
-def _data_problems(rows: Mapping[int, Row]) -> list[tuple[int, str]]:
-    """Returns the rows whose data are not what is on this machine; data that are not here are named and not checked."""
-    lines: dict[str, list[int]] = defaultdict(list)
-    for number, row in rows.items():
-        if row.data.fingerprint is not None:
-            lines[json.dumps([row.plugins["dataset"].name, row.params.dataset])].append(number)
-    problems = []
-    uses = [json.loads(each) for each in lines]
-    answers = verify_datasets([(name, params) for name, params in uses]) if uses else []
-    for (name, _), numbers, (reason, digest) in zip(uses, lines.values(), answers, strict=True):
-        if reason:
-            console.say(f"the data of {len(numbers)} rows are not compared: {name}: {reason}")
-            continue
-        problems += [
-            (number, f"cell {rows[number].cell_id[:12]}: other data of {name} than here ({digest})")
-            for number in numbers
-            if rows[number].data.fingerprint != digest
-        ]
-    return problems
 
 
 @options.command(app, "results sync mlflow --tracking mlflow=http://tracking:5000")

@@ -144,6 +144,7 @@ class _Run:
                 "seconds": self._since(before),
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
+                "visits": self._federation.visited,
                 "logs": _logs(self._server.logs),
                 **measured,
             }
@@ -169,7 +170,8 @@ class _Run:
     def _end(self, context: RoundContext) -> None:
         """Ends a task with the method's own hook, then evaluates."""
         federation, server, aggregator = self._federation, self._server, self._experiment.aggregator
-        before = dict(self._watch.seconds)
+        before, channel = dict(self._watch.seconds), federation.channel
+        sent = (channel.bytes_up, channel.bytes_down)
         server.logs = {}
         self._take_best()
         with self._watch("task_end"):
@@ -202,6 +204,8 @@ class _Run:
                 "tasks": self._tasks,
                 "accuracy": accuracy,
                 "seconds": self._since(before),
+                "bytes_up": channel.bytes_up - sent[0],
+                "bytes_down": channel.bytes_down - sent[1],
                 "logs": _logs(server.logs),
                 **measured,
             }

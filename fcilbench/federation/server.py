@@ -12,6 +12,7 @@ from typing_extensions import override
 from fcilbench.api import ImageInput, Layout, Protocol, Server, State, Task
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import all_finite
+from fcilbench.escape import line
 from fcilbench.federation.tasks import stream
 
 
@@ -91,6 +92,7 @@ class FederationServer(Server):
 
     @override
     def warn(self, message: str) -> None:
+        message = line(message)  # of a row, which boards print
         if message not in self.warnings:
             self.warnings.append(message)
 

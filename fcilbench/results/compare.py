@@ -1,4 +1,4 @@
-"""What differs between two results of one cell: metrics, accuracy matrices, and digests of model and data."""
+"""What differs between two results of one cell: metrics, matrices, bytes and counts, digests of model and data."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from fcilbench.spec.row import Row
 from fcilbench.tables import flatten
 
 DEFAULT_TOLERANCE = 1e-9
+_EXACT: Mapping[str, int] = {"bytes_up": 1, "bytes_down": 1, "rounds": 3, "visits": 4, "tasks": 3}
+"""Costs that follow from the cell alone, each with the first schema of rows that record it."""
+_OF_MODEL: Mapping[str, int] = {"module": 3, "server_state": 1}
+"""Costs that follow from the cell and the model: a method may pack zeros, or keep as many directions as matter."""
+_OTHER_MODEL = 0.1
+"""How much costs of the model may differ where the model does, as a share of the larger one."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,8 @@ class Difference:
     """A number of two results; `None` means undefined or absent.
 
     Attributes:
-        metric: Name of the metric, or `accuracy/<task identity>[t][s]` (after task t, on task s, from 0).
+        metric: Name of the metric, `cost/<name>`, or `accuracy/<task identity>[t][s]` (after task t, on task s, from
+            0).
     """
 
     metric: str
@@ -41,7 +48,7 @@ class Comparison:
     """Two results of one cell.
 
     Attributes:
-        pairs: Every number of them: metrics first, then entries of the accuracy matrices.
+        pairs: Every number of them: metrics first, then costs and entries of the accuracy matrices.
         digests: The digests that differ, of `model` and `data`.
         same_origin: See `same_origin`.
     """
@@ -72,17 +79,18 @@ def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison
 
     A metric that no matrix gives, e.g. the sharpness, is compared where both results have it. `tolerance` is the
     largest difference by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits counts; without
-    one, `DEFAULT_TOLERANCE`.
+    one, `DEFAULT_TOLERANCE`. Costs must be equal whatever it is, those of the model where the model is.
     """
     derived = {name for name, metric in METRICS.items() if metric.function is not None}
     common, recorded = kept.metrics.keys() & other.metrics.keys(), kept.metrics.keys() | other.metrics.keys()
     names = common | {name for name in recorded if name.partition("/")[0] in derived}
     metrics = [{name: each.value for name, each in all_metrics(row).items() if name in names} for row in (kept, other)]
-    pairs = []
+    pairs = _costs(kept, other)
     for a, b in (metrics, [_entries(kept), _entries(other)]):
         for name in sorted({*a, *b}):
             fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
             pairs.append(Difference(name, a.get(name), b.get(name), next(fitting, DEFAULT_TOLERANCE)))
+    pairs.sort(key=lambda each: (each.metric.startswith("accuracy/"), each.metric.startswith("cost/")))
     digests = {
         "model": (kept.model_digest, other.model_digest),
         "data": (kept.data.fingerprint, other.data.fingerprint),
@@ -95,6 +103,19 @@ def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) ->
     """Returns the dotted keys at which two environment records differ, with both values (`None` if absent)."""
     a, b = flatten(kept), flatten(other)
     return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
+
+
+def _costs(kept: Row, other: Row) -> list[Difference]:
+    """Returns the costs that training again must repeat, of those that both rows know."""
+    schema = min(kept.schema_version, other.schema_version)
+    alike = same_origin(kept, other) or kept.model_digest == other.model_digest
+    found = []
+    for name, since in {**_EXACT, **_OF_MODEL}.items():
+        if schema >= since:
+            one, two = getattr(kept.cost, name), getattr(other.cost, name)
+            loose = name in _OF_MODEL and not alike
+            found.append(Difference(f"cost/{name}", one, two, _OTHER_MODEL * max(one, two) if loose else 0.0))
+    return found
 
 
 def _entries(row: Row) -> dict[str, float | None]:

@@ -108,7 +108,8 @@ def read_entries(grid: Grid) -> tuple[Entries, list[Problem]]:
             except UsageError as error:
                 problems.append(Problem(error.message, (*path, "use"), error.hint, check="plugins"))
         for entry in entries[axis]:
-            entry.label = entry.written.label or _derived_label(entry, entries[axis])
+            alike = [other.written for other in entries[axis] if other.ref == entry.ref]
+            entry.label = entry.written.label or derived_label(entry.written, alike)
         problems += label_problems([(entry.label, entry.path) for entry in entries[axis]])
     everything = [entry for axis in entries.values() for entry in axis]
     for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
@@ -131,16 +132,19 @@ def label_problems(labels: Sequence[tuple[str, KeyPath]]) -> list[Problem]:
     return problems
 
 
-def _derived_label(entry: GridEntry, entries: Sequence[GridEntry]) -> str:
-    """Returns the plugin's name and the options that tell it from its other entries, e.g. `sum[lambda_s=0.2]`."""
+def derived_label(entry: PluginEntry, alike: Sequence[PluginEntry]) -> str:
+    """Returns the plugin's name and the options that tell an entry from the others of the plugin.
 
-    def options(each: GridEntry) -> dict[str, Any]:
-        return each.written.model_dump(exclude={"use", "label"}, exclude_unset=True)
+    `alike` are all entries of that plugin on the axis. An example is `sum[lambda_s=0.2]`.
+    """
 
-    others = [options(each) for each in entries if each.ref == entry.ref]
+    def options(each: PluginEntry) -> dict[str, Any]:
+        return each.model_dump(exclude={"use", "label"}, exclude_unset=True)
+
+    others = [options(each) for each in alike]
     telling = {key: value for key, value in options(entry).items() if any(each.get(key) != value for each in others)}
     shown = ",".join(f"{key}={_shown(value)}" for key, value in telling.items())
-    return one_line(f"{entry.written.use}[{shown}]" if shown else entry.written.use)
+    return one_line(f"{entry.use}[{shown}]" if shown else entry.use)
 
 
 def _shown(value: Any) -> str:

@@ -63,7 +63,8 @@ def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make
         matrices = {key: [[random.random() for _ in range(t + 1)] for t in range(10)] for key in identities}
         rows.append(make_row(cell, metrics, accuracy=matrices))
     for row in rows:
-        events = ({"event": "round", "loss": random.random()} for _ in range(50))
+        losses = ({"task": n // 5, "round": n % 5, "rounds": 5, "loss": random.random()} for n in range(50))
+        events = ({"event": "round", **each} for each in losses)
         write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", "\n".join(map(json.dumps, events)), durable=False)
     boards = [AccuracyBoard().build(rows), OverheadBoard().build(rows)]
     assert 500_000 < len(render_report(boards, rows, store).encode()) < 2_000_000

@@ -1,0 +1,116 @@
+"""What the plugins of this machine say of a row: what identifies its parameters, its classes, whether it trains."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fcilbench.errors import UsageError
+from fcilbench.escape import line
+from fcilbench.registry import catalog
+from fcilbench.registry.catalog import Resolved
+from fcilbench.registry.entrypoints import lookup
+from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
+from fcilbench.spec.params import same
+from fcilbench.spec.row import Row
+from fcilbench.tables import cut
+
+
+class Plugins:
+    """The plugins of some rows, asked once for each set of parameters; a plugin that is not here has no answer.
+
+    Attributes:
+        notes: The plugins that could not be asked, with the number of rows.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._answers: dict[str, Resolved | str] = {}
+        unasked: Counter[str] = Counter()
+        asked = [(row, kind) for row in rows for kind in row.plugins]
+        with catalog.session():
+            for row, kind in asked:
+                key = _key(row, kind)
+                if key not in self._answers:
+                    self._answers[key] = _ask(row, kind)
+                answer = self._answers[key]
+                if isinstance(answer, str):
+                    unasked[f"{cut(line(row.plugins[kind].name), 60)}: {answer}"] += 1
+        self.notes = [f"{count} rows are not compared with the plugin {text}" for text, count in unasked.items()]
+
+    def _of(self, row: Row, kind: PluginKind) -> Resolved | None:
+        answer = self._answers[_key(row, kind)]
+        return None if isinstance(answer, str) else answer
+
+    def method(self, row: Row) -> Mapping[str, Any] | None:
+        """Returns the facts that a row's method declares, or `None` if it is not here."""
+        answer = self._of(row, "aggregator")
+        return None if answer is None else answer.facts
+
+    def problems(self, row: Row) -> Iterator[str]:
+        """Yields parameters that are not those of the row's identity, and data that the data set does not declare."""
+        for kind in PLUGIN_KINDS:
+            answer = self._of(row, kind)
+            if answer is None:
+                continue
+            if answer.problems:
+                yield f"params.{kind}: {cut(line(answer.problems[0].message), 200)}"
+                continue
+            record, params = row.plugins[kind], getattr(row.params, kind)
+            wrong = [name for name, value in params.items() if not same(answer.params.get(name), value)]
+            if wrong:
+                yield f"params.{kind}.{line(wrong[0])} is not what the plugin makes of it"
+            elif answer.identity != record.identity:
+                yield f"params.{kind} are not those of its identity, plugins.{kind}.identity"
+        data = self._of(row, "dataset")
+        if data is not None and not data.problems:
+            yield from _data_problems(row, data.facts)
+
+
+def _data_problems(row: Row, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields data, classes and test samples that are not what the data set declares."""
+    if facts.get("fingerprint", "") != row.data.declared:
+        yield f"its data set declares {facts.get('fingerprint') or 'no digest'}, the row {row.data.declared or 'none'}"
+    if row.status != "ok":
+        return
+    classes, wanted = sum(map(len, row.classes)), facts.get("classes")
+    if wanted is not None and classes != wanted:
+        yield f"classes: {classes}, its data set has {wanted}"
+    whole, found = facts.get("test"), sum(row.test_sizes)
+    if row.params.protocol.get("validation"):
+        whole = None  # held-out training samples stand in for them
+    kept = row.params.dataset.get("test_per_class")
+    if whole is not None and (found > whole or (kept is None and found != whole)):
+        yield f"test_sizes: {found:,} test samples, its data set has {whole:,}"
+
+
+def _key(row: Row, kind: PluginKind) -> str:
+    return json.dumps([kind, row.plugins[kind].name, row.plugins[kind].version, getattr(row.params, kind)])
+
+
+def _ask(row: Row, kind: PluginKind) -> Resolved | str:
+    """Returns the plugin's answer about a row's parameters, or why it is not asked."""
+    record, params = row.plugins[kind], getattr(row.params, kind)
+    if _names_file(params):
+        return "its parameters name a file"
+    try:
+        answer = catalog.resolve(lookup(PLUGIN_KINDS[kind], record.name), params)
+    except UsageError:
+        return "it is not installed"
+    if answer.prerequisite:
+        return cut(line(answer.problems[0].message), 100)
+    here = answer.version or _version(kind, record.name)
+    return answer if here == record.version else f"here is version {here}"
+
+
+def _version(kind: PluginKind, name: str) -> str:
+    (description,) = catalog.describe([lookup(PLUGIN_KINDS[kind], name)])
+    return description.version
+
+
+def _names_file(value: Any) -> bool:
+    """Says whether a text among the parameters may be a path: a submission must not choose what is read here."""
+    if isinstance(value, dict | list):
+        return any(map(_names_file, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and ("/" in value or "\\" in value)
