@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,44 @@ from fcilbench.cli.show import find_row
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError, UsageError
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.devices import choose_devices
-from fcilbench.results.compare import Comparison, compare, environment_difference, same_origin
+from fcilbench.results.agreement import ONE_CELL, Expectation, expected, spread_measured
+from fcilbench.results.compare import Comparison, compare, environment_difference
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.spec.protocol import Runtime
 from fcilbench.spec.row import Row
 
-_SAME_ORIGIN = {"*": 1e-9}
-_ELSEWHERE = {"accuracy/*": 0.05, "*": 0.01}
-"""Tolerances: entries of the matrix are of fewer test images than the metrics."""
 _SHOWN = 4
 """Differences that a line names."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A published cell that was trained here.
+
+    Attributes:
+        here: The new row.
+        found: What differs; `None` if the cell has no result here.
+        problem: Why it is not reproduced, in one line; empty if it is.
+    """
+
+    row: Row
+    here: Row
+    found: Comparison | None
+    problem: str
+
+    @property
+    def verdict(self) -> str:
+        """What a result that agrees rests on, in a few words."""
+        if self.found is None or self.problem:
+            return "not reproduced"
+        return "equal to the bit" if self.found.equal else "within the measured spread between instruction sets"
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """The metrics that are defined in both rows, published minus here."""
+        pairs = self.found.pairs if self.found else ()
+        return {each.metric: each.kept - each.other for each in pairs if None not in (each.kept, each.other)}  # type: ignore[operator]
 
 
 def reproduce(
@@ -43,39 +71,45 @@ def reproduce(
 ) -> None:
     """Train one cell of a results folder on this machine, from its row, and compare the results.
 
-    Every metric is printed with both values. With the environment and code of the row, on a CPU, metrics and model
-    digest must be equal; otherwise metrics may differ by 0.01 and entries of the accuracy matrix by 0.05, or by
-    --tolerance. Exit codes: 0 equal; 3 results differ or the cell fails here; 5 something is missing here.
+    Every metric is printed with both values. Portable numbers must be equal to the bit, and so must others where code,
+    libraries and processor are those of the row. Elsewhere metrics may differ by four times the spread that was
+    measured between instruction sets (docs/portability.md), or by --tolerance; bytes and counts must be equal.
+    Exit codes: 0 as expected; 3 results differ or the cell fails here; 5 something is missing here.
     """
     published = Store(source)
     row = find_row(published, cell)
     if row.status != "ok":
         raise UsageError(f"cell {row.cell_id[:12]} is {row.status}: there is no result to reproduce")
     console.warn_of_bf16([row.params.protocol.get("precision", "")], choose_devices(gpus))
-    here, found, problem = train_again(row, out, gpus, offline, parse_tolerances(tolerance))
-    if found is not None:
-        _show(form, found, row, here)
-        for line in _origin_lines(published, row, Store(out), here):
+    done = train_again(published, row, out, gpus=gpus, offline=offline, tolerance=parse_tolerances(tolerance))
+    if done.found is not None:
+        _show(form, done.found, row, done.here)
+        for line in _origin_lines(published, row, Store(out), done.here):
             console.say(line)
-        same, other = "though environment and code are the same", "as it may by other code or elsewhere"
-        for name, (there, now) in found.digests.items():
-            console.say(
-                f"the {name}'s digest differs, {same if found.same_origin else other}: published {there}, here {now}"
-            )
-        if "model" not in found.digests:
+        console.say(f"expected: {expectation_text(done.found.expectation)}")
+        for name, (there, now) in done.found.digests.items():
+            console.say(f"the {name}'s digest differs: published {there}, here {now}")
+        if "model" not in done.found.digests:
             console.say("the model's digest is equal")
-        console.say(f"cell {row.cell_id[:12]} is {'not reproduced' if problem else 'reproduced'}; rows in {out}")
-    raise typer.Exit(CELLS_FAILED if problem else OK)
+        how = f"reproduced, {done.verdict}" if not done.problem else "not reproduced"
+        console.say(f"cell {row.cell_id[:12]} is {how}; rows in {out}")
+    raise typer.Exit(CELLS_FAILED if done.problem else OK)
+
+
+def expectation_text(expectation: Expectation) -> str:
+    """Returns which agreement is expected and why, in one line."""
+    if expectation.exact:
+        return f"equal bits, since {expectation.why}"
+    return (
+        f"the spread between instruction sets ({spread_measured()}), since {expectation.why}: each metric within "
+        f"{ONE_CELL:g} times that of the method"
+    )
 
 
 def train_again(
-    row: Row, out: Path, gpus: str, offline: bool, tolerance: Mapping[str, float]
-) -> tuple[Row, Comparison | None, str]:
-    """Trains the cell of a row here and compares the results.
-
-    Returns:
-        The new row; the comparison, or `None` if the cell has no result here; and why it is not reproduced, in one
-        line, which is empty if it is.
+    published: Store, row: Row, out: Path, *, gpus: str, offline: bool, tolerance: Mapping[str, float]
+) -> Reproduction:
+    """Trains the cell of a row of a results folder here and compares the results.
 
     Raises:
         PrerequisiteError: If the cell cannot run here.
@@ -103,14 +137,12 @@ def train_again(
         console.say(f"cell {row.cell_id[:12]} {problem}")
         if here is None or summary.exit_code in (INTERRUPTED, PREREQUISITE):
             raise typer.Exit(summary.exit_code or CELLS_FAILED)
-        return here, None, problem
-    strict = same_origin(row, here) and here.device == "cpu"
-    defaults = (_SAME_ORIGIN if strict else _ELSEWHERE).items()
-    others = {pattern: value for pattern, value in defaults if pattern not in tolerance}
-    found = compare(row, here, {**tolerance, **others})  # the first pattern that fits counts
+        return Reproduction(row, here, None, problem)
+    records = published.environment(row.env), Store(out).environment(here.env)
+    found = compare(row, here, expected(row, here, records), tolerance)
     parts = [f"{each.metric} {each.kept} published, {each.other} here" for each in found.differences]
-    parts += [f"another digest of the {name}" for name in found.digests if name == "data" or strict]
-    return here, found, "; ".join(parts[:_SHOWN])
+    parts += [f"another digest of the {name}" for name in found.digests if name == "data" or found.expectation.exact]
+    return Reproduction(row, here, found, "; ".join(parts[:_SHOWN]))
 
 
 def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
@@ -156,7 +188,7 @@ def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
         (
             each.metric,
             *map(_figure, (each.kept, each.other)),
-            f"{each.tolerance:g}",
+            "not judged" if each.tolerance is None else f"{each.tolerance:g}",
             "yes" if each.within else "NO",
         )
         for each in found.pairs
@@ -168,7 +200,9 @@ def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:
     console.show_list(form, headers, rows, key="metrics", records=records, right=(1, 2, 3), **about)
     if matrix and form is options.Form.TABLE:
         inside = sum(each.within for each in matrix)
-        console.show(f"accuracy matrices: {inside} of {len(matrix)} entries within {matrix[0].tolerance:g}")
+        limit = matrix[0].tolerance
+        judged = "are not judged one by one" if limit is None else f"within {limit:g}"
+        console.show(f"accuracy matrices: {inside} of {len(matrix)} entries {judged}")
 
 
 def _figure(value: float | None) -> str:

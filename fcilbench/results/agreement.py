@@ -48,7 +48,10 @@ class Expectation:
     @property
     def tolerance(self) -> dict[str, float | None]:
         """The largest difference of one cell by metric or pattern; `None` for what was not measured is not judged."""
-        return {"*": 0.0} if self.exact else {**{k: ONE_CELL * v for k, v in self.spread.items()}, "*": None}
+        return {} if self.exact else {**{k: ONE_CELL * v for k, v in self.spread.items()}, "*": None}
+
+
+EQUAL = Expectation(True, "nothing is known that could explain a difference")
 
 
 def expected(kept: Row, other: Row, records: Sequence[Record | None]) -> Expectation:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fcilbench.results.agreement import EQUAL, Expectation
 from fcilbench.results.row import all_metrics
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.row import Row
@@ -28,16 +29,19 @@ class Difference:
     Attributes:
         metric: Name of the metric, `cost/<name>`, or `accuracy/<task identity>[t][s]` (after task t, on task s, from
             0).
+        tolerance: The largest difference that counts as equal; `None` if it is not judged.
     """
 
     metric: str
     kept: float | None
     other: float | None
-    tolerance: float
+    tolerance: float | None
 
     @property
     def within(self) -> bool:
         """Whether the values agree within the tolerance; undefined agrees only with undefined."""
+        if self.tolerance is None:
+            return True
         if self.kept is None or self.other is None:
             return self.kept is None and self.other is None
         return abs(self.kept - self.other) <= self.tolerance
@@ -50,12 +54,12 @@ class Comparison:
     Attributes:
         pairs: Every number of them: metrics first, then costs and entries of the accuracy matrices.
         digests: The digests that differ, of `model` and `data`.
-        same_origin: See `same_origin`.
+        expectation: The agreement that they are held to.
     """
 
     pairs: tuple[Difference, ...]
     digests: Mapping[str, tuple[str | None, str | None]]
-    same_origin: bool
+    expectation: Expectation
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -63,29 +67,38 @@ class Comparison:
         return tuple(each for each in self.pairs if not each.within)
 
     @property
+    def equal(self) -> bool:
+        """Whether every number and every digest is equal."""
+        return not self.digests and all(each.kept == each.other for each in self.pairs)
+
+    @property
     def conflicting(self) -> bool:
         """Whether one of the results must be wrong; another environment may well give another model."""
-        return bool(self.differences) or "data" in self.digests or (bool(self.digests) and self.same_origin)
+        return bool(self.differences) or "data" in self.digests or (bool(self.digests) and self.expectation.exact)
 
 
-def same_origin(kept: Row, other: Row) -> bool:
-    """Returns whether environment, device, commit and code are known to be equal: then the digests should be, too."""
-    origins = [(row.env, row.device, row.code) for row in (kept, other)]
-    return origins[0] == origins[1] and not kept.code.dirty
-
-
-def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison:
+def compare(
+    kept: Row, other: Row, expectation: Expectation = EQUAL, given: Mapping[str, float] | None = None
+) -> Comparison:
     """Compares two results of one cell.
 
-    A metric that no matrix gives, e.g. the sharpness, is compared where both results have it. `tolerance` is the
-    largest difference by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits counts; without
-    one, `DEFAULT_TOLERANCE`. Costs must be equal whatever it is, those of the model where the model is.
+    A metric that no matrix gives, e.g. the sharpness, is compared where both results have it. Costs must be equal
+    whatever the tolerance is, those of the model where the model is, or should be.
+
+    Args:
+        kept: The result that is published, or counts.
+        other: The other one.
+        expectation: The agreement that they are held to, see `fcilbench.results.agreement.expected`.
+        given: Other largest differences by metric name or pattern (`faa/*`, `accuracy/*`). The first pattern that fits
+            counts, then those of the expectation, then `DEFAULT_TOLERANCE`.
     """
+    given = given or {}
+    tolerance = {**given, **{pattern: own for pattern, own in expectation.tolerance.items() if pattern not in given}}
     derived = {name for name, metric in METRICS.items() if metric.function is not None}
     common, recorded = kept.metrics.keys() & other.metrics.keys(), kept.metrics.keys() | other.metrics.keys()
     names = common | {name for name in recorded if name.partition("/")[0] in derived}
     metrics = [{name: each.value for name, each in all_metrics(row).items() if name in names} for row in (kept, other)]
-    pairs = _costs(kept, other)
+    pairs = _costs(kept, other, expectation)
     for a, b in (metrics, [_entries(kept), _entries(other)]):
         for name in sorted({*a, *b}):
             fitting = (value for pattern, value in tolerance.items() if fnmatch.fnmatchcase(name, pattern))
@@ -96,7 +109,7 @@ def compare(kept: Row, other: Row, tolerance: Mapping[str, float]) -> Comparison
         "data": (kept.data.fingerprint, other.data.fingerprint),
     }
     differing = {name: pair for name, pair in digests.items() if pair[0] != pair[1]}
-    return Comparison(tuple(pairs), differing, same_origin(kept, other))
+    return Comparison(tuple(pairs), differing, expectation)
 
 
 def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -105,10 +118,10 @@ def environment_difference(kept: Mapping[str, Any], other: Mapping[str, Any]) ->
     return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
 
 
-def _costs(kept: Row, other: Row) -> list[Difference]:
+def _costs(kept: Row, other: Row, expectation: Expectation) -> list[Difference]:
     """Returns the costs that training again must repeat, of those that both rows know."""
     schema = min(kept.schema_version, other.schema_version)
-    alike = same_origin(kept, other) or kept.model_digest == other.model_digest
+    alike = expectation.exact or kept.model_digest == other.model_digest
     found = []
     for name, since in {**_EXACT, **_OF_MODEL}.items():
         if schema >= since:

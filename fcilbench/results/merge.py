@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from fcilbench.errors import UsageError
 from fcilbench.files import replacing, write_atomic
+from fcilbench.results.agreement import EQUAL, expected
 from fcilbench.results.compare import Comparison, compare, environment_difference
 from fcilbench.results.curves import own_file
 from fcilbench.results.foreign import MAX_FILES, DamagedError, RefusedError, open_regular, refuse_links
@@ -87,7 +88,8 @@ def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float
     `conflicts/<cell_id>/<row digest>/`. Checkpoints, models and leases are not copied, symbolic links not followed.
     Merging the same folders again adds nothing and finds the same conflicts.
 
-    `tolerance` is that of `fcilbench.results.compare.compare`.
+    Results that were computed by other code, libraries or processors are held to the measured spread, all others to
+    equal bits (`fcilbench.results.agreement`); `tolerance` is what `fcilbench.results.compare.compare` is `given`.
 
     Raises:
         UsageError: If a source holds no rows, or a file of the target, into which is written, is a link.
@@ -187,11 +189,12 @@ def _conflicts(entries: Sequence[_Entry], target: Store, tolerance: Mapping[str,
         if not winner.status == other.status == "ok" or other.digest == winner.digest:
             continue
         kept, row = _row(winner), _row(other)
-        found = compare(kept, row, tolerance)
+        records = winner.store.environment(kept.env), other.store.environment(row.env)
+        # A row whose environment did not travel with it has nothing to explain a difference.
+        found = compare(kept, row, EQUAL if None in records else expected(kept, row, records), tolerance)
         if not found.differences and not found.digests:
             continue
-        here, there = winner.store.environment(kept.env) or {}, other.store.environment(row.env) or {}
-        environment = {} if kept.env == row.env else environment_difference(here, there)
+        environment = {} if kept.env == row.env else environment_difference(records[0] or {}, records[1] or {})
         if other.store is not target:
             refuse_links(target.root, f"conflicts/{row.cell_id}/{row.digest[:16]}/row.json")
             place = f"conflicts/{row.cell_id}/{row.digest[:16]}"

@@ -132,7 +132,7 @@ def _repeated(rows: Mapping[int, Row]) -> Iterator[tuple[int, str]]:
 def _difference(one: Row, other: Row) -> str:
     """Returns what differs between two results of one cell, in a few words; empty if nothing does."""
     try:
-        found = compare(one, other, {})
+        found = compare(one, other)
     except (ValueError, TypeError, ArithmeticError, LookupError):  # what is wrong with them is said elsewhere
         return "they cannot be compared"
     names = [*(each.metric for each in found.differences), *(f"digest of the {name}" for name in found.digests)]

@@ -101,12 +101,12 @@ def test_a_new_curve_adds_up_exactly(made, tmp_path):
 def test_what_cannot_be_seen_is_seen_by_training_again(name, sees, made, tmp_path):
     folder = forge.read(made.folder / "published")
     (honest,), (again,) = (Store(made.folder / each).scan() for each in ("published", "again"))
-    assert not compare(honest, again, {}).conflicting
+    assert not compare(honest, again).conflicting
     plausible(name, folder)
     store = forge.write(folder, tmp_path / "mine")
     assert problems(store) == []
     (forged,) = store.scan()
-    found = compare(forged, again, {} if sees.startswith("faa") else {"*": 1.0})  # no tolerance is about costs
+    found = compare(forged, again, given={} if sees.startswith("faa") else {"*": 1.0})  # no tolerance is about costs
     assert found.conflicting
     assert sees in {*(each.metric for each in found.differences), *found.digests}
 

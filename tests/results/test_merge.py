@@ -5,7 +5,8 @@ import pytest
 
 from fcilbench.errors import UsageError
 from fcilbench.files import write_atomic
-from fcilbench.results.compare import Difference, compare
+from fcilbench.results.agreement import spread_of
+from fcilbench.results.compare import compare
 from fcilbench.results.lines import seal
 from fcilbench.results.merge import export, merge
 from fcilbench.results.store import Store
@@ -54,7 +55,7 @@ def test_a_conflict_names_metric_folders_and_environments_and_loses_nothing(stor
     env_a = a.save_environment({"python": "3.12", "packages": {"torch": "2.9", "numpy": "2.0"}})
     env_b = b.save_environment({"python": "3.12", "packages": {"torch": "2.10"}})
     here = make_row(make_cell(), {"faa/none": 0.5, "aia/none": 0.7}).model_copy(update={"env": env_a})
-    there = make_row(make_cell(), {"faa/none": 0.52, "aia/none": 0.7}).model_copy(update={"env": env_b})
+    there = make_row(make_cell(), {"faa/none": 0.99, "aia/none": 0.7}).model_copy(update={"env": env_b})
     _curve(a, here.cell_id, '{"from": "a"}\n')
     _curve(b, here.cell_id, '{"from": "b"}\n')
     here, there = a.append(here), b.append(there)
@@ -62,12 +63,37 @@ def test_a_conflict_names_metric_folders_and_environments_and_loses_nothing(stor
     report = merge([a, b], target)
     (conflict,) = report.conflicts
     assert (conflict.kept, conflict.kept_from, conflict.other, conflict.other_from) == (here, a.root, there, b.root)
-    assert conflict.found.differences == (Difference("faa/none", 0.5, 0.52, 1e-9),)
+    (difference,) = conflict.found.differences
+    assert (difference.metric, difference.kept, difference.other) == ("faa/none", 0.5, 0.99)
+    spread = spread_of("fcilbench/fedavg")["faa/none"]  # of another version of torch nothing less can be expected
+    assert difference.tolerance == pytest.approx(4 * spread)
     assert conflict.environment == {"packages.numpy": ("2.0", None), "packages.torch": ("2.9", "2.10")}
     assert list(target.scan()) == [there, here]
     assert target.rounds(here.cell_id) == [{"from": "a"}]
     kept_aside = target.root / "conflicts" / there.cell_id / there.digest[:16] / "rounds.jsonl"
     assert kept_aside.read_text() == '{"from": "b"}\n'
+
+
+def test_results_of_two_processors_are_a_conflict_beyond_their_spread_alone(stores, make_cell, make_row):
+    """With AVX2 and AVX512 a model differs by nature; portable numbers and those of one processor must not."""
+    record = {"machine": "x86_64", "packages": {"torch": "2.9"}, "processor": {"vendor": "AuthenticAMD"}}
+    spread = spread_of("fcilbench/fedavg")["faa/none"]
+
+    def found(off, *capabilities, portable=False):
+        folders = [Store(stores[0].root.parent / f"{off}-{capabilities}-{portable}-{n}") for n in range(3)]
+        for n, (folder, capability) in enumerate(zip(folders, capabilities, strict=False)):
+            env = folder.save_environment({**record, "worker": {"torch": "2.9", "capability": capability}})
+            row = make_row(make_cell(), {"faa/none": 0.5 + n * off})
+            params = row.params.model_copy(update={"runtime": {"portable": portable}})
+            made = {"env": env, "device": "cpu", "params": params, "model_digest": f"{n}" * 64}
+            folder.append(row.model_copy(update=made))
+        report = merge(folders[:2], folders[2])
+        return len(report.conflicts), len(report.remarks)
+
+    assert found(3.9 * spread, "AVX512", "AVX2") == (0, 1)
+    assert found(4.1 * spread, "AVX512", "AVX2") == (1, 0)
+    assert found(0.0, "AVX512", "AVX512") == (1, 0)  # another model by the same code
+    assert found(0.0, "DEFAULT", "DEFAULT", portable=True) == (1, 0)
 
 
 def test_tolerance_is_per_metric(stores, make_cell, make_row):
@@ -134,14 +160,14 @@ def test_a_folder_without_rows_is_a_usage_error(stores, make_cell, make_row):
 def test_undefined_against_a_number_or_an_absent_metric_is_a_difference(make_cell, make_row):
     a = make_row(make_cell(), {"x": None, "y": None, "faa/none": 0.0})
     b = make_row(make_cell(), {"x": None, "y": 0.0})
-    found = compare(a, b, {"*": 1.0})
+    found = compare(a, b, given={"*": 1.0})
     assert [(d.metric, d.kept, d.other) for d in found.differences] == [("faa/none", 0.0, None), ("y", None, 0.0)]
 
 
 def test_a_metric_that_an_older_fcilbench_did_not_record_is_computed_and_no_difference(make_cell, make_row):
     matrix = {"none": [[0.9], [0.6, 0.8]]}
     old, new = (make_row(make_cell(), found, accuracy=matrix) for found in ({}, {"faa/none": 0.7}))
-    assert compare(old, new, {}).differences == ()
+    assert compare(old, new).differences == ()
 
 
 def test_a_matrix_that_differs_is_a_conflict_though_its_means_agree(stores, make_cell, make_row):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import UsageError
+from fcilbench.results.agreement import EQUAL, Expectation
 from fcilbench.results.compare import compare
 from fcilbench.results.lines import seal
 from fcilbench.results.store import Store
@@ -69,9 +70,9 @@ def test_costs_are_compared_whatever_the_tolerance(make_cell, make_row):
     """Bytes and counts exactly; a model's size exactly where the model is equal, and within a tenth elsewhere."""
     row = make_row(make_cell(), {"faa/none": 0.5})
 
-    def differing(fields, **other):
+    def differing(fields, expectation=EQUAL, **other):
         cost = row.cost.model_copy(update=fields)
-        found = compare(row, row.model_copy(update={"cost": cost, **other}), {"*": 1e9})
+        found = compare(row, row.model_copy(update={"cost": cost, **other}), expectation, {"*": 1e9})
         return [each.metric for each in found.differences]
 
     assert differing({}) == []
@@ -79,8 +80,9 @@ def test_costs_are_compared_whatever_the_tolerance(make_cell, make_row):
     assert differing({"rounds": 5, "visits": 1, "tasks": 3}) == ["cost/rounds", "cost/visits", "cost/tasks"]
     assert differing({"wall_s": 99.0, "training_s": 9.0, "peak_mem": 1}) == []
     assert differing({"module": 41}) == ["cost/module"]
-    elsewhere = {"env": "sha256:" + "f" * 64, "model_digest": "e" * 64}
-    assert differing({"module": 44}, **elsewhere) == []  # 40 is within a tenth of 44
-    assert differing({"module": 45}, **elsewhere) == ["cost/module"]
+    elsewhere = Expectation(False, "another processor")
+    assert differing({"module": 44}, elsewhere, model_digest="e" * 64) == []  # 40 is within a tenth of 44
+    assert differing({"module": 45}, elsewhere, model_digest="e" * 64) == ["cost/module"]
+    assert differing({"module": 44}, elsewhere) == ["cost/module"]  # of the same model
     assert differing({"visits": 1, "module": 41}, schema_version=3) == ["cost/module"]  # schema 3 counts no visits
     assert differing({"rounds": 5, "module": 41, "bytes_up": 81}, schema_version=2) == ["cost/bytes_up"]
