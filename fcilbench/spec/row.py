@@ -101,15 +101,15 @@ class Row(Closed):
         schema_version: Version of this schema, `schema` in JSON.
         identity_version: `IDENTITY_VERSION` with which `cell_id` was made.
         cell_id: Identity of the cell, 64 hexadecimal digits.
-        suite_digest: Digest of the resolved suite in the store (`suites/<hex>.yaml`); `None` if it was not kept.
+        suite_digest: Digest of the resolved suite in the store (`suites.jsonl`); `None` if it was not kept.
         coords: Label of the cell on each axis of the grid, and `seed`.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
         skipped: The plugin's reason, if the status is `skipped`.
         metrics: See `Outcome`, as for `accuracy`, `test_sizes`, `classes`, `model_digest` and `warnings`.
-        curve_ref: Curve file (one JSON line for each round), relative to the store's folder.
-        env: Digest of the environment record in the store (`env/<hex>.json`).
+        curve_ref: Curve file that the training wrote, relative to the store's folder; published in `curves.jsonl`.
+        env: Digest of the environment record in the store (`environments.jsonl`).
         hardware_digest: Digest of processor, memory and accelerator; only rows with the same one compare in cost.
         host_digest: Digest of the machine's name.
         tuned_from: Digest of the rules of a lock file that the parameters come from.
