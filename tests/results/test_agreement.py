@@ -40,7 +40,12 @@ def row(make_cell, make_row):
         made = make_row(make_cell(method), {"faa/none": 0.5})
         params = made.params.model_copy(update={"runtime": {"threads": 1, "portable": False, **runtime}})
         return made.model_copy(
-            update={"device": device, "params": params, "code": made.code.model_copy(update=code or {})}
+            update={
+                "device": device,
+                "params": params,
+                "code": made.code.model_copy(update=code or {}),
+                "test_sizes": [1000, 1000],
+            }
         )
 
     return make
@@ -97,6 +102,12 @@ def test_whatever_else_computes_gives_the_measured_spread_and_says_why(row, reas
     found = expected(there, here, (RECORD, case.get("record", RECORD)))
     assert found == Expectation(False, reason, {"faa/none": 0.02, "faa/oracle": 0.05})
     assert found.tolerance == pytest.approx({"faa/none": 0.08, "faa/oracle": 0.2, "*": None})
+
+
+def test_a_spread_is_at_least_one_test_sample(row):
+    """Two tasks of 5 and 10 test samples: one of the former is 1 / 2 x 1 / 5 = 0.1 of the mean over tasks."""
+    few = row().model_copy(update={"test_sizes": [5, 10]})
+    assert expected(few, few, (RECORD, None)).spread == {"faa/none": 0.1, "faa/oracle": 0.1}
 
 
 def test_a_method_that_was_not_measured_has_the_largest_spread_of_all():
