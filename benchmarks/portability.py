@@ -73,9 +73,8 @@ def operations_table(emulators: Mapping[str, Sequence[str]]) -> str:
 
 def cells_table(runs: Any, emulators: Mapping[str, Sequence[str]]) -> str:
     methods = sorted(runs.METHODS)
-    here, found = runs.computed(methods), {}
-    for name, emulator in emulators.items():
-        found[name] = {method: runs.computed([method], emulator=emulator)[method] for method in methods}
+    here = runs.computed(methods)
+    found = {name: runs.computed(methods, emulator=emulator) for name, emulator in emulators.items()}
     rows = []
     for method in methods:
         for modality in runs.MODALITIES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fcilbench.results.provenance import digest, hardware_digest
@@ -51,7 +51,7 @@ class Folder:
                 each["accuracy"] = {name: matrix[each["task"]] for name, matrix in row["accuracy"].items()}
         names = {name for name, metric in METRICS.items() if metric.function}
         for name, value in metric_values(parse_row(row), names).items():
-            row["metrics"][name] = value.model_dump()
+            row["metrics"][name] = asdict(value)
 
     def renamed(self) -> None:
         """Gives the first row the cell id and seeds of its parameters, and its curve."""

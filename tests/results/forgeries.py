@@ -146,7 +146,7 @@ edit("a parameter of the data set", "params.dataset are not those of its identit
      "train_per_class", to=4)  # fmt: skip
 edit("parameters that are text", "not a row: params.aggregator", "params", "aggregator", to="default")
 edit("another train seed", "seeds of train do not follow from seed 0", "seeds", "train", to=7)
-edit("an axis without plugin", "it has no plugins.dataset", "plugins", to={})
+edit("an axis without plugin", "not a row: it has no aggregator, backbone, dataset, stress", "plugins", to={})
 edit("an identity version of the past", "identity version 1, which this fcilbench", "identity_version", to=1)
 edit("an engine of the future", "engine version 99, which this fcilbench", "code", "engine_version", to=99)
 edit("a schema of the future", "not a row: row", "schema", to=99)
@@ -273,7 +273,7 @@ def _(folder):
     folder.curve[0]["loss"] = "small"
 
 
-@caught("a loss that is not finite", "record 1 of its curve: not an event of a curve: loss: ")
+@caught("a loss that is not finite", "curves.jsonl:1: not a curve: not JSON")
 def _(folder):
     folder.curve[0]["loss"] = float("inf")
 
@@ -313,7 +313,7 @@ edit("a wall time longer than from start to end", "cost: wall_s is 9000.0, but f
 edit("less training time than its curve", "cost: training_s is 0.001000, but its curve", "cost", "training_s", to=0.001)
 edit("device time on a CPU", "cost: device_s is 5.0", "cost", "device_s", to=5.0)
 edit("a model of 0 bytes", "cost: module is 0, but a result deploys a model", "cost", "module", to=0)
-edit("a number that no table holds", "cost.peak_mem is larger than 2^63", "cost", "peak_mem", to=10**30)
+edit("a number that no table holds", "not a row: a number has 20 digits or more", "cost", "peak_mem", to=10**30)
 
 
 @caught("one byte sent in each round, too", "cost: visits is 15, but its curve adds up to 0", NCM + 1)

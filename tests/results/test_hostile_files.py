@@ -211,7 +211,7 @@ def test_a_suite_of_an_older_folder_that_is_a_bomb_is_told(store, tmp_path, bomb
     assert time.process_time() - start < SECONDS
     assert f"the suite {name[:19]} is left out" in caplog.text
     assert read_all(store, tmp_path) == {}
-    _, problems = verify(store)
+    problems = verify(store).problems
     assert [text for _, text in problems if "its resolved suite is missing" in text]
 
 
@@ -260,7 +260,7 @@ def test_a_curve_and_a_row_that_break_a_limit_are_told(store, tmp_path, kind, ca
         for line, each in zip((3, 4), caplog.records, strict=True)
     ]
     assert read_all(store, tmp_path) == {}
-    assert {line for line, text in verify(store)[1] if "not a row" in text} == {3, 4}
+    assert {line for line, text in verify(store).problems if "not a row" in text} == {3, 4}
 
 
 def test_a_number_that_no_machine_can_count_with_makes_no_row(store, caplog):
