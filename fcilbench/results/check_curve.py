@@ -10,6 +10,7 @@ from fcilbench.results.check_result import tasks_of
 from fcilbench.results.records import Round, TaskEnd, read_event, reason
 from fcilbench.spec.row import Row
 
+_HELD_OUT, _BEST_ROUND = "held_out/accuracy", "held_out/round"
 _PARTS = ("training", "aggregation", "task_end", "evaluation")
 """The seconds of a record that a row's cost adds up."""
 
@@ -40,22 +41,36 @@ def curve_problems(row: Row, records: Sequence[Mapping[str, Any]], method: Mappi
 def _order(row: Row, events: Sequence[Round | TaskEnd]) -> Iterator[str]:
     """Yields the places at which another record of the curve is due."""
     tasks, task, due, rounds = tasks_of(row), -1, 0, 0
+    held_out: list[float | None] = []
     for number, each in enumerate(events, start=1):
         where = f"record {number} of its curve"
         if each.tasks != tasks:
             yield f"{where} is of {each.tasks} tasks, the row has {tasks}"
         if isinstance(each, TaskEnd):
-            if each.task != task or due != rounds:
+            if each.task != task or not (due == rounds or _converged(each, held_out)):
                 yield f"{where} ends task {each.task + 1}, where {_due(task, due, rounds)} is due"
-            due = rounds = 0
+            due, rounds, held_out = 0, 0, []
             continue
         if due == 0 and each.task > task:  # a method may train on several tasks at once, after the last of them
             task, rounds = each.task, each.rounds
         if (each.task, each.round, each.rounds) != (task, due, rounds):
             yield f"{where} is round {each.round + 1} of task {each.task + 1}, where {_due(task, due, rounds)} is due"
         due += 1
+        held_out.append(each.logs.get(_HELD_OUT))
     if due or task != tasks - 1:
         yield f"its curve ends where {_due(task, due, rounds)} is due"
+
+
+def _converged(end: TaskEnd, held_out: Sequence[float | None]) -> bool:
+    """Says whether training until convergence (`fcilbench.federation.convergence`) may have ended a task early.
+
+    Then every round has the accuracy on held-out samples, and the task's end names the best one and its first round.
+    """
+    known = [value for value in held_out if value is not None]
+    best = max(known, default=None)
+    if best is None or len(known) < len(held_out):
+        return False
+    return (end.logs.get(_HELD_OUT), end.logs.get(_BEST_ROUND)) == (best, known.index(best) + 1)
 
 
 def _due(task: int, due: int, rounds: int) -> str:

@@ -39,7 +39,7 @@ def test_contributings_recipe_compares_a_method_with_a_published_board_without_r
         for line in commands.splitlines():
             words = shlex.split(line, comments=True)[1:]
             done[" ".join(words[:2])] = each = cli(*words)
-            assert each.returncode == 0, each.stderr
+            assert each.returncode == 0, each.stdout + each.stderr
     assert "mine: 1 ok; 1 trained in this run" in done["run mine.yaml"].stderr
     methods = [line.split()[0] for line in done["board accuracy"].stdout.splitlines() if " 1/1 " in line]
     assert sorted({*methods}) == ["acme-fcil/gossip", "fedavg", "joint", "ncm", "sum"]
