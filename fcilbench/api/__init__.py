@@ -9,7 +9,7 @@ from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes,
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Convergence, Phase, Schedule, Task
 from fcilbench.api.server import Server, State, Updates
-from fcilbench.api.stressor import Stressor
+from fcilbench.api.stressor import SomeClients, Stressor, Turn
 from fcilbench.errors import DataError, PrerequisiteError
 from fcilbench.spec.archive import Archive
 from fcilbench.spec.params import Field, Params, PresetParams, Space
@@ -25,6 +25,6 @@ __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_sym
 __all__ += ["AllClasses", "DecisionRule", "Module", "MostConfident", "Predictors", "TrueTask"]
 __all__ += ["Convergence", "Phase", "Schedule", "Task"]
 __all__ += ["Server", "State", "Updates"]
-__all__ += ["Stressor"]
+__all__ += ["SomeClients", "Stressor", "Turn"]
 __all__ += ["Archive", "DataError", "Field", "Params", "PrerequisiteError", "PresetParams"]
 __all__ += ["Partition", "Plugin", "Protocol", "Space", "TaskIdentity"]
