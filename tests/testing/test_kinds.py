@@ -1,16 +1,18 @@
 """Checks of stressors, executors, boards and trackers can fail too: each finds a broken plugin, and says what to do."""
 
 import os
+import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from fcilbench.api import BaseBoard, Board, Column, Group, Report, SomeClients, Tracker
+from fcilbench.api import BaseBoard, Board, Column, Group, Report, SomeClients, Stressor, Tracker
 from fcilbench.execution.local import LocalExecutor
-from fcilbench.registry.entrypoints import PluginRef
+from fcilbench.registry.entrypoints import PluginRef, find
 from fcilbench.testing import CHECKS, Case, case
 from fcilbench.testing import executors as executor_checks
 from fcilbench.testing.cells import PluginSubject
@@ -342,3 +344,31 @@ def test_every_check_has_a_broken_example(kind):
         "executors": {"contract", "torch-free", "one-end", "dead-worker", "no-worker", "kill", "close", "quiet-poll"},
     }
     assert {check.id for check in CHECKS[kind]} == tried[kind]
+
+
+# ---------------------------------------------------------------- docs/plugins.md
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+
+
+def test_the_page_names_every_hook_of_stressors_and_every_builtin():
+    hooks = set(re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE))
+    own = {name for name, value in vars(Stressor).items() if name[0] != "_" and callable(value)} - {"Params"}
+    assert hooks == own
+    named = set(re.findall(r"`([a-z-]+)`", PAGE.split("must be able to touch")[1].split("The kit's laws")[0]))
+    assert {ref.short for ref in find("stressors")} - {"none"} <= named
+
+
+@pytest.mark.parametrize("name", ["Colluding", "Seconds"])
+def test_the_examples_of_the_page_pass_the_kit(name):
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"class {name}" in each]
+    names = {"__name__": "example"}
+    exec(compile(block, "docs/plugins.md", "exec"), names)
+    kind = "stressors" if name == "Colluding" else "boards"
+    for check in CHECKS[kind]:
+        assert status(kind, check.id, names[name])[0] in ("passed", "skipped"), check.id
+
+
+def test_the_commands_of_the_page_parse(parse):
+    for line in re.findall(r"^(fcilbench .+)$", PAGE, re.MULTILINE):
+        parse(line)
