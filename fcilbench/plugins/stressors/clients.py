@@ -13,9 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fcilbench.api.schedule import Indices, Task
-from fcilbench.api.stressor import SomeClients, Turn, Upload
-from fcilbench.spec.params import Field
+from fcilbench.api import Field, Indices, SomeClients, Task, Turn, Upload
 
 
 class LabelShift(SomeClients):
