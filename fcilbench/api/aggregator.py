@@ -125,6 +125,17 @@ class Aggregator(Plugin):
         """Returns what a client sends at the end of a task, computed at the global parameters."""
         return {}
 
+    def encode(self, update: Message, client: Client) -> Message:
+        """Returns what a client sends in place of its update: a compressed or private form; by default the update.
+
+        `update` has the pieces that travel (`wire`) by name, float32, in their own shapes: what the client's training
+        changed, or what a stressor made of it. Do not change it in place. Each tensor that is returned is counted as it
+        is, in int8 one byte a number. `client.net` has the received model here: all that a client knows of its training
+        is the update, and what it keeps for later rounds (the error of a rounding) goes into `client.state`. Random
+        numbers come from `client.random(purpose)`.
+        """
+        return update
+
     # ---------------------------------------------------------------- the server half
 
     def begin(self, server: Server) -> None:
@@ -161,6 +172,15 @@ class Aggregator(Plugin):
     def task_broadcast(self, server: Server) -> Message:
         """Returns what a client receives once a task, when it first takes part; part of the loss's context."""
         return {}
+
+    def decode(self, message: Message, server: Server) -> Message:
+        """Returns the update in what one client's `encode` has sent: float tensors with its names and shapes.
+
+        They become the client's row of `updates.delta`. It is a function: it changes neither `server.state` nor the
+        message, and is called once for each upload, in no certain order. What needs all uploads (a majority, masks that
+        cancel) is done in `aggregate`, on the decoded rows.
+        """
+        return message
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges one round's updates into `server.vector`; FedAvg: the sample-weighted mean of everything."""

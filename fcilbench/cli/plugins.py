@@ -14,7 +14,7 @@ import typer
 from fcilbench.cli import console, options
 from fcilbench.cli.scaffold import write
 from fcilbench.data.root import data_root
-from fcilbench.errors import CELLS_FAILED, PrerequisiteError, UsageError, nearest
+from fcilbench.errors import CELLS_FAILED, FcilbenchError, PrerequisiteError, UsageError, nearest
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Description
 from fcilbench.registry.entrypoints import KINDS, PluginRef, find, lookup
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fcilbench.testing.check import Result
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
-TESTED = ("aggregators", "backbones", "datasets")
 _MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 
@@ -92,7 +91,7 @@ def run_checks(
     A check has passed, has failed, is skipped (with the reason), or is declared: the plugin fails it by nature and says
     why in `breaks`. Exit codes: 0; 3 if a check fails; 5 if the plugin is missing or cannot be imported.
     """
-    ref = _one(name, kind, TESTED)
+    ref = _one(name, kind, KINDS, PrerequisiteError)
     chosen = Node({}, "", "")
     for text in set_ or ():
         chosen = override(chosen, text)
@@ -131,14 +130,13 @@ def new(
     console.show(f"next:  pip install -e {where}\n       fcilbench plugins test {full} --kind {kind}s")
 
 
-def _one(name: str, kind: str | None, among: Sequence[str]) -> PluginRef:
+def _one(name: str, kind: str | None, among: Sequence[str], missing: type[FcilbenchError] = UsageError) -> PluginRef:
     """Returns the plugin with a name, of the given kind or else one of `among`."""
     kinds = [kind] if kind else among
     refs = [ref for each in kinds for ref in find(each)]
     fitting = sorted({ref.kind for ref in refs if name in (ref.short, ref.name)})
     if not fitting:
         close = nearest(name, [ref.name if "/" in name else ref.short for ref in refs])
-        missing = PrerequisiteError if among is TESTED else UsageError
         raise missing(f"no plugin {name!r} among {', '.join(kinds)}{close}", hint="`fcilbench plugins list` shows all")
     if len(fitting) > 1:
         raise UsageError(f"{name!r} is the name of several plugins", hint=f"add --kind {' or --kind '.join(fitting)}")

@@ -10,7 +10,16 @@ from string import Template
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry.entrypoints import normalise
 
-KINDS = ("aggregator", "backbone", "dataset")
+KINDS = {
+    "aggregator": "in a suite's grid, aggregator: [$plugin]",
+    "backbone": "in a suite's grid, backbone: [$plugin]",
+    "dataset": "in a suite's grid, dataset: [$plugin]",
+    "stressor": "in a suite's grid, stress: [none, $plugin]",
+    "executor": "fcilbench run SUITE --executor $plugin",
+    "board": "fcilbench board $plugin",
+    "tracker": "fcilbench run SUITE --tracking $plugin",
+}
+"""Kinds of plugin that have a template, with the use of one."""
 TEMPLATES = Path(__file__).parent / "templates"
 """A file each, in which `$name`s are filled in."""
 _PACKAGE = {
@@ -28,7 +37,7 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
     Args:
         name: `gossip` (the package is `fcilbench-gossip`) or `acme-fcil/gossip`.
         parent: Where the package's folder is or goes, or that folder itself. It is called like the package.
-        kind: `aggregator`, `backbone` or `dataset`.
+        kind: One of `KINDS`.
 
     Returns:
         The plugin's full name and the files that were written or changed; the first is the package's folder.
@@ -58,6 +67,7 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
         "cls": "".join(word.capitalize() for word in re.split(r"[-_]", short)),
         "kind": kind,
         "base": kind.title(),
+        "use": Template(KINDS[kind]).substitute(plugin=f"{dist}/{short}"),
     }
     exists = folder.is_dir() and any(folder.iterdir())
     root = _package_folder(folder, values["package"]) if exists else values["package"]

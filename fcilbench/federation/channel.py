@@ -11,14 +11,14 @@ once for all clients, exactly, and a client is sent what differs from what it al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from fcilbench.api import Layout, Message, Piece, Stressor, nbytes
+from fcilbench.api import Layout, Message, nbytes
+from fcilbench.federation.stress import Stress
 
 _MODEL = "model/"
 """Prefix of the model's pieces and counters among the names of broadcast tensors."""
@@ -29,14 +29,13 @@ class Channel:
     """Delivers messages and adds up their bytes.
 
     Attributes:
-        stressor: Acts on what the clients `affected` upload.
+        stress: The stressor, some clients of which may lag behind the published model.
         counts: Whether messages cross a network; a centralised reference sends nothing.
         bytes_down: Bytes of all broadcasts so far, once for each client that receives them.
     """
 
     layout: Layout
-    stressor: Stressor
-    affected: frozenset[int] = frozenset()
+    stress: Stress = field(default_factory=Stress)
     counts: bool = True
     bytes_up: int = 0
     bytes_down: int = 0
@@ -48,19 +47,20 @@ class Channel:
     _older: list[torch.Tensor] = field(default_factory=list)
     """The last global models, oldest first, as far back as a stale client is behind."""
 
+    @property
+    def affected(self) -> frozenset[int]:
+        """Ids of the clients that misbehave."""
+        return self.stress.affected
+
     def publish(self, vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Notes the global model that is sent from now on."""
-        behind = self.stressor.behind() if self.affected else 0
+        behind = self.stress.behind
         if self._note(self._pieces(vector, counters)) and behind:
             self._older = [*self._older[-behind:], vector.clone()]
 
     def model_of(self, client: int, vector: torch.Tensor) -> torch.Tensor:
         """Returns the global model on which a client works: `vector`, the published one, or an older one."""
         return self._older[0] if client in self.affected and self._older else vector
-
-    def share_of(self, client: int) -> float:
-        """Returns the share of its work that a client finishes."""
-        return self.stressor.share() if client in self.affected else 1.0
 
     def post(self, message: Message) -> Message:
         """Notes a broadcast that is sent from now on."""
@@ -111,55 +111,24 @@ class Channel:
         self.bytes_down += nbytes({name: self._last[name] for name in news})
         held.update({name: self._versions[name] for name in news})
 
-    def up(
-        self, client: int, message: Message, random: Callable[[], np.random.Generator], pieces: Collection[Piece] = ()
-    ) -> dict[str, torch.Tensor] | None:
-        """Delivers a client's upload, after the stressor has changed it if the client is affected.
-
-        Args:
-            client: Registered client id.
-            message: Its update as `delta` `[D]` if it trains, and everything else by name.
-            random: Makes the client's stream for the stressor.
-            pieces: The pieces of `delta` that travel; the others are 0 on both sides.
-
-        Returns:
-            What arrives, or `None` if the client does not answer.
-
-        Raises:
-            ValueError: If the stressor changes names, shapes or types.
-        """
-        sent = dict(message)
-        if client in self.affected:
-            whole = sent.get("delta")
-            if whole is not None:  # what does not travel can neither be tampered with nor count in an update's size
-                sent["delta"] = torch.cat([whole[:0], *(whole[piece.span] for piece in pieces)])
-            expected, changed = _shapes(sent), self.stressor.upload(sent, random())
-            if changed is None:
-                return None
-            if _shapes(changed) != expected:
-                raise ValueError(f"the stressor changed an upload from {expected} to {_shapes(changed)}")
-            sent = dict(changed)
-            if whole is not None:
-                values = torch.split(changed["delta"], [piece.span.stop - piece.span.start for piece in pieces])
-                sent["delta"] = torch.zeros_like(whole)
-                for piece, value in zip(pieces, values, strict=True):
-                    sent["delta"][piece.span] = value
+    def up(self, message: Message) -> Message:
+        """Delivers what a client uploads."""
         if self.counts:
-            parts = {piece.name: sent["delta"][piece.span] for piece in pieces}
-            self.bytes_up += nbytes(parts) + nbytes({name: sent[name] for name in sent if name != "delta"})
-        return sent
+            self.bytes_up += nbytes(message)
+        return message
 
     def state(self) -> dict[str, Any]:
         """Returns everything that a checkpoint needs beside the global model, which must be the published one."""
         last = {name: tensor for name, tensor in self._last.items() if not name.startswith(_MODEL)}
         totals = [self.bytes_up, self.bytes_down]
         held = {"versions": self._versions, "models": self._models, "held": self._held, "older": self._older}
-        return {"bytes": totals, "last": last, **held}
+        return {"bytes": totals, "last": last, "stress": self.stress.state(), **held}
 
     def restore(self, state: dict[str, Any], vector: torch.Tensor, counters: torch.Tensor) -> None:
         """Takes over what `state` returned when the published model was `vector` with `counters`."""
         versions, models, held, last = state["versions"], state["models"], state["held"], state["last"]
         self.bytes_up, self.bytes_down = state["bytes"]
+        self.stress.restore(state["stress"])
         self._versions, self._models, self._held, self._older = versions, models, held, state["older"]
         own = self._pieces(vector, counters) if versions else {}
         self._last = {**{name: tensor.clone() for name, tensor in own.items()}, **last}
@@ -167,7 +136,3 @@ class Channel:
 
 def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     return other is not None and one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-
-
-def _shapes(message: Message) -> dict[str, Any]:
-    return {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in message.items()}

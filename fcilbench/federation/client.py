@@ -29,6 +29,7 @@ class ClientSession(Client):
 
     Attributes:
         index: Positions of the client's samples, int64 `[n]` on the device.
+        slowed: Whether it takes fewer steps than it would without a stressor.
         batch_size: Samples per forward pass of its statistics; not an option, because results must not depend on it.
     """
 
@@ -47,10 +48,13 @@ class ClientSession(Client):
         self.received_model = federation.channel.model_of(client, federation.server.vector)
         self.protocol = federation.experiment.protocol
         spans = batch_spans(self.samples, context.phase.batch_size, bool(model.batch_norms))
-        self._share = federation.channel.share_of(client)
-        self.steps = max(1, math.floor(self._share * len(spans) * context.phase.epochs))
-        self.batch_size = STATISTICS_BATCH
         self._federation, self._context = federation, context
+        slow = partial(self.random, "stress-share")
+        self._share = federation.channel.stress.share_of(client, federation.turn(context), slow)
+        whole = len(spans) * context.phase.epochs
+        self.steps = max(1, math.floor(self._share * whole))
+        self.slowed = self.steps < whole
+        self.batch_size = STATISTICS_BATCH
 
     @override
     def batches(self) -> Iterator[Batch]:

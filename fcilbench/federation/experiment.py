@@ -17,7 +17,7 @@ from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
 from fcilbench.api.lora import lora_layers
 from fcilbench.api.message import Message
 from fcilbench.api.schedule import Indices, Phase, Schedule, Task
-from fcilbench.api.stressor import Stressor
+from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
 from fcilbench.engine.model import FlatModel, Network, keeping_modes
@@ -28,6 +28,7 @@ from fcilbench.federation.channel import Channel
 from fcilbench.federation.convergence import Best, hold_out_samples
 from fcilbench.federation.evaluation import Evaluator
 from fcilbench.federation.server import FederationServer
+from fcilbench.federation.stress import Stress
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
 from fcilbench.spec.cell import split_classes
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
@@ -129,6 +130,17 @@ class Federation:
         precision, size = self.experiment.protocol.precision, self.experiment.runtime.eval_batch_size
         return Evaluator(self.model, test=self.train, index=[index], ood=None, precision=precision, batch_size=size)
 
+    def turn(self, context: RoundContext) -> Turn:
+        """Returns a round, or the end of a task, as stressors see it."""
+        seed, phase = self.experiment.seeds.of("train"), context.phase
+
+        def random(client: int | None) -> np.random.Generator:
+            who = ("stress-together",) if client is None else ("stress-upload",)
+            return stream(seed, *who, *context.key, *(() if client is None else (client,)))
+
+        affected = tuple(sorted(self.channel.affected))
+        return Turn(phase.task, len(self.stream.sizes), context.round, phase.rounds, affected, random)
+
     @property
     def initial(self) -> torch.Tensor:
         """The state vector `[D]` before training, for phases that restart."""
@@ -181,7 +193,9 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         ),
         # A centralised reference has no clients that could misbehave; wrong labels are in its data all the same.
         channel=Channel(
-            model.layout, experiment.stressor, affected if schedule.federated else frozenset(), schedule.federated
+            model.layout,
+            Stress(experiment.stressor, affected if schedule.federated else frozenset()),
+            schedule.federated,
         ),
         evaluator=Evaluator(
             model, test=test, index=index, ood=ood, precision=protocol.precision, batch_size=batch_size

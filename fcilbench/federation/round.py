@@ -6,13 +6,12 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from fcilbench.api import Layout, Message, Piece, Updates, Wire
+from fcilbench.api import Aggregator, Layout, Message, Piece, Updates, Wire
 from fcilbench.engine import spill
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.engine.precision import all_finite
@@ -29,14 +28,58 @@ RESERVED = ("delta", "counters")
 class Upload:
     """What arrived from one client beside its row of updates; the loss is `None` if it does not train.
 
-    It is `sound` if the update and all statistics are finite: only then is it merged.
+    `fault` says what of it is not finite, the `update` or the `statistics`: it is merged only if nothing is.
     """
 
     samples: int
     statistics: Message
     counters: torch.Tensor
     loss: torch.Tensor | None
-    sound: bool
+    fault: str
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A client that has done its work and not sent it yet.
+
+    Attributes:
+        samples: Number of its samples.
+        before: Its state before its work.
+        row: The row `[D]` of its update; `None` if it does not train.
+        update: The pieces of the row that travel, by name: views.
+    """
+
+    session: ClientSession
+    samples: int
+    before: dict[str, torch.Tensor]
+    row: torch.Tensor | None = None
+    update: Message = field(default_factory=dict)
+    counters: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    statistics: Message = field(default_factory=dict)
+    loss: torch.Tensor | None = None
+
+    @property
+    def message(self) -> Message:
+        """All that the client sends, as stressors see it."""
+        if self.row is None:
+            return self.statistics
+        update = torch.cat([self.row[:0], *(tensor.reshape(-1) for tensor in self.update.values())])
+        return {"delta": update, "counters": self.counters, **self.statistics}
+
+    def changed(self, message: Message) -> Visit:
+        """Returns the visit of a client that sends another `message`; the row is overwritten."""
+        if self.row is None:
+            return replace(self, statistics=message)
+        parts = torch.split(message["delta"], [tensor.numel() for tensor in self.update.values()])
+        for tensor, part in zip(self.update.values(), parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+        statistics = {name: tensor for name, tensor in message.items() if name not in RESERVED}
+        return replace(self, counters=message["counters"], statistics=statistics)
+
+    def restore_state(self) -> None:
+        """Takes back what the client noted during the visit."""
+        self.session.state.clear()
+        self.session.state.update(self.before)
 
 
 def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
@@ -61,14 +104,12 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     channel.publish(server.vector, server.counters)
     broadcast = channel.post({**aggregator.task_broadcast(server), **aggregator.broadcast(server)})
     replay = channel.post({} if federation.replay is None else federation.replay.message)
-    uploads: dict[int, Upload] = {}
     with watch("training"):
-        for row, client in zip(rows, clients, strict=False):
-            channel.down(client, replay, model=False)
-            session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
-            work = (row, wire) if aggregator.trains else None
-            if (upload := visit(federation, context, session, aggregator.statistics, work)) is not None:
-                uploads[client] = upload
+        work = (
+            visit(federation, context, _session(federation, context, client, broadcast, replay), row, wire)
+            for row, client in zip(rows, clients, strict=False)
+        )
+        uploads = gather(federation, context, work)
     with watch("aggregation"):
         updates = collect(federation, clients, uploads, rows)
         if updates is not None:
@@ -102,51 +143,123 @@ def uploaded(wire: Wire, layout: Layout) -> list[Piece]:
     return [piece for piece in layout.select(wire.up) if piece in trained or piece.start >= layout.buffers.start]
 
 
-def visit(
-    federation: Federation,
-    context: RoundContext,
-    session: ClientSession,
-    hook: Callable[[ClientSession], Message],
-    work: tuple[torch.Tensor, Wire] | None = None,
-) -> Upload | None:
-    """Trains one client if there is `work`, calls `hook` for its statistics, and uploads both.
+def _session(
+    federation: Federation, context: RoundContext, client: int, broadcast: Message, replay: Message
+) -> ClientSession:
+    """Sends a client what it needs for a round."""
+    channel, trains = federation.channel, federation.experiment.aggregator.trains
+    channel.down(client, replay, model=False)
+    return ClientSession(federation, context, client, channel.down(client, broadcast, trains))
 
-    `work` is the row `[D]` into which the client's update is written, and the wire. Returns what arrives at the server,
-    or `None` if the client does not answer. Of a visit whose upload is not merged the client keeps no state: what it
-    noted as sent it sends again.
-    """
-    server, model, samples = federation.server, federation.model, session.samples
-    before = dict(session.state)
+
+def visit(
+    federation: Federation, context: RoundContext, session: ClientSession, row: torch.Tensor, wire: Wire
+) -> Visit:
+    """Trains one client, if clients train, and takes its statistics; its update `[D]` is written to `row`."""
+    server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
+    before, samples = dict(session.state), session.samples
     model.load(session.received_model, server.counters)
-    message: dict[str, torch.Tensor] = {}
-    pieces: list[Piece] = []
-    loss = None
-    if work is not None:
-        row, wire = work
-        loss = _train(federation, context, session, wire)
-        pieces = uploaded(wire, server.layout)
-        torch.sub(model.vector, session.received_model, out=row)
-        for piece in set(server.layout.pieces) - set(pieces):
-            row[piece.span] = 0.0
-        message = {"delta": row, "counters": model.read_counters()}
-    model.network.eval()
+    if not aggregator.trains:
+        return Visit(session, samples, before, statistics=_statistics(federation, session, aggregator.statistics))
+    loss = _train(federation, context, session, wire)
+    pieces = uploaded(wire, server.layout)
+    torch.sub(model.vector, session.received_model, out=row)
+    for piece in set(server.layout.pieces) - set(pieces):
+        row[piece.span] = 0.0
+    update = {piece.name: row[piece.span].view(piece.shape) for piece in pieces}
+    counters = model.read_counters()
+    statistics = _statistics(federation, session, aggregator.statistics)
+    return Visit(session, samples, before, row, update, counters, statistics, loss)
+
+
+def visit_at_task_end(federation: Federation, session: ClientSession) -> Visit:
+    """Takes one client's task statistics."""
+    before, samples = dict(session.state), session.samples
+    federation.model.load(session.received_model, federation.server.counters)
+    hook = federation.experiment.aggregator.task_statistics
+    return Visit(session, samples, before, statistics=_statistics(federation, session, hook))
+
+
+def _statistics(federation: Federation, session: ClientSession, hook: Callable[[ClientSession], Message]) -> Message:
+    federation.model.network.eval()
+    samples, stress, trains = session.samples, federation.channel.stress, federation.experiment.aggregator.trains
     session.cut_short()
     with torch.no_grad():
         statistics = hook(session)
     if any(name in statistics for name in RESERVED):
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
-    random = partial(session.random, "stress-upload")
-    arrived = federation.channel.up(session.id, {**message, **statistics}, random, pieces)
-    sound = arrived is not None and _finite(arrived)
-    kept = {name: spill.kept(value) for name, value in session.state.items()} if sound else before
-    session.state.clear()
-    session.state.update(kept)
-    if arrived is None:
-        return None
-    if work is not None:
-        work[0].copy_(arrived.pop("delta"))
-    counters = arrived.pop("counters", server.counters)
-    return Upload(samples, {name: spill.kept(value) for name, value in arrived.items()}, counters, loss, sound)
+    stress.slowed |= (trains and session.slowed) or (bool(statistics) and session.samples < samples)
+    if session.received_model is not federation.server.vector and not stress.outdated:
+        stress.outdated = not torch.equal(session.received_model, federation.server.vector)
+    return statistics
+
+
+def gather(federation: Federation, context: RoundContext, visits: Iterable[Visit]) -> dict[int, Upload]:
+    """Delivers what clients send, and returns what arrives by client id, in the order of the visits.
+
+    Clients that misbehave send last: they may know of each other.
+    """
+    stress, order, waiting = federation.channel.stress, list[int](), dict[int, Visit]()
+    arrived: dict[int, Upload] = {}
+    for one in visits:
+        order.append(one.session.id)
+        if one.session.id in stress.affected:
+            waiting[one.session.id] = one
+        else:
+            arrived[one.session.id] = deliver(federation, one)
+    if waiting:
+        sent = stress.uploads({client: one.message for client, one in waiting.items()}, federation.turn(context))
+        for client, one in waiting.items():
+            if (changed := sent[client]) is None:
+                one.restore_state()
+            else:
+                arrived[client] = deliver(federation, one.changed(changed))
+    return {client: arrived[client] for client in order if client in arrived}
+
+
+@torch.no_grad()
+def deliver(federation: Federation, visit: Visit) -> Upload:
+    """Encodes what a client sends, counts it, and decodes it; the update is written to its row.
+
+    If an upload is not merged, the client's state is rolled back, so it sends that again.
+    """
+    method, server, channel, fault = federation.experiment.aggregator, federation.server, federation.channel, ""
+    if visit.row is not None:
+        update, session = visit.update, visit.session
+        if type(method).encode is not Aggregator.encode:
+            federation.model.load(session.received_model, server.counters)
+            federation.model.network.eval()
+            fault = "" if _finite(update) else "update"  # whole numbers cannot say that it was not
+        message = channel.up(method.encode(update, session))
+        _write(method.decode(message, server), visit)
+        channel.up({"counters": visit.counters})
+        fault = fault or ("" if all_finite(visit.row) else "update")
+    statistics = channel.up(visit.statistics)
+    fault = fault or ("" if _finite(statistics) else "statistics")
+    if fault:
+        visit.restore_state()
+    else:
+        state = visit.session.state
+        state.update({name: spill.kept(value) for name, value in state.items()})
+    kept = {name: spill.kept(value) for name, value in statistics.items()}
+    counters = server.counters if visit.row is None else visit.counters
+    return Upload(visit.samples, kept, counters, visit.loss, fault)
+
+
+def _write(decoded: Message, visit: Visit) -> None:
+    """Writes a decoded update to the client's row.
+
+    Raises:
+        ValueError: If it has not the names and shapes of the update.
+    """
+    for name in decoded.keys() | visit.update.keys():
+        sent, got = visit.update.get(name), decoded.get(name)
+        if sent is None or got is None or sent.shape != got.shape or not got.is_floating_point():
+            wanted = "nothing" if sent is None else f"floats {list(sent.shape)}"
+            found = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
+            raise ValueError(f"decode returned {found} for {name!r}; the update has {wanted}")
+        if got is not sent:
+            sent.copy_(got)
 
 
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
@@ -170,13 +283,13 @@ def collect(
     """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
     server = federation.server
     answered = [row for row, client in enumerate(clients) if client in uploads]
-    sound = [row for row in answered if uploads[clients[row]].sound]
+    sound = [row for row in answered if not uploads[clients[row]].fault]
     if len(answered) < len(clients):
         server.log("clients/no_answer", len(clients) - len(answered))
     if len(sound) < len(answered):
         server.log("clients/not_finite", len(answered) - len(sound))
         row = next(row for row in answered if row not in sound)
-        what = _not_finite(uploads[clients[row]], rows[row])
+        what = _not_finite(uploads[clients[row]])
         where = f"{what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
         federation.not_finite = federation.not_finite or f"the {where}"
         server.warn(f"task {server.task.index + 1}: updates that were not finite were left out of the merge")
@@ -196,23 +309,20 @@ def collect(
     )
 
 
-def _not_finite(upload: Upload, row: torch.Tensor) -> str:
-    if upload.loss is not None and not all_finite(upload.loss):
-        return "loss"
-    return "statistics" if all_finite(row) else "update"
+def _not_finite(upload: Upload) -> str:
+    return "loss" if upload.loss is not None and not all_finite(upload.loss) else upload.fault
 
 
 def collect_task_statistics(federation: Federation, context: RoundContext) -> dict[int, Message]:
     """Sends the final global model of a task to every client with data and collects its statistics at it."""
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    arrived: dict[int, Upload] = {}
     channel.publish(server.vector, server.counters)
-    for client, own in enumerate(context.phase.clients):
-        if len(own) > 0:
-            session = ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains))
-            if (upload := visit(federation, context, session, aggregator.task_statistics)) is not None:
-                arrived[client] = upload
-    sound = {client: upload.statistics for client, upload in arrived.items() if upload.sound}
+    holders = [client for client, own in enumerate(context.phase.clients) if len(own) > 0]
+    sessions = (
+        ClientSession(federation, context, client, channel.down(client, {}, aggregator.trains)) for client in holders
+    )
+    arrived = gather(federation, context, (visit_at_task_end(federation, session) for session in sessions))
+    sound = {client: upload.statistics for client, upload in arrived.items() if not upload.fault}
     if len(sound) < len(arrived):
         server.warn(f"task {server.task.index + 1}: task statistics that were not finite were left out")
     return sound

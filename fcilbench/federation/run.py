@@ -19,7 +19,7 @@ from fcilbench.federation import checkpoint
 from fcilbench.federation.checkpoint import Event, Progress
 from fcilbench.federation.convergence import Best, held_out_accuracy
 from fcilbench.federation.evaluation import Evaluator, needed
-from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
+from fcilbench.federation.experiment import Experiment, Federation, RoundContext, Unsupported, build, place_replay
 from fcilbench.federation.geometry import geometry
 from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_module
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
@@ -61,6 +61,8 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
         first = progress.not_finite
         why = f"first not finite was {first} (a lower lr may help)" if first else "none arrived"
         raise DivergedError(f"no update was ever merged: {why}")
+    if reason := federation.channel.stress.end(experiment.aggregator.trains):
+        raise Unsupported(f"stress: {reason}")
     if experiment.runtime.keep_model:
         tensors = experiment.aggregator.export(federation.server)
         save_module(workdir / MODULE, tensors, federation.server, progress.model_digest)
@@ -177,6 +179,8 @@ class _Run:
         with self._watch("task_end"):
             asked = aggregator.wants_task_statistics(server)
             aggregator.end_task(server, collect_task_statistics(federation, context) if asked else {})
+        if reason := channel.stress.end_task():
+            raise Unsupported(f"stress: {reason}")
         if not all_finite(server.vector):
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)

@@ -5,8 +5,12 @@ from fcilbench.testing.conformance import (
     CHECKS,
     AggregatorConformance,
     BackboneConformance,
+    BoardConformance,
     Case,
     DatasetConformance,
+    ExecutorConformance,
+    StressorConformance,
+    TrackerConformance,
     case,
 )
 
@@ -14,9 +18,13 @@ __all__ = [
     "CHECKS",
     "AggregatorConformance",
     "BackboneConformance",
+    "BoardConformance",
     "Case",
     "Check",
     "DatasetConformance",
+    "ExecutorConformance",
     "Result",
+    "StressorConformance",
+    "TrackerConformance",
     "case",
 ]

@@ -114,6 +114,18 @@ class Faulty(Stressor):
         return {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in message.items()}
 
 
+class Opposite(Stressor):
+    """All clients send the opposite of every floating-point number that they computed."""
+
+    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
+        """Returns all clients."""
+        return range(clients)
+
+    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+        """Returns the message with each tensor of floats negated."""
+        return {name: -value if value.is_floating_point() else value for name, value in message.items()}
+
+
 @dataclass(frozen=True)
 class Bench:
     """A small federation on one network, in which aggregators are tried; failures name it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,15 @@ from torch.overrides import TorchFunctionMode
 
 from fcilbench.api import Aggregator, Batch, Client, Context, Message, Net, Samples, Server, Wire, nbytes
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import CLIENT_MESSAGES, SERVER_MESSAGES, AggregatorSubject, Stopped, copies, gap
+from fcilbench.testing.subject import (
+    CLIENT_MESSAGES,
+    SERVER_MESSAGES,
+    AggregatorSubject,
+    Stopped,
+    copies,
+    gap,
+    same_tree,
+)
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -53,19 +62,25 @@ def _address(tensor: torch.Tensor) -> int:
 
 @CHECKS.add
 def measured_bytes(subject: AggregatorSubject) -> None:
-    """The bytes that clients upload are counted, and nothing else: trained pieces, counters and statistics.
+    """The bytes that clients upload are counted, and nothing else: encoded updates, counters and statistics.
 
     Fix: send everything through `statistics` and `task_statistics`; a method without a network names the check in
     `breaks`.
     """
-    sent, model = [0], [0]
+    sent, model, plain = [0], [0], subject.keeps("encode")
 
     def wire(own: Callable[[Server], Wire], server: Any) -> Wire:
         found, layout = own(server), server.layout
         trained = set(layout.select(found.train))
         pieces = [p for p in layout.select(found.up) if p in trained or p.start >= layout.buffers.start]
-        model[0] = nbytes({piece.name: server.vector[piece.span] for piece in pieces} | {"": server.counters})
+        model[0] = nbytes({"": server.counters})
+        model[0] += nbytes({piece.name: server.vector[piece.span] for piece in pieces}) if plain else 0
         return found
+
+    def encode(own: Callable[[Message, Client], Message], update: Message, client: Client) -> Message:
+        message = own(update, client)
+        sent[0] += 0 if plain else nbytes(message)
+        return message
 
     def told(hook: str, own: Callable[[Client], Message], client: Client) -> Message:
         message = own(client)
@@ -73,9 +88,46 @@ def measured_bytes(subject: AggregatorSubject) -> None:
         return message
 
     wrappers = {hook: partial(told, hook) for hook in CLIENT_MESSAGES}
-    counted = subject.run({"wire": wire, **wrappers}, tasks=(4, 6)).outcome.cost.bytes_up
+    counted = subject.run({"wire": wire, "encode": encode, **wrappers}, tasks=(4, 6)).outcome.cost.bytes_up
     if counted != sent[0]:
         raise CheckFailed(f"the runner counted {counted} bytes up; the clients' messages hold {sent[0]}")
+
+
+@CHECKS.add
+def encoding(subject: AggregatorSubject) -> None:
+    """`encode` returns named tensors, `decode` floats with the update's names and shapes; neither changes anything.
+
+    Fix: clone what is changed; keep what a client remembers in `client.state`; `decode` is a function of the message:
+    what needs all uploads is done in `aggregate`.
+    """
+    if subject.keeps("encode", "decode"):
+        raise NotApplicable("the method sends its update as it is")
+
+    def encode(own: Callable[[Message, Client], Message], update: Message, client: Client) -> Message:
+        before = copies(update)
+        message = own(update, client)
+        for name, value in message.items():
+            if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.requires_grad:
+                raise CheckFailed(f"`encode` sends {name!r}: a {type(value).__name__}, or one with its gradient graph")
+        if changed := [name for name, kept in before.items() if not torch.equal(update[name], kept)]:
+            raise CheckFailed(f"`encode` changed {changed[0]!r} of the update in place")
+        return message
+
+    def decode(own: Callable[[Message, Server], Message], message: Message, server: Server) -> Message:
+        before, state, vector = copies(message), copy.deepcopy(server.state), server.vector.clone()
+        one, two = own(message, server), own(message, server)
+        if changed := [name for name, kept in before.items() if not torch.equal(message[name], kept)]:
+            raise CheckFailed(f"`decode` changed {changed[0]!r} of the message in place")
+        if not same_tree(server.state, state) or not torch.equal(server.vector, vector):
+            raise CheckFailed("`decode` changed the server: an upload that is not merged would have, too")
+        for name, value in one.items():
+            if not torch.equal(value, two[name]):
+                raise CheckFailed(f"two calls of `decode` give other values of {name!r}")
+            if not bool(torch.isfinite(value).all()):
+                raise CheckFailed(f"`decode` gives values of {name!r} that are not finite")
+        return one
+
+    subject.run({"encode": encode, "decode": decode}, tasks=(4, 6))
 
 
 @CHECKS.add

@@ -23,8 +23,10 @@ from fcilbench.api import Backbone, Plugin
 from fcilbench.errors import PrerequisiteError, UsageError, nearest
 from fcilbench.registry import entrypoints
 from fcilbench.registry.validation import explain, validate
-from fcilbench.testing import client, merging, state
+from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.testing import boards, client, executors, merging, state, stressors, trackers
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
+from fcilbench.testing.cells import PluginSubject
 from fcilbench.testing.check import SHARED, Check, CheckFailed, NotApplicable, Result, Status
 from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
 from fcilbench.testing.subject import AggregatorSubject
@@ -33,6 +35,10 @@ CHECKS: Mapping[str, Sequence[Check[Any]]] = {
     "aggregators": (*SHARED, *merging.CHECKS, *state.CHECKS, *client.CHECKS),
     "backbones": BACKBONE_CHECKS,
     "datasets": DATASET_CHECKS,
+    "stressors": stressors.CHECKS,
+    "executors": executors.CHECKS,
+    "boards": boards.CHECKS,
+    "trackers": trackers.CHECKS,
 }
 """The checks of each kind of plugin, in the order in which they are reported."""
 
@@ -126,6 +132,10 @@ def case(
         raise UsageError(f"there are no checks for {kind}{nearest(kind, CHECKS)}")
     ref = entrypoints.lookup(kind, name)
     cls, given = entrypoints.load(ref), dict(options or {})
+    if kind not in PLUGIN_KINDS.values():  # of the half without torch: no hyperparameters, so no identity
+        if given and kind != "executors":
+            raise UsageError(f"{ref.name}: {kind} take no parameters")
+        return Case(kind, [PluginSubject(ref, cls, given)], getattr(cls, "breaks", {}), demand=not given)
     if not issubclass(cls, Plugin):
         base = kind.removesuffix("s").title()
         raise UsageError(f"{ref.name} ({ref.target}) does not derive from fcilbench.api.{base}")
@@ -141,15 +151,18 @@ def case(
         subjects = [AggregatorSubject(plugin, given, bench) for bench in benches]
     elif kind == "backbones":
         subjects = [BackboneSubject(plugin, given)]
+    elif kind == "stressors":
+        subjects = [stressors.StressorSubject(plugin, given)]
     else:
         subjects = [DatasetSubject(plugin, given, root)]
     return Case(kind, subjects, cls.breaks, demand=not given)
 
 
 class _Conformance:
-    """Base of the three classes, with one test for each check.
+    """Base of the classes, one for each kind, with one test for each check.
 
-    `plugin` is a name or `dist/name`, `params` the hyperparameters that differ from the defaults, `backbone` a
+    `plugin` is a name or `dist/name`, `params` the hyperparameters, or an executor's options, that differ from the
+    defaults, `backbone` a
     `staticmethod` that makes the network on which an aggregator is tried, and `root` the data root.
     """
 
@@ -202,3 +215,27 @@ class DatasetConformance(_Conformance):
     """The checks of data sets; those that read the data are skipped if the data are missing."""
 
     kind = "datasets"
+
+
+class StressorConformance(_Conformance):
+    """The checks of stressors, on digits with a small network."""
+
+    kind = "stressors"
+
+
+class ExecutorConformance(_Conformance):
+    """The checks of executors, with processes that train nothing."""
+
+    kind = "executors"
+
+
+class BoardConformance(_Conformance):
+    """The checks of boards."""
+
+    kind = "boards"
+
+
+class TrackerConformance(_Conformance):
+    """The checks of trackers."""
+
+    kind = "trackers"

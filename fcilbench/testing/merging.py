@@ -12,9 +12,9 @@ import torch
 
 from fcilbench.api import DecisionRule, Message, Predictors, Server, Task
 from fcilbench.errors import DivergedError
-from fcilbench.testing.bench import Faulty, no_samples_in_task, one_class_first, spread
+from fcilbench.testing.bench import Faulty, Opposite, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import AggregatorSubject, Run, gap
+from fcilbench.testing.subject import AggregatorSubject, Run, difference, gap
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -118,6 +118,25 @@ def faulty_client(subject: AggregatorSubject) -> None:
     _expect_finite(subject.run(stressor=Faulty([1]), tasks=(4, 6)))
     with suppress(DivergedError):  # raised at the end of a run that never merged an update
         _expect_finite(subject.run({"end_task": end_task}, stressor=Faulty([0, 1, 2]), tasks=(5, 5)))
+
+
+@CHECKS.add
+def attack_felt(subject: AggregatorSubject) -> None:
+    """Clients that all send the opposite of what they computed change the outcome, or the cell is declined.
+
+    Fix: compress an update in `encode`, and encode what it is given, never what `client.net` holds: stressors act on
+    the update before `encode`. A method that such clients cannot hurt by nature names the check in `breaks`.
+    """
+    if not subject.whole.outcome.cost.bytes_up:
+        raise NotApplicable("clients upload nothing")
+    try:
+        attacked = subject.run(stressor=Opposite())
+    except (NotApplicable, CheckFailed):
+        raise
+    except Exception:  # an attack may make a model diverge, or a matrix singular: it was felt
+        return
+    if not difference(subject.whole, attacked):
+        raise CheckFailed("a sign flip of all clients changes no bit: the method would pass every attack as robust")
 
 
 @CHECKS.add

@@ -23,8 +23,8 @@ from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Stoppe
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
-_CLIENT_HOOKS = ("loss", "gradient", "query", *CLIENT_MESSAGES)
-_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
+_CLIENT_HOOKS = ("loss", "gradient", "query", "encode", *CLIENT_MESSAGES)
+_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "decode", "aggregate", "end_task")
 
 
 @CHECKS.add
@@ -43,7 +43,9 @@ def repeatable(subject: AggregatorSubject) -> None:
         random.seed(seed)
         return own(*arguments)
 
-    if found := difference(subject.whole, subject.run(dict.fromkeys((*_SERVER_HOOKS, *CLIENT_MESSAGES), shaken))):
+    if found := difference(
+        subject.whole, subject.run(dict.fromkeys((*_SERVER_HOOKS, "encode", *CLIENT_MESSAGES), shaken))
+    ):
         raise CheckFailed(f"between two runs of one experiment, {found}")
 
 

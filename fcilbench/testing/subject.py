@@ -161,6 +161,17 @@ def difference(one: Run, two: Run) -> str | None:
     return "the final models or states differ" if one.outcome.model_digest != two.outcome.model_digest else None
 
 
+def same_tree(one: Any, two: Any) -> bool:
+    """Returns whether two states are equal: tensors, numbers, strings, and lists and dicts of these."""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return one.dtype == two.dtype and one.shape == two.shape and bool(torch.equal(one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(same_tree(value, two[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(same_tree, one, two))
+    return type(one) is type(two) and bool(one == two)
+
+
 def gap(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
     """Returns the largest difference, relative to the largest magnitude of `scale`, unless that is zero."""
     if found.numel() == 0:

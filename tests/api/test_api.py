@@ -27,6 +27,25 @@ def test_the_declarative_half_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_public_names_of_the_torch_free_half_import_no_torch():
+    names = "Executor, Job, RunOptions, attempt, BaseBoard, BoardCell, Column, Tracker, Report, Row, Params, UsageError"
+    code = f"import sys; from fcilbench.api import {names}; assert 'torch' not in sys.modules\n"
+    code += "from fcilbench.api import Aggregator; assert 'torch' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_and_boards_import_no_torch():
+    code = "import sys, fcilbench.cli.main, fcilbench.boards.build; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_names_that_are_imported_for_tools_are_the_public_ones():
+    assert set(api.__all__) == set(api._homes()) == set(dir(api))
+    with pytest.raises(AttributeError, match="no attribute 'Agregator'"):
+        _ = api.Agregator
+
+
 def test_s08_bytes_of_lora_factors_and_of_the_dense_matrix():
     factors = {"A": torch.zeros(4, 768), "B": torch.zeros(768, 4)}
     assert nbytes(factors) == 24_576

@@ -11,9 +11,11 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.message import Layout, Piece, Wire
-from fcilbench.api.stressor import Stressor
+from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.federation.channel import Channel
+from fcilbench.federation.round import Visit
 from fcilbench.federation.run import run_experiment
+from fcilbench.federation.stress import Stress
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.stressors.clients import Gaussian
@@ -48,7 +50,7 @@ def traffic(make_experiment, tmp_path):
 
 
 def channel(**changes):
-    made = Channel(LAYOUT, Stressor(), **changes)
+    made = Channel(LAYOUT, **changes)
     made.publish(torch.arange(6.0), NO_COUNTERS)
     return made
 
@@ -104,21 +106,21 @@ def test_a_training_free_client_gets_one_model():
 
 
 def test_counters_are_a_piece_and_a_reference_sends_nothing():
-    made = Channel(LAYOUT, Stressor())
+    made = Channel(LAYOUT)
     made.publish(torch.arange(6.0), torch.tensor([1, 2]))
     assert (sent(made, 0), sent(made, 0)) == (40, 0)
     made.publish(torch.arange(6.0), torch.tensor([1, 3]))
     assert sent(made, 0) == 16
     central = channel(counts=False)
     assert sent(central, 0, {"a": torch.ones(2)}) == 0
-    central.up(0, {"a": torch.ones(2)}, np.random.default_rng)
+    central.up({"a": torch.ones(2)})
     assert central.bytes_up == 0
 
 
 def test_a_restored_channel_goes_on_counting():
     made, start = channel(), torch.arange(6.0)
     sent(made, 0, {"anchor": start, "a": torch.ones(2)})
-    other = Channel(LAYOUT, Stressor())
+    other = Channel(LAYOUT)
     other.restore(deepcopy(made.state()), start, NO_COUNTERS)
     for each in (made, other):
         each.publish(start + 1, NO_COUNTERS)
@@ -301,15 +303,18 @@ def test_a_stressor_that_changes_shapes_is_refused(traffic):
 @pytest.mark.parametrize("travels", [1, 2])
 def test_noise_is_as_strong_whatever_share_of_the_model_travels(travels):
     """Pieces w = (3, 3) and h = (3, 3, 3): what travels has a root mean square of 3 with both and with w alone."""
-    made = Channel(LAYOUT, Gaussian(Gaussian.Params(sigma=1.0)), affected=frozenset({0}))
-    pieces, delta = LAYOUT.pieces[:travels], torch.zeros(6)
-    for piece in pieces:
-        delta[piece.span] = 3.0
-    arrived = made.up(0, {"delta": delta}, lambda: np.random.default_rng(1), pieces)["delta"]
-    size = pieces[-1].span.stop
+    row = torch.zeros(6)
+    update = {piece.name: row[piece.span] for piece in LAYOUT.pieces[:travels]}
+    for tensor in update.values():
+        tensor.fill_(3.0)
+    sent = Visit(None, 1, {}, row, update)
+    turn = Turn(None, 1, 0, 1, (0,), lambda client: np.random.default_rng(1))
+    stress = Stress(Gaussian(Gaussian.Params(sigma=1.0)), frozenset({0}))
+    sent.changed(stress.uploads({0: sent.message}, turn)[0])
+    size = LAYOUT.pieces[travels - 1].span.stop
     noise = torch.randn(size, generator=torch.Generator().manual_seed(int(np.random.default_rng(1).integers(2**63))))
-    assert torch.allclose(arrived[:size], 3.0 + 3.0 * noise)
-    assert arrived[size:].tolist() == [0.0] * (6 - size)
+    assert torch.allclose(row[:size], 3.0 + 3.0 * noise)
+    assert row[size:].tolist() == [0.0] * (6 - size)
 
 
 @pytest.mark.parametrize(

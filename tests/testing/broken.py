@@ -262,6 +262,27 @@ class ReplaysAtRandom(Aggregator):  # draws its replay samples anew when it is a
         return Samples(images, torch.zeros(2, dtype=torch.int64).numpy())
 
 
+class EncodesInPlace(Aggregator):  # clips the row that the engine still needs
+    def encode(self, update, client):
+        return {name: tensor.clamp_(-1e-3, 1e-3) for name, tensor in update.items()}
+
+
+class CountsInDecode(Aggregator):  # weights uploads by the order in which they are decoded
+    def decode(self, message, server):
+        server.state["seen"] = server.state.get("seen", 0) + 1
+        return {name: tensor / server.state["seen"] for name, tensor in message.items()}
+
+
+class DoesNotSeeTheUpdate(Aggregator):  # sends what it noted itself, which no stressor has touched
+    def statistics(self, client):
+        client.state["own"] = client.net.vector - client.received_model
+        return {}
+
+    def encode(self, update, client):
+        own, layout = client.state.pop("own"), client.net.layout
+        return {name: own[layout.piece(name).span].view(tensor.shape) for name, tensor in update.items()}
+
+
 class NoOracle(Aggregator):  # does not answer under `oracle` in the true task's slice: it forgets the offset
     def predictors(self, server):
         class Local(TrueTask):
@@ -289,6 +310,8 @@ BROKEN = {
     "identical-clients": [Adds],
     "permutation": [TrustsTheFirst],
     "faulty-client": [ExpectsEveryone, NeedsARound],
+    "attack-felt": [DoesNotSeeTheUpdate],
+    "encoding": [EncodesInPlace, CountsInDecode],
     "idle-task": [CountsRoundingNoise],
     "few-samples": [Standardises, SecondHelping],
     "accuracy-matrix": [LastTaskOnly],

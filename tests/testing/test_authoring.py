@@ -48,7 +48,7 @@ def test_a_plugin_that_is_missing_is_a_prerequisite_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("accuracy", "--kind", "boards"), "there are no checks for boards"),
+        (("accuracy", "--kind", "boards", "--set", "x=1"), "boards take no parameters"),
         (("sum", "--kind", "agregator"), "did you mean 'aggregators'"),
         (("sum", "--set", "lambda_s"), "-s lambda_s: expected path=value"),
         (("sum", "--set", "lambda_s=-1"), "fcilbench/sum: lambda_s: "),

@@ -19,6 +19,8 @@ SMALL = {
     "t5": {"model": "t5", "max_length": 8},
     "image-folder": {"path": "images", "test_share": 0.5, "size": 8},
     "target": {"g_ep": 2, "synthesis_batch": 4, "g_steps": 2, "kd_steps": 2, "warmup": 1},
+    "ray": {"address": "local"},
+    "slurm": {"cluster": "local"},
     "csv": {"path": "texts.csv", "test_share": 0.5},
 }
 """Hyperparameters of plugins that have to be small, or to be told where something is."""

@@ -77,6 +77,45 @@ class Talks(Aggregator):
         return {"c": client.net.parameters[:2].detach().double()}
 
 
+class Votes(Aggregator):
+    """Sends the sign of each number of its update in one byte."""
+
+    breaks: ClassVar = {"one-client": "it moves by a fixed step", "identical-clients": "it moves by a fixed step"}
+
+    def encode(self, update, client):
+        return {name: tensor.sign().to(torch.int8) for name, tensor in update.items()}
+
+    def decode(self, message, server):
+        return {name: tensor.float() for name, tensor in message.items()}
+
+    def aggregate(self, updates, server):
+        server.step(1e-3 * updates.delta.sum(0).sign())
+
+
+class VotesAsStatistics(Aggregator):
+    """Sends the same votes beside no update, where no stressor can touch them."""
+
+    breaks: ClassVar = Votes.breaks
+
+    def wire(self, server):
+        return Wire(up=())
+
+    def statistics(self, client):
+        return {"votes": (client.net.vector - client.received_model).sign().to(torch.int8)}
+
+    def aggregate(self, updates, server):
+        server.step(1e-3 * torch.stack([message["votes"].float() for message in updates.statistics]).sum(0).sign())
+
+
+def test_an_int8_method_passes_every_check_and_as_statistics_the_attack_is_declined():
+    for cls, felt in ((Votes, "passed"), (VotesAsStatistics, "skipped")):
+        found = {each.check: each for each in Case("aggregators", on(cls), cls.breaks).results()}
+        assert {each.status for each in found.values()} == {"passed", "skipped", "declared"}, found
+        assert found["attack-felt"].status == felt
+        assert found["measured-bytes"].status == "passed"
+    assert "cannot touch" in found["attack-felt"].found
+
+
 class HeadOnly(Aggregator):
     """Trains the head's weight, and sends nothing else; its bias has rate 0."""
 

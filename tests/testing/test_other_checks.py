@@ -144,7 +144,8 @@ def test_missing_data_are_no_failure(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "options", "text"),
     [
-        ("boards", "accuracy", {}, "there are no checks for boards"),
+        ("bords", "accuracy", {}, r"there are no checks for bords \(did you mean 'boards'"),
+        ("boards", "accuracy", {"x": 1}, "fcilbench/accuracy: boards take no parameters"),
         ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
         ("aggregators", "fedavg", {"weighting": "odd"}, "fcilbench/fedavg: weighting: "),
         ("backbones", "timm", {}, "fcilbench/timm: missing key 'model'"),

@@ -9,12 +9,13 @@ from fcilbench.errors import UsageError
 
 
 @pytest.mark.slow
-def test_three_plugins_in_one_package_install_and_pass_the_kit(new_cli, python, pip_install, tmp_path):
+def test_a_plugin_of_each_kind_in_one_package_install_and_pass_the_kit(new_cli, python, pip_install, tmp_path):
     cli, project = new_cli(tmp_path, tmp_path), tmp_path / "acme-two"
     done = cli("plugins", "new", "acme-two/my-method")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["wrote acme-two/", "       acme_two/my_method.py"]
-    for kind, name in (("backbone", "tiny"), ("dataset", "stripes")):
+    names = {"backbone": "tiny", "dataset": "stripes", "stressor": "late", "executor": "queue"}
+    for kind, name in {**names, "board": "per-gb", "tracker": "notes"}.items():
         done = new_cli(project, tmp_path)("plugins", "new", f"acme-two/{name}", "--kind", kind)
         assert done.returncode == 0, done.stderr
     pip_install(cli, project)
@@ -22,6 +23,9 @@ def test_three_plugins_in_one_package_install_and_pass_the_kit(new_cli, python, 
     assert tested.returncode == 0, tested.stdout
     assert "failed" not in tested.stdout
     assert "warning" not in tested.stdout
+    for kind, name in (("boards", "per-gb"), ("trackers", "notes"), ("executors", "queue")):
+        checked = cli("plugins", "test", f"acme-two/{name}", "--kind", kind)
+        assert checked.returncode == 0, checked.stdout
     shown = cli("plugins", "show", "my-method")
     assert "exponent of the sample counts" in shown.stdout
     again = cli("plugins", "new", "acme-two/my-method")
@@ -62,7 +66,7 @@ def test_a_second_plugin_is_added_to_an_existing_project_and_nothing_is_overwrit
     for name, kind, text in (
         ("acme-fcil/tiny", "backbone", "tiny.py exists"),
         ("acme-fcil/a", "aggregator", "already registers 'a'"),
-        ("acme-fcil/x", "board", "no scaffold for 'board'"),
+        ("acme-fcil/x", "boart", r"no scaffold for 'boart' \(did you mean 'board'"),
     ):
         with pytest.raises(UsageError, match=text):
             write(name, tmp_path, kind)

@@ -16,11 +16,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    Aggregator,
+    Client,
+    Field,
+    Message,
+    PresetParams,
+    Server,
+    Space,
+    Updates,
+    pack_symmetric,
+    unpack_symmetric,
+)
 from fcilbench.vectors.class_means import scatter_rows
 
 _PEER = "fed-mammoth"

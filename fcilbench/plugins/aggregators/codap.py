@@ -9,13 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api.aggregator import No, Request, masked_cross_entropy
-from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.message import Wire
-from fcilbench.api.server import Server
+from fcilbench.api import (
+    Batch,
+    Context,
+    FeatureExtractor,
+    Field,
+    Net,
+    No,
+    PresetParams,
+    Request,
+    Server,
+    Wire,
+    masked_cross_entropy,
+)
 from fcilbench.plugins.aggregators.prompts import PromptedViT, PromptMethod
-from fcilbench.spec.params import Field, PresetParams
 
 BLOCKS = 5
 """Blocks that get prefixes: the first ones, or all if there are fewer (Smith et al. 2023, section 5)."""

@@ -8,11 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Client, Context, FisherKind, Net
-from fcilbench.api.message import Message
-from fcilbench.api.server import Server
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import Aggregator, Client, Context, Field, FisherKind, Message, Net, PresetParams, Server, Space
 
 _FELT = 0.01
 """Least ratio of the penalty's gradient to a sample's at which the penalty is felt."""

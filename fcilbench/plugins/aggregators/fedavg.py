@@ -6,11 +6,8 @@ from typing import Literal
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.lora import merge_adapters
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
+from fcilbench.api import Aggregator, Field, Server, Updates, merge_adapters
+from fcilbench.api import Params as BaseParams
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 

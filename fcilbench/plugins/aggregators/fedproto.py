@@ -8,12 +8,22 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
-from fcilbench.api.client import Batch, Client, Context, Net
-from fcilbench.api.message import Message
-from fcilbench.api.predict import ONE_SCALE, Predictors
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    ONE_SCALE,
+    Aggregator,
+    Batch,
+    Client,
+    Context,
+    Field,
+    Message,
+    Net,
+    Predictors,
+    PresetParams,
+    Server,
+    Space,
+    Updates,
+    masked_cross_entropy,
+)
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
 
 

@@ -8,11 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Client, FisherKind
-from fcilbench.api.message import Message
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import Aggregator, Client, Field, FisherKind, Message, PresetParams, Server, Space, Updates
 
 _CHUNK = 1 << 20
 

@@ -10,11 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message, Wire
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import Aggregator, Client, Field, Message, No, PresetParams, Request, Server, Space, Updates, Wire
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _SKETCH, _BASIS, _RHO = "sketch/", "basis/", "rho/"

@@ -9,13 +9,19 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.predict import ONE_SCALE, Predictors
-from fcilbench.api.schedule import Convergence, Phase, Schedule, Task
-from fcilbench.api.server import Server
-from fcilbench.spec.outcome import UNCONVERGED
-from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
+from fcilbench.api import (
+    ONE_SCALE,
+    UNCONVERGED,
+    Aggregator,
+    Convergence,
+    Field,
+    Phase,
+    Predictors,
+    Schedule,
+    Server,
+    Task,
+)
+from fcilbench.api import Params as BaseParams
 
 _STOPPING = ("max_epochs", "patience", "held_out")
 

@@ -10,12 +10,20 @@ import torch.nn.functional as F
 from pydantic import model_validator
 from torch import nn
 
-from fcilbench.api.aggregator import Request, masked_cross_entropy
-from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.server import Server, Updates
+from fcilbench.api import (
+    Batch,
+    Context,
+    FeatureExtractor,
+    Field,
+    Net,
+    PresetParams,
+    Request,
+    Server,
+    Space,
+    Updates,
+    masked_cross_entropy,
+)
 from fcilbench.plugins.aggregators.prompts import PromptedViT, PromptMethod
-from fcilbench.spec.params import Field, PresetParams, Space
 
 
 class PromptPool(PromptedViT):

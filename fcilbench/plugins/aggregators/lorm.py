@@ -9,13 +9,26 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request
-from fcilbench.api.client import Client
-from fcilbench.api.lora import insert_lora, lora_layers
-from fcilbench.api.message import Layout, Message, Wire, pack_symmetric, unpack_symmetric
-from fcilbench.api.predict import Module, Predictors
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    Aggregator,
+    Client,
+    Field,
+    Layout,
+    Message,
+    Module,
+    No,
+    Predictors,
+    PresetParams,
+    Request,
+    Server,
+    Space,
+    Updates,
+    Wire,
+    insert_lora,
+    lora_layers,
+    pack_symmetric,
+    unpack_symmetric,
+)
 from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
 
 _GRAM = "gram/"

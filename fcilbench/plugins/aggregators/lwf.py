@@ -8,11 +8,18 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
-from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.message import Message
-from fcilbench.api.server import Server
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    Aggregator,
+    Batch,
+    Context,
+    Field,
+    Message,
+    Net,
+    PresetParams,
+    Server,
+    Space,
+    masked_cross_entropy,
+)
 
 
 class Lwf(Aggregator):

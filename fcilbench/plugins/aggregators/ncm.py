@@ -7,15 +7,20 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, Request
-from fcilbench.api.client import Client
-from fcilbench.api.lora import freeze_batch_norm
-from fcilbench.api.message import Message
-from fcilbench.api.predict import ONE_SCALE, Predictors
-from fcilbench.api.schedule import Schedule
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
+from fcilbench.api import (
+    ONE_SCALE,
+    Aggregator,
+    Client,
+    Field,
+    Message,
+    Predictors,
+    Request,
+    Schedule,
+    Server,
+    Updates,
+    freeze_batch_norm,
+)
+from fcilbench.api import Params as BaseParams
 from fcilbench.vectors.class_means import MISSING, class_sums, scatter_rows
 
 

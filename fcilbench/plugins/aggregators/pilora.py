@@ -10,13 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request
-from fcilbench.api.client import Batch, Client, Context, Net
-from fcilbench.api.lora import insert_lora, lora_layers
-from fcilbench.api.message import Message, Wire
-from fcilbench.api.predict import ONE_SCALE, Predictors
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    ONE_SCALE,
+    Aggregator,
+    Batch,
+    Client,
+    Context,
+    Field,
+    Message,
+    Net,
+    No,
+    Predictors,
+    PresetParams,
+    Request,
+    Server,
+    Space,
+    Updates,
+    Wire,
+    insert_lora,
+    lora_layers,
+)
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
 
 _PROTOTYPES = "extractor.prototypes."

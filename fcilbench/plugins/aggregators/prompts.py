@@ -9,10 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request
-from fcilbench.api.backbone import FeatureExtractor, Transformer
-from fcilbench.api.client import Batch, Net
-from fcilbench.api.lora import lora_layers
+from fcilbench.api import Aggregator, Batch, FeatureExtractor, Net, No, Request, Transformer, lora_layers
 
 _BARE = {"bare": torch.zeros(0)}
 """The context that asks a `PromptedViT` for the features of its transformer without prompts."""

@@ -8,12 +8,21 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Client
-from fcilbench.api.lora import lora_layers, merge_adapters
-from fcilbench.api.message import Message, Piece, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, PresetParams, Space
+from fcilbench.api import (
+    Aggregator,
+    Client,
+    Field,
+    Message,
+    Piece,
+    PresetParams,
+    Server,
+    Space,
+    Updates,
+    lora_layers,
+    merge_adapters,
+    pack_symmetric,
+    unpack_symmetric,
+)
 from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
 from fcilbench.vectors.sums import client_weights, weighted_sum
 

@@ -9,14 +9,19 @@ import torch
 from pydantic import field_validator
 from torch import nn
 
-from fcilbench.api.aggregator import Request
-from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.server import Server, Updates
+from fcilbench.api import (
+    Client,
+    FeatureExtractor,
+    Field,
+    Message,
+    Request,
+    Server,
+    Updates,
+    pack_symmetric,
+    unpack_symmetric,
+)
+from fcilbench.api import Params as BaseParams
 from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
-from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
 from fcilbench.vectors.class_means import class_sums
 from fcilbench.vectors.ridge import gcv_strength, solve_ridge
 

@@ -14,14 +14,26 @@ from typing import ClassVar, Literal, Self
 import torch
 from pydantic import field_validator, model_validator
 
-from fcilbench.api.aggregator import Aggregator
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message, nbytes, pack_symmetric, unpack_symmetric
-from fcilbench.api.predict import AllClasses, DecisionRule, Logits, MostConfident, Predictors, TrueTask
-from fcilbench.api.schedule import Task
-from fcilbench.api.server import Server, Updates
-from fcilbench.spec.params import Field, Space
-from fcilbench.spec.params import Params as BaseParams
+from fcilbench.api import (
+    Aggregator,
+    AllClasses,
+    Client,
+    DecisionRule,
+    Field,
+    Logits,
+    Message,
+    MostConfident,
+    Predictors,
+    Server,
+    Space,
+    Task,
+    TrueTask,
+    Updates,
+    nbytes,
+    pack_symmetric,
+    unpack_symmetric,
+)
+from fcilbench.api import Params as BaseParams
 from fcilbench.vectors.class_means import MISSING, class_sums, nearest_mean_head
 from fcilbench.vectors.module import Cut, Kind, MaskFrom, Modulators, Packed, Rule, cut, project_out, read, store, unify
 from fcilbench.vectors.regmean import regmean

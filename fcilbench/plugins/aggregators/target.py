@@ -15,14 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
-from fcilbench.api.backbone import ImageInput
-from fcilbench.api.client import Batch, Context, Net
-from fcilbench.api.dataset import Samples
-from fcilbench.api.message import Message
-from fcilbench.api.server import Server, Updates
+from fcilbench.api import (
+    Aggregator,
+    Batch,
+    Context,
+    Field,
+    ImageInput,
+    Message,
+    Net,
+    No,
+    PresetParams,
+    Request,
+    Samples,
+    Server,
+    Space,
+    Updates,
+    masked_cross_entropy,
+)
 from fcilbench.plugins.aggregators.lwf import distillation
-from fcilbench.spec.params import Field, PresetParams, Space
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PEER = "fed-mammoth"

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fcilbench.errors import PrerequisiteError
+from fcilbench.api import PrerequisiteError
 
 _SHOWN = 3  # keys of a kind that an error lists
 

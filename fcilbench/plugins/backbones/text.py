@@ -13,11 +13,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fcilbench.api.backbone import Backbone, TokenIds
-from fcilbench.data.root import find_weights
-from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.api import Backbone, Field, PrerequisiteError, TokenIds, UsageError, find_weights
 from fcilbench.plugins.backbones.checkpoint import key_problems
-from fcilbench.spec.params import Field
 
 Pooling = Literal["mean", "cls"]
 

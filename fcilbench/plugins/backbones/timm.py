@@ -15,11 +15,18 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, Transformer
-from fcilbench.data.root import file_digest, find_weights
-from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.api import (
+    Backbone,
+    FeatureExtractor,
+    Field,
+    ImageInput,
+    PrerequisiteError,
+    Transformer,
+    UsageError,
+    file_digest,
+    find_weights,
+)
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
-from fcilbench.spec.params import Field
 
 SHORT = {
     **{f"vit-{size}": f"vit_{size}_patch16_224.augreg_in21k" for size in ("tiny", "small", "base", "large")},

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.images import ImageDataset, ImageFiles
-from fcilbench.errors import DataError
-from fcilbench.spec.archive import Archive
+from fcilbench.api import Archive, Corpus, DataError, ImageDataset, ImageFiles, Samples
 
 _FOLDER = "stanford_cars"
 _LABELS = "cars_test_annos_withlabels.mat"

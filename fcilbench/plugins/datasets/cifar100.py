@@ -9,10 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.data.images import class_tree, decoded, sized
-from fcilbench.errors import DataError
-from fcilbench.spec.archive import Archive
+from fcilbench.api import (
+    Archive,
+    Augmentation,
+    Corpus,
+    DataError,
+    Dataset,
+    Samples,
+    class_tree,
+    decoded_images,
+    sized_images,
+)
 
 FOLDER = "cifar-100-python"
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
@@ -58,9 +65,9 @@ class Cifar100(Dataset):
         """
         folder, tree = root / FOLDER, (root / "cifar100" / "train", root / "cifar100" / "test")
         if not folder.exists() and all(path.exists() for path in tree):
-            found = sized(class_tree(*tree), 32)
+            found = sized_images(class_tree(*tree), 32)
             # Decoded here, so that they are numbered by their pixels like the official archive.
-            return Corpus(decoded(found.train), decoded(found.test), found.class_names)
+            return Corpus(decoded_images(found.train), decoded_images(found.test), found.class_names)
         (names,) = _read(folder / "meta", "fine_label_names")
         return Corpus(_split(folder / "train"), _split(folder / "test"), tuple(map(_text, names)))
 

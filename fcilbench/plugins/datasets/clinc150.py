@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.errors import DataError
+from fcilbench.api import Corpus, DataError, Dataset, Samples
 
 _FILE = "clinc150/data_full.json"
 _OUT_OF_SCOPE = "oos"

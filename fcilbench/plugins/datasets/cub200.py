@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.images import ImageDataset, ImageFiles
-from fcilbench.errors import DataError
-from fcilbench.spec.archive import Archive
+from fcilbench.api import Archive, Corpus, DataError, ImageDataset, ImageFiles, Samples
 
 _FOLDER = "CUB_200_2011"
 _TABLES = ("classes.txt", "images.txt", "image_class_labels.txt", "train_test_split.txt")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.data.content import split_samples
-from fcilbench.errors import DataError
+from fcilbench.api import Augmentation, Corpus, DataError, Dataset, Samples, split_samples
 
 
 class Digits(Dataset):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from fcilbench.api.dataset import DatasetParams
-from fcilbench.data.images import ImageDataset
-from fcilbench.spec import params as _params
-from fcilbench.spec.archive import Archive
+from fcilbench.api import Archive, DatasetParams, Field, ImageDataset
 
 
 class EuroSat(ImageDataset):
@@ -45,4 +42,4 @@ class EuroSat(ImageDataset):
     class Params(DatasetParams):
         """Size of the decoded tiles."""
 
-        size: int = _params.Field(64, ge=8, description="height and width that tiles are decoded to, in pixels")
+        size: int = Field(64, ge=8, description="height and width that tiles are decoded to, in pixels")

@@ -8,8 +8,7 @@ are from the tree. No content digest is declared, since these files were never s
 
 from __future__ import annotations
 
-from fcilbench.data.images import ImageDataset
-from fcilbench.spec.archive import Archive
+from fcilbench.api import Archive, ImageDataset
 
 
 class _Variant(ImageDataset):

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api.dataset import Corpus, Dataset, Samples
-from fcilbench.data.content import split_samples
-from fcilbench.errors import DataError
+from fcilbench.api import Corpus, DataError, Dataset, Samples, split_samples
 
 _FOLDER = "20_newsgroups"
 _HEADER_LINE = re.compile(r"^[A-Za-z][A-Za-z0-9-]*:")

@@ -14,12 +14,21 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from pydantic import model_validator
 
-from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Samples
-from fcilbench.data.content import number, split_samples
-from fcilbench.data.images import ImageDataset, class_folders, class_tree
-from fcilbench.data.root import find_data
-from fcilbench.errors import DataError
-from fcilbench.spec.params import Field, non_defaults
+from fcilbench.api import (
+    Corpus,
+    DataError,
+    Dataset,
+    DatasetParams,
+    Field,
+    ImageDataset,
+    Samples,
+    class_folders,
+    class_tree,
+    find_data,
+    non_defaults,
+    number_samples,
+    split_samples,
+)
 
 _TASKS = 5  # when a suite does not say; as equal as possible
 _WHERE = "an absolute path, else relative to the working directory, else to the data root"
@@ -39,7 +48,7 @@ class _OwnData(Dataset):
 
     @cached_property
     def _digest(self) -> str:
-        return number(self.load(Path()))[1]
+        return number_samples(self.load(Path()))[1]
 
     def instance_facts(self) -> dict[str, Any]:
         """Returns the counts and the digest of the files."""

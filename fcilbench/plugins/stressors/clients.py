@@ -1,44 +1,19 @@
 """Clients that misbehave: wrong labels, manipulated uploads, lost answers, slow work and old models.
 
-The same clients are affected under every stressor, and those of a low severity are among those of a higher one, because
-the seeds draw one order of the clients and each stressor takes the first of them.
+Labels are changed in the data, so that every method meets them. Sign flip, noise and scaling change the floating-point
+numbers of an upload: an update before its method encodes it, and statistics. Lost answers need an upload, slow clients
+more than one step or sample, and old models a method whose clients train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from fcilbench.api.schedule import Indices, Task
-from fcilbench.api.stressor import Stressor
-from fcilbench.errors import UsageError
-from fcilbench.spec.params import Field
-from fcilbench.spec.params import Params as BaseParams
-
-
-class SomeClients(Stressor):
-    """Base of stressors that affect a number of clients, the same ones in every round."""
-
-    class Params(BaseParams):
-        """How many clients are affected."""
-
-        clients: int = Field(1, ge=1, description="number of affected clients, at most all of the federation's")
-
-    def affected(self, clients: int, random: np.random.Generator) -> Sequence[int]:
-        """Draws the affected clients.
-
-        Raises:
-            UsageError: If the federation has too few clients.
-        """
-        count = self.params.clients
-        if count > clients:
-            raise UsageError(
-                f"stress: {count} affected clients, but protocol.clients is {clients}",
-                hint=f"lower the stressor's `clients` to {clients} or fewer",
-            )
-        return [int(client) for client in random.permutation(clients)[:count]]
+from fcilbench.api import Field, Indices, SomeClients, Task, Turn, Upload
 
 
 class LabelShift(SomeClients):
@@ -83,7 +58,7 @@ class SignFlip(SomeClients):
 
         factor: float = Field(1.0, gt=0, description="factor of the negated upload")
 
-    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+    def upload(self, message: Upload, random: np.random.Generator) -> Upload | None:
         """Negates every floating-point tensor, updates and statistics alike."""
         return _each_float(message, lambda tensor: tensor * -float(self.params.factor))
 
@@ -96,7 +71,7 @@ class Gaussian(SomeClients):
 
         sigma: float = Field(1.0, gt=0, description="standard deviation of the noise, in root mean squares of a tensor")
 
-    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+    def upload(self, message: Upload, random: np.random.Generator) -> Upload | None:
         """Adds noise to every floating-point tensor."""
         # Drawn on the CPU, so that every device adds the same noise.
         generator = torch.Generator().manual_seed(int(random.integers(2**63)))
@@ -114,12 +89,14 @@ class Scale(SomeClients):
     With one affected client of N equal ones and `factor` N, an average becomes that client's model.
     """
 
+    neutral: ClassVar = {"factor": 1.0}
+
     class Params(SomeClients.Params):
         """How many clients are affected, and how large their upload is."""
 
         factor: float = Field(10.0, gt=0, description="factor of the upload")
 
-    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+    def upload(self, message: Upload, random: np.random.Generator) -> Upload | None:
         """Multiplies every floating-point tensor."""
         return _each_float(message, lambda tensor: tensor * float(self.params.factor))
 
@@ -132,20 +109,26 @@ class Dropout(SomeClients):
 
         rate: float = Field(0.5, gt=0, le=1, description="probability that a client does not answer")
 
-    def upload(self, message: dict[str, torch.Tensor], random: np.random.Generator) -> dict[str, torch.Tensor] | None:
+    def upload(self, message: Upload, random: np.random.Generator) -> Upload | None:
         """Loses the upload with probability `rate`."""
         return None if random.random() < self.params.rate else message
+
+    def touches(self, name: str, tensor: torch.Tensor) -> bool:
+        """Returns true: what is lost may be of any type."""
+        return True
 
 
 class Straggler(SomeClients):
     """Stragglers: affected clients finish only a share of their local steps and of the samples of their statistics."""
+
+    neutral: ClassVar = {"done": 1.0}
 
     class Params(SomeClients.Params):
         """How many clients are affected, and how slow they are."""
 
         done: float = Field(0.5, gt=0, le=1, description="share of its work that an affected client finishes")
 
-    def share(self) -> float:
+    def share(self, turn: Turn, random: np.random.Generator) -> float:
         """Returns the share of the work that is done."""
         return float(self.params.done)
 
@@ -153,7 +136,7 @@ class Straggler(SomeClients):
 class Stale(SomeClients):
     """Stale clients: affected clients train on an older global model and send their update against that model.
 
-    A method whose clients do not train never changes its global model, so there is no older one.
+    A method whose clients do not train never changes its global model: there is no older one, and the cell is declined.
     """
 
     class Params(SomeClients.Params):
@@ -166,7 +149,5 @@ class Stale(SomeClients):
         return int(self.params.rounds)
 
 
-def _each_float(
-    message: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _each_float(message: Upload, change: Callable[[torch.Tensor], torch.Tensor]) -> Upload:
     return {name: change(tensor) if tensor.is_floating_point() else tensor for name, tensor in message.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcilbench.api.stressor import Stressor
+from fcilbench.api import Stressor
 
 
 class NoStress(Stressor):

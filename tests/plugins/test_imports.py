@@ -1,0 +1,42 @@
+"""Built-in plugins import what any author imports: `fcilbench.api`, and the mathematics in `fcilbench.vectors`."""
+
+import ast
+from pathlib import Path
+
+import fcilbench.plugins
+
+ROOT = Path(fcilbench.plugins.__file__).parent
+
+SIBLINGS = {
+    "aggregators.prompts": "base class of methods with prompts, PromptMethod",
+    "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
+    "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
+    "backbones.text": "base class of text encoders",
+    "backbones.checkpoint": "how weights are found and read",
+    "backbones.timm": "counts the operations of a vision network",
+}
+"""Plugins that other plugins derive from or use, each with the reason why it stays where it is."""
+
+
+def modules(path):
+    """The modules that a file imports; of a package, what is taken from it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            package = node.module == "fcilbench.plugins.backbones"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names) if package else (node.module,)
+
+
+def test_built_ins_import_the_public_interface_alone():
+    wrong, used = [], set()
+    for path in sorted(ROOT.rglob("*.py")):
+        for module in modules(path):
+            sibling = module.removeprefix("fcilbench.plugins.")
+            used |= {sibling} & SIBLINGS.keys()
+            public = module == "fcilbench.api" or module.startswith("fcilbench.vectors.") or sibling in SIBLINGS
+            if module.startswith("fcilbench") and not public:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == []
+    assert used == SIBLINGS.keys()
