@@ -151,15 +151,12 @@ class Aggregator(Plugin):
         return None
 
     def broadcast(self, server: Server) -> Message:
-        """Returns what clients receive in every round beside the global vector; part of the loss's context.
+        """Returns what clients receive beside the global vector; part of the loss's context.
 
-        A tensor that a client already holds with equal value (the last global model, the model the task began with, or
-        a tensor of an earlier broadcast of the same name) is not sent again and costs nothing.
+        It is asked in every round. A tensor that a client already holds with equal value (the last global model, the
+        model the task began with, or a tensor of an earlier broadcast of the same name) is not sent again and costs
+        nothing: what stays the same during a task is sent once a task.
         """
-        return {}
-
-    def task_broadcast(self, server: Server) -> Message:
-        """Returns what a client receives once a task, when it first takes part; part of the loss's context."""
         return {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
@@ -208,5 +205,4 @@ def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     It is 0 for a batch of padding only.
     """
     task = batch.task
-    losses = F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none")
-    return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+    return batch.mean(F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none"))

@@ -103,6 +103,10 @@ class Batch:
     extra: Batch | None = None
     protocol: _protocol.Protocol = field(default_factory=_protocol.Protocol)
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of values `[B]` over the samples, without padding; 0 for a batch of padding only."""
+        return (values * self.mask).sum() / self.mask.sum().clamp(min=1.0)
+
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]
 """Labels of a diagonal Fisher: in expectation, drawn from the model, the true ones, the true ones weighted by p."""

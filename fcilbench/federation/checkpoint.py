@@ -36,7 +36,7 @@ class Progress:
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
-        not_finite: That of `Federation`.
+        not_finite: The first of all that clients sent that was not finite, as in `RoundResult`.
     """
 
     phase: int = 0

@@ -97,9 +97,6 @@ class Federation:
             of a fixed number of rounds.
         best: The best round so far of a phase that trains until convergence.
         replay: Samples that clients mix into the training of the current task.
-        merged: Number of updates that the last round merged.
-        visited: Number of clients that took part in it.
-        not_finite: What was first not finite of all that clients sent, e.g. `the loss of client 0 in task 0, round 1`.
     """
 
     experiment: Experiment
@@ -119,9 +116,6 @@ class Federation:
     clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     replay: Replay | None = None
     best: Best | None = None
-    merged: int = 0
-    visited: int = 0
-    not_finite: str = ""
 
     def held_out_evaluator(self, phase: int) -> Evaluator:
         """Returns an evaluator of the samples that tell when a phase has converged, as the one task that it knows."""

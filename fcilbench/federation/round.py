@@ -6,7 +6,7 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,27 +39,42 @@ class Upload:
     sound: bool
 
 
-def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
+@dataclass(frozen=True)
+class RoundResult:
+    """What came of a round beside the new global model.
+
+    Attributes:
+        loss: Sample-weighted mean of the clients' last local losses; `None` if nobody trained.
+        visited: Number of clients that took part.
+        merged: Number of updates that were merged.
+        not_finite: What of all that clients sent was not finite first, e.g. `the loss of client 0 in task 1, round 1`.
+    """
+
+    loss: float | None = None
+    visited: int = 0
+    merged: int = 0
+    not_finite: str = ""
+
+
+def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> RoundResult:
     """Runs one round; the new global vector is on the server.
 
     The clients' updates are written to `rows` `[N, D]`, which every round uses again; `watch` gets the seconds of
-    `training` and `aggregation`. Returns the sample-weighted mean of the clients' last local losses, or `None` if
-    nobody trained.
+    `training` and `aggregation`.
     """
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    server.round, server.logs, federation.merged = context.round, {}, 0
+    server.round, server.logs = context.round, {}
     clients = sample_clients(federation, context)
-    federation.visited = len(clients)
     if not clients:
         server.warn(f"task {context.phase.task.index + 1}: no client of a round had samples; the model was kept")
-        return None
+        return RoundResult()
     wire = aggregator.wire(server)
     for pattern in (*wire.train, *wire.up):
         if not server.layout.select([pattern]):
             names = ", ".join(piece.name for piece in server.layout.pieces[:3])
             raise ValueError(f"wire: the pattern {pattern!r} matches no tensor of the state vector ({names}, ...)")
     channel.publish(server.vector, server.counters)
-    broadcast = channel.post({**aggregator.task_broadcast(server), **aggregator.broadcast(server)})
+    broadcast = channel.post(aggregator.broadcast(server))
     replay = channel.post({} if federation.replay is None else federation.replay.message)
     uploads: dict[int, Upload] = {}
     with watch("training"):
@@ -70,16 +85,20 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
             if (upload := visit(federation, context, session, aggregator.statistics, work)) is not None:
                 uploads[client] = upload
     with watch("aggregation"):
-        updates = collect(federation, clients, uploads, rows)
+        updates, not_finite = collect(federation, clients, uploads, rows)
         if updates is not None:
-            federation.merged = len(updates.clients)
             server.counters.copy_(torch.stack([uploads[client].counters for client in updates.clients]).amax(dim=0))
             aggregator.aggregate(updates, server)
     channel.publish(server.vector, server.counters)
-    losses = [upload.loss.double().cpu() for upload in uploads.values() if upload.loss is not None]
+    merged = 0 if updates is None else len(updates.clients)
+    return RoundResult(_mean_loss(uploads.values()), len(clients), merged, not_finite)
+
+
+def _mean_loss(uploads: Collection[Upload]) -> float | None:
+    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
     if not losses:
         return None
-    weights = torch.tensor([upload.samples for upload in uploads.values()], dtype=torch.float64)
+    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
     return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
@@ -166,9 +185,12 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
 
 def collect(
     federation: Federation, clients: Sequence[int], uploads: dict[int, Upload], rows: torch.Tensor
-) -> Updates | None:
-    """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
-    server = federation.server
+) -> tuple[Updates | None, str]:
+    """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out.
+
+    Returns also what was first not finite, or "".
+    """
+    server, not_finite = federation.server, ""
     answered = [row for row, client in enumerate(clients) if client in uploads]
     sound = [row for row in answered if uploads[clients[row]].sound]
     if len(answered) < len(clients):
@@ -177,23 +199,23 @@ def collect(
         server.log("clients/not_finite", len(answered) - len(sound))
         row = next(row for row in answered if row not in sound)
         what = _not_finite(uploads[clients[row]], rows[row])
-        where = f"{what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
-        federation.not_finite = federation.not_finite or f"the {where}"
+        not_finite = f"the {what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
         server.warn(f"task {server.task.index + 1}: updates that were not finite were left out of the merge")
     if not sound:
         server.warn(f"task {server.task.index + 1}: no client sent a finite update; the global model was kept")
-        return None
+        return None, not_finite
     for target, row in enumerate(sound):
         if target != row and federation.experiment.aggregator.trains:
             rows[target].copy_(rows[row])  # within the buffer: a copy of all rows might not fit
     kept = tuple(clients[row] for row in sound)
-    return Updates(
+    updates = Updates(
         delta=rows[: len(sound)],
         samples=tuple(uploads[client].samples for client in kept),
         clients=kept,
         statistics=tuple(uploads[client].statistics for client in kept),
         layout=server.layout,
     )
+    return updates, not_finite
 
 
 def _not_finite(upload: Upload, row: torch.Tensor) -> str:

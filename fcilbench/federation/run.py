@@ -123,11 +123,11 @@ class _Run:
     def _round(self, context: RoundContext) -> None:
         before, channel = dict(self._watch.seconds), self._federation.channel
         sent = (channel.bytes_up, channel.bytes_down)
-        loss = run_round(self._federation, context, self._rows, self._watch)
+        result = run_round(self._federation, context, self._rows, self._watch)
         self._offer(context.phase)
-        self._progress.merged += self._federation.merged
-        self._progress.visits += self._federation.visited
-        self._progress.not_finite = self._progress.not_finite or self._federation.not_finite
+        self._progress.merged += result.merged
+        self._progress.visits += result.visited
+        self._progress.not_finite = self._progress.not_finite or result.not_finite
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
         measured = {}
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
@@ -140,11 +140,11 @@ class _Run:
                 "tasks": self._tasks,
                 "round": context.round,
                 "rounds": context.phase.rounds,
-                "loss": loss if loss is None or math.isfinite(loss) else None,
+                "loss": result.loss if result.loss is not None and math.isfinite(result.loss) else None,
                 "seconds": self._since(before),
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
-                "visits": self._federation.visited,
+                "visits": result.visited,
                 "logs": _logs(self._server.logs),
                 **measured,
             }

@@ -24,7 +24,7 @@ from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Stoppe
 CHECKS: Checks[AggregatorSubject] = Checks()
 
 _CLIENT_HOOKS = ("loss", "gradient", "query", *CLIENT_MESSAGES)
-_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "aggregate", "end_task")
+_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "aggregate", "end_task")
 
 
 @CHECKS.add

@@ -68,10 +68,8 @@ class Talks(Aggregator):
     """Adds the model, which costs nothing, and 3 floats a round and 5 a task down; 2 float64 up."""
 
     def broadcast(self, server):
-        return {"a": server.vector[:3].clone(), "anchor": server.vector[server.layout.trainable].clone()}
-
-    def task_broadcast(self, server):
-        return {"b": server.vector[:5].clone(), "teacher": server.vector.clone()}
+        anchor, teacher = server.vector[server.layout.trainable].clone(), server.vector.clone()
+        return {"a": server.vector[:3].clone(), "b": server.vector[:5].clone(), "anchor": anchor, "teacher": teacher}
 
     def statistics(self, client):
         return {"c": client.net.parameters[:2].detach().double()}

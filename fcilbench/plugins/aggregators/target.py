@@ -118,7 +118,7 @@ class Target(Aggregator):
         state = server.state
         return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
 
-    def task_broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server) -> Message:
         """Sends the teacher (to whom it is new); nothing in the first task."""
         return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
 
