@@ -12,11 +12,14 @@ from functools import partial
 
 import torch
 
-from fcilbench.api import Layout, Message, Piece, Updates, Wire
+from fcilbench.api import Aggregator, Layout, Message, Piece, Updates, Wire
 from fcilbench.engine import spill
 from fcilbench.engine.meters import Stopwatch
+from fcilbench.engine.minibatches import Drawn, Extra, Work
+from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import all_finite
-from fcilbench.engine.trainer import Extra, Objective, Work
+from fcilbench.engine.trainer import Objective
+from fcilbench.errors import PluginError
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation, RoundContext
 from fcilbench.federation.tasks import seed_torch, stream
@@ -82,7 +85,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
             channel.down(client, replay, model=False)
             session = ClientSession(federation, context, client, channel.down(client, broadcast, aggregator.trains))
             work = (row, wire) if aggregator.trains else None
-            if (upload := visit(federation, context, session, aggregator.statistics, work)) is not None:
+            if (upload := visit(federation, context, session, aggregator.statistics, work, begins=True)) is not None:
                 uploads[client] = upload
     with watch("aggregation"):
         updates, not_finite = collect(federation, clients, uploads, rows)
@@ -127,22 +130,30 @@ def visit(
     session: ClientSession,
     hook: Callable[[ClientSession], Message],
     work: tuple[torch.Tensor, Wire] | None = None,
+    *,
+    begins: bool = False,
 ) -> Upload | None:
     """Trains one client if there is `work`, calls `hook` for its statistics, and uploads both.
 
-    `work` is the row `[D]` into which the client's update is written, and the wire. Returns what arrives at the server,
-    or `None` if the client does not answer. Of a visit whose upload is not merged the client keeps no state: what it
-    noted as sent it sends again.
+    `work` is the row `[D]` into which the client's update is written, and the wire; `begins` says that the client
+    begins the task if it has not. Returns what arrives at the server, or `None` if the client does not answer. If an
+    upload is not merged, the client's state and memory are rolled back, so it sends that again.
     """
     server, model, samples = federation.server, federation.model, session.samples
-    before = dict(session.state)
+    before, method = session.record.copy(), federation.experiment.aggregator
     model.load(session.received_model, server.counters)
+    if begins and session.record.begun != context.phase.after:
+        session.record.begun = context.phase.after
+        model.network.eval()
+        with torch.no_grad():
+            method.begin_client_task(session)
     message: dict[str, torch.Tensor] = {}
     pieces: list[Piece] = []
     loss = None
     if work is not None:
         row, wire = work
         loss = _train(federation, context, session, wire)
+        _finish(method.finish, session, model)
         pieces = uploaded(wire, server.layout)
         torch.sub(model.vector, session.received_model, out=row)
         for piece in set(server.layout.pieces) - set(pieces):
@@ -157,9 +168,10 @@ def visit(
     random = partial(session.random, "stress-upload")
     arrived = federation.channel.up(session.id, {**message, **statistics}, random, pieces)
     sound = arrived is not None and _finite(arrived)
-    kept = {name: spill.kept(value) for name, value in session.state.items()} if sound else before
-    session.state.clear()
-    session.state.update(kept)
+    if sound:
+        session.record.settle(federation.train)
+    else:
+        session.record.roll_back(before)
     if arrived is None:
         return None
     if work is not None:
@@ -168,13 +180,48 @@ def visit(
     return Upload(samples, {name: spill.kept(value) for name, value in arrived.items()}, counters, loss, sound)
 
 
+def _finish(hook: Callable[[ClientSession], torch.Tensor | None], session: ClientSession, model: FlatModel) -> None:
+    """Lets the method change what the client has trained."""
+    model.network.eval()
+    vector = hook(session)
+    if vector is None:
+        return
+    if vector.shape != model.vector.shape:
+        raise PluginError(f"finish: expected a vector [D] = {list(model.vector.shape)}, got {list(vector.shape)}")
+    model.vector.copy_(vector.detach())
+
+
+@torch.no_grad()
+def _drawn(method: Aggregator, session: ClientSession, batch_size: int) -> Drawn | None:
+    """Returns what the steps of a visit draw from the client's memory; `None` for nothing."""
+    session.network.eval()
+    rehearsal = method.client_replay(session)
+    if rehearsal is None or not len(rehearsal.memory):
+        return None
+    if not torch.isin(rehearsal.memory.positions, session.memory.positions).all():
+        raise PluginError(f"client_replay: client {session.id} does not keep all of these samples (`client.memory`)")
+    if rehearsal.draws < 1 or (rehearsal.size is not None and rehearsal.size < 1):
+        raise PluginError(f"client_replay: {rehearsal.draws} draws of {rehearsal.size} samples; both are at least 1")
+    randoms = tuple(session.random(f"memory-draw-{number}") for number in range(rehearsal.draws))
+    return Drawn(rehearsal.memory, rehearsal.size or batch_size, randoms)
+
+
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
     method, phase = federation.experiment.aggregator, context.phase
+    memory = _drawn(method, session, phase.batch_size)
+    count = method.random_numbers(federation.server)
+    numbers = (count, session.random("numbers")) if count else None
     seed_torch(federation.experiment.seeds.of("train"), "local", *context.key, session.id)
-    own = {f"state/{name}": value for name, value in session.state.items()}
+    own = {f"state/{name}": value for name, value in session.state.items() if isinstance(value, torch.Tensor)}
     objective = Objective(method.loss, method.gradient, {**session.received, **own, "received": session.received_model})
     extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
-    work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra, session.steps)
+    work = Work(
+        *(session.index, phase.task, phase.epochs, phase.batch_size, wire.train),
+        extra=extra,
+        memory=memory,
+        numbers=numbers,
+        steps=session.steps,
+    )
     if phase.until is not None:  # the rounds of such a phase are one training run
         work = replace(work, done=context.round * phase.epochs, total=phase.rounds * phase.epochs)
     loss = federation.trainer.train(objective, work, session.random("batches"))

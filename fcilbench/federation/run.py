@@ -128,7 +128,7 @@ class _Run:
         self._progress.merged += result.merged
         self._progress.visits += result.visited
         self._progress.not_finite = self._progress.not_finite or result.not_finite
-        self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+        self._measure_state()
         measured = {}
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
             with self._watch("evaluation"):
@@ -149,6 +149,13 @@ class _Run:
                 **measured,
             }
         )
+
+    def _measure_state(self) -> None:
+        """Notes what server and clients keep at this moment, where it is more than ever before."""
+        progress, sizes = self._progress, [record.nbytes for record in self._federation.clients.values()]
+        progress.server_state = max(progress.server_state, tree_nbytes(self._server.state))
+        progress.client_state = max([progress.client_state, *sizes])
+        progress.client_state_mean = max(progress.client_state_mean, sum(sizes) / self._server.clients)
 
     def _offer(self, phase: Phase) -> None:
         """Measures the global model on the held-out samples of a phase that trains until convergence."""
@@ -180,7 +187,7 @@ class _Run:
         if not all_finite(server.vector):
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)
-        self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
+        self._measure_state()
         measured = {}
         with self._watch("evaluation"):
             predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity

@@ -49,6 +49,8 @@ class FederationServer(Server):
 
     def enter(self, task: Task, after: int) -> None:
         """Enters a phase that trains `task`, after which the tasks up to `after` have been seen."""
+        if self._model is not None:
+            self._model.task = task
         self.task, self.tasks = task, self._stream[: after + 1]
 
     @property

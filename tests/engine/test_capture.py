@@ -13,8 +13,9 @@ from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.minibatches import Extra, Minibatch, Work
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.trainer import CapturedStep, CaptureError, Extra, Minibatch, Objective, Trainer, Work
+from fcilbench.engine.trainer import CapturedStep, CaptureError, Objective, Trainer
 from fcilbench.spec.protocol import Protocol
 
 TASK = Task(1, 2, 3)
