@@ -82,7 +82,7 @@ class FederationServer(Server):
             raise ValueError(f"server.step expects shape {wanted}, got {list(direction.shape)}")
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
-        target.add_(direction)
+        target.add_(direction.detach())
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

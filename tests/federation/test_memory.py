@@ -1,4 +1,4 @@
-"""What clients keep between their visits, with methods of about ten lines that need it: drawn, kept, billed, resumed."""
+"""What clients keep between their visits, with methods of about ten lines: drawn, kept, billed, resumed."""
 
 from dataclasses import replace
 
