@@ -160,6 +160,10 @@ class PILoRA(Aggregator):
         """Answers with the nearest prototype, under `inferred` too: all prototypes lie in one space."""
         return Predictors({"global": lambda: _nearest(server)}, ONE_SCALE)
 
+    def export(self, server: Server) -> Message:
+        """Returns the vector with the head of the nearest prototype, which is what answers."""
+        return {"theta": _nearest(server)}
+
 
 def distances(features: torch.Tensor, prototypes: torch.Tensor) -> torch.Tensor:
     """Returns d = ||f - m|| / sqrt(F) `[B, C]` of features `[B, F]` and prototypes `[C, F]`; its gradient at 0 is 0."""

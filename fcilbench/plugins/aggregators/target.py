@@ -89,6 +89,13 @@ class Target(Aggregator):
     """
 
     version = "1"
+    kit_params: ClassVar[Mapping[str, Any]] = {
+        "g_ep": 2,
+        "synthesis_batch": 4,
+        "g_steps": 2,
+        "kd_steps": 2,
+        "warmup": 1,
+    }
 
     class Params(TargetParams):
         """Hyperparameters of TARGET."""
