@@ -21,7 +21,8 @@ import torch
 
 from benchmarks import common
 from fcilbench.api.aggregator import Aggregator
-from fcilbench.engine.trainer import Objective, Work
+from fcilbench.engine.minibatches import Work
+from fcilbench.engine.trainer import Objective
 from fcilbench.federation.experiment import build
 from fcilbench.federation.tasks import stream
 from fcilbench.results.processor import processor

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # read by `_homes`, too
-    from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy
+    from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy, seen_cross_entropy
     from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
-    from fcilbench.api.client import Batch, Client, Context, FisherKind, LayerGram, Net
+    from fcilbench.api.client import Batch, Client, Context, FisherKind, LayerGram, Net, State
     from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
     from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_layers, merge_adapters
+    from fcilbench.api.memory import Memory, Rehearsal, class_balanced, herded, herding, quotas, reservoir
     from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
     from fcilbench.api.predict import (
         ONE_SCALE,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
         TrueTask,
     )
     from fcilbench.api.schedule import Convergence, Indices, Phase, Schedule, Task
-    from fcilbench.api.server import Server, State, Updates
+    from fcilbench.api.server import Server, Updates
     from fcilbench.api.stressor import SomeClients, Stressor, Turn, Upload
     from fcilbench.boards.build import BaseBoard, Figures
     from fcilbench.boards.model import Board, Column, Group
@@ -68,15 +69,16 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.vectors.ridge import solve_ridge
     from fcilbench.vectors.sums import client_weights, weighted_sum
 
-__all__ = ["Aggregator", "No", "Request", "masked_cross_entropy"]
+__all__ = ["Aggregator", "No", "Request", "masked_cross_entropy", "seen_cross_entropy"]
 __all__ += ["Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]
-__all__ += ["Batch", "Client", "Context", "FisherKind", "LayerGram", "Net"]
+__all__ += ["Batch", "Client", "Context", "FisherKind", "LayerGram", "Net", "State"]
 __all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"]
 __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers", "merge_adapters"]
 __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
 __all__ += ["ONE_SCALE", "AllClasses", "DecisionRule", "Logits", "Module", "MostConfident", "Predictors", "TrueTask"]
 __all__ += ["UNCONVERGED", "Convergence", "Indices", "Phase", "Schedule", "Task"]
-__all__ += ["Server", "State", "Updates"]
+__all__ += ["Memory", "Rehearsal", "class_balanced", "herded", "herding", "quotas", "reservoir"]
+__all__ += ["Server", "Updates"]
 __all__ += ["SomeClients", "Stressor", "Turn", "Upload"]
 __all__ += ["FrozenFeatures", "PromptMethod", "PromptedViT", "distillation", "write_head"]
 __all__ += ["ImageDataset", "ImageFiles", "class_folders", "class_tree", "decoded_images", "sized_images"]

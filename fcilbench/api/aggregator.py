@@ -16,6 +16,7 @@ from torch import nn
 
 from fcilbench.api.client import Batch, Client, Context, Net
 from fcilbench.api.dataset import Samples
+from fcilbench.api.memory import Rehearsal
 from fcilbench.api.message import Message, Wire
 from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Schedule
@@ -41,6 +42,7 @@ class Request:
         tasks: Number of classes of each task.
         clients: Number of registered clients N.
         backbone: Facts of the backbone: its `facts()` and its hyperparameters under `params`.
+        class_names: The name of each class, in internal order.
     """
 
     modality: str
@@ -49,6 +51,7 @@ class Request:
     clients: int
     protocol: Protocol
     backbone: Mapping[str, Any]
+    class_names: tuple[str, ...] = ()
 
 
 class Aggregator(Plugin):
@@ -93,6 +96,21 @@ class Aggregator(Plugin):
 
     # ---------------------------------------------------------------- the client half
 
+    def begin_client_task(self, client: Client) -> None:
+        """Called before a client's first step in a task, at its first visit: set up `client.state`, choose a memory.
+
+        `client.net` has the received parameters. `client.past` are its samples of the tasks that have ended since its
+        last visit: it can still keep some of them (`client.memory`).
+        """
+
+    def client_replay(self, client: Client) -> Rehearsal | None:
+        """Returns what each step of this visit draws from the client's own kept samples, as `batch.memory`.
+
+        By default one draw from `client.memory`. Called in each visit before local training. The engine transforms and
+        augments the samples as it does the client's own.
+        """
+        return Rehearsal(client.memory)
+
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the scalar local loss: cross-entropy over the slice of the task's classes, mean over samples.
 
@@ -114,6 +132,14 @@ class Aggregator(Plugin):
         Called once for every sample, without gradient, in eval mode and with the test transform, after `prepare`. A
         sample's memo must not depend on the others of its batch. In training it is `batch.memo`, in evaluation
         `context["memo"]` of `net.outputs`.
+        """
+        return None
+
+    def finish(self, client: Client) -> torch.Tensor | None:
+        """Called after local training; returns the vector `[D]` that the client has trained in the end, or `None`.
+
+        By default that of its last step. A method whose client trains several models, or changes what it has trained,
+        does it here: `client.net.under(vector)` runs the network with any vector, and gradients flow into it.
         """
         return None
 
@@ -161,16 +187,21 @@ class Aggregator(Plugin):
         """
         return None
 
-    def broadcast(self, server: Server) -> Message:
-        """Returns what clients receive in every round beside the global vector; part of the loss's context.
+    def random_numbers(self, server: Server) -> int:
+        """Returns how many uniform numbers a loss gets for each sample of each step, as `batch.random`.
 
-        A tensor that a client already holds with equal value (the last global model, the model the task began with, or
-        a tensor of an earlier broadcast of the same name) is not sent again and costs nothing.
+        They are drawn from the client's keyed stream outside the step, so that it can be captured in a CUDA graph.
+        `torch.special.ndtri` makes them normal.
         """
-        return {}
+        return 0
 
-    def task_broadcast(self, server: Server) -> Message:
-        """Returns what a client receives once a task, when it first takes part; part of the loss's context."""
+    def broadcast(self, server: Server) -> Message:
+        """Returns what clients receive beside the global vector; part of the loss's context.
+
+        It is asked in every round. A tensor that a client already holds with equal value (the last global model, the
+        model the task began with, or a tensor of an earlier broadcast of the same name) is not sent again and costs
+        nothing: what stays the same during a task is sent once a task.
+        """
         return {}
 
     def decode(self, message: Message, server: Server) -> Message:
@@ -225,8 +256,21 @@ class Aggregator(Plugin):
 def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Returns the float32 cross-entropy of logits `[B, C]` over the slice of the batch's task, mean over its samples.
 
-    It is 0 for a batch of padding only.
+    Of replayed samples (`batch.extra`, `batch.memory`) each is compared within its own task. It is 0 for a batch of
+    padding only.
     """
     task = batch.task
-    losses = F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none")
-    return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+    if batch.slices is not None:
+        classes, (first, end) = torch.arange(logits.shape[1], device=logits.device), batch.slices.unbind(1)
+        outside = (classes < first[:, None]) | (classes >= end[:, None])
+        logits = logits.float().masked_fill(outside, -torch.inf)
+        return batch.mean(F.cross_entropy(logits, batch.labels, reduction="none"))
+    return batch.mean(F.cross_entropy(logits[:, task.classes].float(), task.local(batch.labels), reduction="none"))
+
+
+def seen_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Returns the float32 cross-entropy of logits `[B, C]` over all classes seen so far, mean over the samples.
+
+    Replayed samples compete among all classes seen, where those of the task compete in its slice (Caccia et al. 2022).
+    """
+    return batch.mean(F.cross_entropy(logits[:, : batch.task.seen].float(), batch.labels, reduction="none"))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fcilbench.api.memory import Memory
 from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
 from fcilbench.spec import protocol as _protocol
@@ -19,10 +20,16 @@ from fcilbench.spec import protocol as _protocol
 Context = Mapping[str, torch.Tensor]
 """What a loss may read beside its batch.
 
-Tensors by name: the method's broadcasts, the client's own state as `state/<name>`, and as `received` the global vector
-`[D]` that the client has just received, which costs nothing. In evaluation `memo` holds the samples' memos.
+Tensors by name: the method's broadcasts, the tensors of the client's own state as `state/<name>`, and as `received` the
+global vector `[D]` that the client has just received, which costs nothing. In evaluation `memo` holds the samples'
+memos.
 """
 
+State = dict[str, Any]
+"""A method's persistent state, of the server or of one client.
+
+Tensors, numbers, bools, strings, `None`, and lists and dicts of these: checkpoints keep it, and it is measured.
+"""
 
 Part = Literal["logits", "features", "head", "outputs"]
 """What of the network is run; `head` maps features to logits."""
@@ -37,11 +44,13 @@ class Net(ABC):
     Attributes:
         parameters: Trainable parameters, flat float32 `[P]`, differentiable; for penalties on weights.
         vector: State vector, float32 `[D]`; its first P entries are the parameters.
+        task: The task that is trained; before the first one, a task of all classes.
     """
 
     parameters: torch.Tensor
     vector: torch.Tensor
     layout: Layout
+    task: Task
 
     @abstractmethod
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
@@ -93,6 +102,13 @@ class Batch:
         memo: What `Aggregator.query` returned for these samples, `[B, ...]`; `None` without a query.
         extra: `batch_size` samples drawn from `Aggregator.replay`; `None` without replay. Their labels may be of any
             earlier task.
+        memories: Samples drawn from what the client keeps (`Aggregator.client_replay`), one batch for each draw; empty
+            if it keeps nothing yet. Their labels may be of any task so far.
+        fields: What the client keeps with each of the samples of a memory, by name `[B, ...]`.
+        slices: Of samples of `extra` and `memories`, the first class of their own task and the one after its last,
+            int64 `[B, 2]`; `None` for samples of `task`.
+        random: Uniform numbers in (0, 1), float32 `[B, count]`, as many as `Aggregator.random_numbers` asks for.
+        step: Number of the step in the client's visit, from 0, an int64 scalar on the device; `None` outside training.
     """
 
     inputs: torch.Tensor
@@ -102,6 +118,20 @@ class Batch:
     memo: torch.Tensor | None = None
     extra: Batch | None = None
     protocol: _protocol.Protocol = field(default_factory=_protocol.Protocol)
+    memories: tuple[Batch, ...] = ()
+    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    slices: torch.Tensor | None = None
+    random: torch.Tensor | None = None
+    step: torch.Tensor | None = None
+
+    @property
+    def memory(self) -> Batch | None:
+        """The first of `memories`; `None` if there is none."""
+        return self.memories[0] if self.memories else None
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of values `[B]` over the samples, without padding; 0 for a batch of padding only."""
+        return (values * self.mask).sum() / self.mask.sum().clamp(min=1.0)
 
 
 FisherKind = Literal["exact", "sampled", "empirical", "label_prob"]
@@ -120,16 +150,23 @@ class LayerGram:
 
 
 class Client(Protocol):
-    """A client as its statistics hooks see it: after local training, in eval mode, without augmentation or gradient.
+    """A client as its hooks see it: before or after local training, in eval mode, without augmentation or gradient.
 
     Attributes:
         id: Registered client id, from 0.
         samples: Number of its training samples n_k in the current task.
         steps: Optimiser steps that it takes in a round of this task.
-        state: The client's own persistent tensors; kept between rounds and in checkpoints.
-        received: The method's broadcasts of this round, the task's included; empty at the end of a task.
+        learning_rates: The learning rate of each of these steps under the protocol's schedule, before the factors of
+            `Aggregator.rates`. Their sum is what SCAFFOLD divides by.
+        state: The client's own persistent state, kept between rounds and in checkpoints, and measured. If its upload is
+            not merged, state and memory are again what they were before the visit.
+        memory: The samples that it keeps, of this and earlier tasks; assign another one to keep others. They must be of
+            `own`, of `past`, or of what it kept already. Kept between rounds and in checkpoints, and measured.
+        past: In its first visit of a task, its samples of the tasks that have ended since its last visit, from which
+            it can still choose what to keep; empty in later visits.
+        received: The method's broadcasts of this round; empty at the end of a task.
         received_model: The global vector `[D]` that it received last. Do not change it.
-        net: The network with this client's parameters (task-end statistics: with the global ones).
+        net: The network with this client's parameters: before training and at the end of a task, the received ones.
         network: The module behind `net`, for forward and backward hooks; remove them again.
     """
 
@@ -137,16 +174,33 @@ class Client(Protocol):
     samples: int
     steps: int
     task: Task
+    learning_rates: tuple[float, ...]
     protocol: _protocol.Protocol
-    state: dict[str, torch.Tensor]
+    state: State
+    past: Memory
     received: Mapping[str, torch.Tensor]
     received_model: torch.Tensor
     net: Net
     network: nn.Module
     feature_dim: int
 
-    def batches(self) -> Iterator[Batch]:
-        """Iterates once over the client's own samples, with the test transform."""
+    @property
+    def own(self) -> Memory:
+        """Its samples of the current task; of a slow client, in its statistics, those that they cover."""
+
+    @property
+    def memory(self) -> Memory:
+        """The samples that the client keeps."""
+
+    @memory.setter
+    def memory(self, kept: Memory) -> None:
+        """Keeps other samples."""
+
+    def batches(self, samples: Memory | None = None) -> Iterator[Batch]:
+        """Iterates once over the client's own samples, or over others such as `memory`, with the test transform.
+
+        With `samples`, a batch has their `fields` and the `slices` of their tasks.
+        """
 
     def inputs(self, patterns: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
         """Yields the inputs of the layers whose names match, one batch of the own samples after another.

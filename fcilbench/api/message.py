@@ -105,13 +105,33 @@ class Layout:
         """Backbone and head: the part `[P]` that has gradients."""
         return slice(self.backbone.start, self.head.stop)
 
+    def live(self, classes: slice, wire: Wire | None = None) -> torch.Tensor:
+        """Returns which parameters a task moves, bool `[P]`: of the head the rows of its classes alone.
+
+        Under the masked loss the gradient of all other rows is 0. A correction that a method carries from round to
+        round is not, and would move what no data corrects: multiply it by this.
+
+        Args:
+            classes: The task's classes, `net.task.classes`.
+            wire: What trains; by default everything.
+        """
+        live = torch.zeros(self.trainable.stop, dtype=torch.bool)
+        for piece in self.select(("*",) if wire is None else wire.train):
+            if piece.span.stop <= self.trainable.stop:
+                live[piece.span] = True
+        rows = torch.zeros(self.classes, dtype=torch.bool)
+        rows[classes] = True
+        live[self.head] &= torch.cat([rows.repeat_interleave(self.features), rows])
+        return live
+
 
 @dataclass(frozen=True)
 class Wire:
     """Which pieces of the state vector clients train and upload in a round.
 
     Patterns are compared with the names of the pieces (see `matches`). A piece that is not trained keeps its value
-    and is not uploaded. Float buffers follow `up` alone.
+    and is not uploaded: the server alone moves it, by `server.step`, and clients receive it whenever it has changed.
+    Float buffers follow `up` alone.
 
     Attributes:
         train: Pieces that the local optimiser moves.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from fcilbench.api.backbone import ImageInput
-from fcilbench.api.client import Net
+from fcilbench.api.client import Net, State
 from fcilbench.api.message import Layout, Message
 from fcilbench.api.schedule import Task
 from fcilbench.spec import protocol as _protocol
@@ -62,10 +62,6 @@ class Updates:
         """Returns the sample-weighted mean of the updates, or of one part of them (FedAvg)."""
         rows = self.delta if part is None else self.delta[:, part]
         return weighted_sum(self.weights, rows)
-
-
-State = dict[str, Any]
-"""A method's persistent state: tensors, numbers, strings, and lists and dicts of these (checkpointed, measured)."""
 
 
 class Server(Protocol):

@@ -99,8 +99,10 @@ def run_checks(
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is not a result
         from fcilbench.testing.conformance import case
 
-        results = []
-        for result in case(ref.kind, name, chosen.plain(), root=data_root()).results():
+        results, ready = [], case(ref.kind, name, chosen.plain(), root=data_root())
+        if ready.params:
+            console.say(f"with {', '.join(f'{key}={value}' for key, value in ready.params.items())}")
+        for result in ready.results():
             results.append(result)
             console.say(f"{result.check}: {result.status}", style="dim")
     _show_results(ref.name, ref.kind, results, form)

@@ -25,7 +25,10 @@ class DeviceData(ABC):
     Attributes:
         labels: Internal labels int64 `[n]`.
         memo: What the method's query returned for each sample, `[n, ...]`; `None` without a query.
+        sample_bytes: Size of each raw sample without its label, int64 `[n]` on the CPU: what it takes to keep it.
     """
+
+    sample_bytes: torch.Tensor
 
     def __init__(self, labels: Indices, device: torch.device) -> None:
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
@@ -74,6 +77,7 @@ class DeviceImages(DeviceData):
         if pixels.shape[1] not in (1, spec.channels):
             raise ValueError(f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}")
         self.pixels = pixels.to(device)
+        self.sample_bytes = torch.full((len(pixels),), pixels[:1].numel() * pixels.element_size())
         self._mean = torch.tensor(spec.mean, device=device).view(1, -1, 1, 1)
         self._std = torch.tensor(spec.std, device=device).view(1, -1, 1, 1)
 
@@ -118,15 +122,21 @@ class DeviceImages(DeviceData):
 
 
 class DeviceTokens(DeviceData):
-    """All texts of a split on the device, as int32 token ids `[n, length]`; they are not augmented."""
+    """All texts of a split on the device, as int32 token ids `[n, length]`; they are not augmented.
 
-    def __init__(self, tokens: TokenIds, labels: Indices, device: torch.device) -> None:
+    `sizes` are the bytes of the raw texts, UTF-8; by default those of their token ids.
+    """
+
+    def __init__(
+        self, tokens: TokenIds, labels: Indices, device: torch.device, sizes: torch.Tensor | None = None
+    ) -> None:
         super().__init__(labels, device)
         if len(tokens.ids) != len(labels):
             raise ValueError(f"{len(tokens.ids)} texts but {len(labels)} labels")
         self._ids = torch.from_numpy(tokens.ids).to(device)
         self._pad = tokens.pad
         self._lengths = torch.from_numpy(tokens.lengths)
+        self.sample_bytes = 4 * self._lengths if sizes is None else sizes
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Returns token ids int64 `[B, length]`; on a CPU, columns that are padding for the whole batch are cut off.

@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fcilbench.api import Context, FeatureExtractor, Layout, Net, Piece
+from fcilbench.api import Context, FeatureExtractor, Layout, Net, Piece, Task
 from fcilbench.api.client import Part
 from fcilbench.api.lora import FrozenBatchNorm
 from fcilbench.engine.precision import without_autocast
@@ -96,6 +96,7 @@ class FlatModel(Net):
         self.counters = self.read_counters()
         norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         self.batch_norms = [module for module in norms if not isinstance(module, FrozenBatchNorm)]
+        self.task = Task(0, 0, classes)
         self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @contextmanager
@@ -152,7 +153,7 @@ class _Borrowed(Net):
     """The resident network in eval mode, run with tensors that are not its own."""
 
     def __init__(self, model: FlatModel, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor]) -> None:
-        self.layout, self.vector, self._model = model.layout, vector, model
+        self.layout, self.vector, self._model, self.task = model.layout, vector, model, model.task
         self.parameters = vector[model.layout.trainable]
         self._tensors = {**model.named(vector), **frozen}
         for piece in self.layout.pieces:

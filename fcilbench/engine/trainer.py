@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from fcilbench.api import Batch, Context, Net, Protocol, Task
-from fcilbench.engine.data import DeviceData, Draws
+from fcilbench.engine.data import DeviceData
+from fcilbench.engine.minibatches import Minibatch, Work, batch_spans, buffers_of, fill, one_pass
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.optimiser import LocalOptimiser
 from fcilbench.engine.precision import relative_difference, training_context
@@ -39,67 +40,15 @@ class Objective:
     context: Context
 
 
-@dataclass(frozen=True)
-class Extra:
-    """Samples that a client mixes into its training (`Aggregator.replay`), and the stream that draws of them."""
-
-    data: DeviceData
-    random: np.random.Generator
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one client trains on in one round, and which pieces of the model.
-
-    Attributes:
-        index: Positions of its samples, int64 `[n]` on the device, n > 0.
-        batch_size: Samples per step; the last step of a pass takes what is left.
-        train: Patterns of the names of the pieces that the optimiser moves (`Wire.train`).
-        extra: Samples of which each step gets `batch_size` as `batch.extra`, or `None`.
-        steps: Number of steps after which a slow client stops; `None` for all steps of all passes.
-        done: Passes of the same training run that earlier rounds made: the optimiser goes on where they ended.
-        total: Passes of the whole run at most, for the learning-rate schedule; `None`: `epochs`.
-    """
-
-    index: torch.Tensor
-    task: Task
-    epochs: int
-    batch_size: int
-    train: tuple[str, ...] = ("*",)
-    extra: Extra | None = None
-    steps: int | None = None
-    done: int = 0
-    total: int | None = None
-
-
-def batch_spans(samples: int, size: int, batch_statistics: bool) -> list[slice]:
-    """Returns the batches of one pass over a client's samples, `ceil(samples / size)` of them.
-
-    One sample has no batch statistics: where the network has BatchNorm, a last batch of one joins the batch before.
-    """
-    starts = list(range(0, samples, size))
-    if batch_statistics and samples > size > 1 and samples % size == 1:
-        starts.pop()
-    return [slice(*ends) for ends in zip(starts, [*starts[1:], samples], strict=True)]
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Positions `[n]` of the samples of one step, the random numbers of their augmentation, and the replayed ones."""
-
-    rows: torch.Tensor
-    draws: Draws
-    extra: Minibatch | None = None
-
-
 class Trainer:
     """Trains the flat model in place on a client's samples.
 
     Steps are captured in a CUDA graph if `capture` asks for it and the device can. `rates` are factors of the learning
-    rate by patterns of piece names, of which the first that matches counts.
+    rate by patterns of piece names, of which the first that matches counts. `tasks` are those of the stream.
 
     Attributes:
         optimiser: The optimiser of the pieces that the current work trains.
+        slices: Of each class, the first class of its task and the one after its last, int64 `[C, 2]`.
         notes: What the user should know, e.g. why steps are not captured.
     """
 
@@ -110,7 +59,13 @@ class Trainer:
         protocol: Protocol,
         capture: bool = False,
         rates: Mapping[str, float] = MappingProxyType({}),
+        *,
+        tasks: Sequence[Task] = (),
     ) -> None:
+        slices = torch.zeros(model.layout.classes, 2, dtype=torch.int64)
+        for task in tasks:
+            slices[task.classes] = torch.tensor([task.offset, task.seen])
+        self.slices = slices.to(model.vector.device)
         self.model, self._data, self._protocol, self._rates = model, data, protocol, rates
         self._train: tuple[str, ...] = ("*",)
         self.optimiser = LocalOptimiser(model, protocol, self._train, rates)
@@ -128,7 +83,8 @@ class Trainer:
         """
         first = self.begin(work)
         self.model.network.train()
-        if 1 in (len(work.index), work.batch_size):  # one sample has no batch statistics: the running ones are used
+        sizes = {len(work.index), work.batch_size, work.memory.count if work.memory else 0}
+        if 1 in sizes:  # one sample has no batch statistics: the running ones are used
             for norm in self.model.batch_norms:
                 norm.eval()
         network = self.model.network
@@ -147,7 +103,7 @@ class Trainer:
         for _ in range(work.epochs):
             if number == work.steps:
                 break
-            minibatches = self._one_pass(work, random)
+            minibatches = one_pass(work, self._data, random, bool(self.model.batch_norms), number)
             minibatches = minibatches if work.steps is None else minibatches[: work.steps - number]
             if self._capture and captured is None:
                 captured = self._captured_step(objective, work, minibatches[0])
@@ -168,12 +124,19 @@ class Trainer:
 
     def begin(self, work: Work) -> int:
         """Prepares the optimiser for a client's round; returns the number of its first step in its training run."""
+        self.model.task = work.task
         if work.train != self._train:
             self._train = work.train
             self.optimiser = LocalOptimiser(self.model, self._protocol, work.train, self._rates)
         spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
         self.optimiser.reset(work.task, (work.total or work.epochs) * len(spans), keep=work.done > 0)
         return work.done * len(spans)
+
+    def remembered(self, work: Work) -> int:
+        """Returns how many samples of a memory a captured step has room for; a smaller memory is padded if it can."""
+        if work.memory is None:
+            return 0
+        return work.memory.size if self._pads else work.memory.count
 
     def moments(self) -> dict[str, Any]:
         """Returns the optimiser's moments and the pieces that they are of, for a checkpoint between two rounds."""
@@ -195,11 +158,7 @@ class Trainer:
         """
         model = self.model
         model.gradient.zero_()
-        extra = None
-        if work.extra is not None and minibatch.extra is not None:
-            ones = torch.ones(len(minibatch.extra.rows), device=mask.device)
-            extra = self._batch(work.extra.data, minibatch.extra, ones, work.task)
-        batch = self._batch(self._data, minibatch, mask, work.task, extra)
+        batch = self._batch(work, minibatch, mask)
         with model.arithmetic(partial(training_context, self._protocol.precision, model.vector.device)):
             loss = objective.loss(model, batch, objective.context)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
@@ -212,13 +171,28 @@ class Trainer:
         self.optimiser.clear_untrained()
         return loss.detach().float()
 
-    def _batch(
-        self, data: DeviceData, minibatch: Minibatch, mask: torch.Tensor, task: Task, extra: Batch | None = None
-    ) -> Batch:
+    def _batch(self, work: Work, minibatch: Minibatch, mask: torch.Tensor) -> Batch:
+        """Returns the client's own samples of a step, with the replayed and the remembered ones."""
+        extra = None
+        if work.extra is not None and minibatch.extra is not None:
+            extra = self._replayed(work.extra.data, minibatch.extra, work.task)
+        memories = tuple(self._replayed(self._data, memory, work.task) for memory in minibatch.memories)
+        random = minibatch.fields.get("random")
+        own = self._samples(self._data, minibatch, mask, work.task)
+        return replace(own, extra=extra, memories=memories, random=random, step=minibatch.step)
+
+    def _replayed(self, data: DeviceData, minibatch: Minibatch, task: Task) -> Batch:
+        mask = minibatch.mask
+        if mask is None:
+            mask = torch.ones(len(minibatch.rows), device=minibatch.rows.device)
+        batch = self._samples(data, minibatch, mask, task)
+        return replace(batch, fields=minibatch.fields, slices=self.slices[batch.labels])
+
+    def _samples(self, data: DeviceData, minibatch: Minibatch, mask: torch.Tensor, task: Task) -> Batch:
         rows = minibatch.rows
         inputs = data.augmented(rows, minibatch.draws) if self._protocol.augment else data.plain(rows)
         memo = None if data.memo is None else data.memo[rows]
-        return Batch(inputs, data.labels[rows], mask, task, memo, extra, self._protocol)
+        return Batch(inputs, data.labels[rows], mask, task, memo, protocol=self._protocol)
 
     def _captured_step(self, objective: Objective, work: Work, minibatch: Minibatch) -> CapturedStep | None:
         """Returns the captured step for this work, making it if there is none; `None` where it cannot be captured."""
@@ -237,19 +211,6 @@ class Trainer:
             self.notes.append(f"local steps are not captured in a CUDA graph: {error}")
         return self._captured
 
-    def _one_pass(self, work: Work, random: np.random.Generator) -> list[Minibatch]:
-        """Draws the order of one pass and its augmentation, and cuts both into minibatches."""
-        spans = batch_spans(len(work.index), work.batch_size, bool(self.model.batch_norms))
-        own = _cut(_shuffled(work.index, len(work.index), random), self._data, spans, random)
-        if work.extra is None:
-            return own
-        data, draws = work.extra.data, work.extra.random
-        if not len(data):
-            raise ValueError("there are no samples to replay: return None instead of an empty set")
-        rows = _shuffled(torch.arange(len(data), device=work.index.device), len(own) * work.batch_size, draws)
-        replayed = _cut(rows, data, batch_spans(len(rows), work.batch_size, False), draws)
-        return [Minibatch(one.rows, one.draws, extra) for one, extra in zip(own, replayed, strict=True)]
-
 
 class CaptureError(RuntimeError):
     """The step cannot be captured."""
@@ -264,7 +225,7 @@ class CapturedStep:
 
     def __init__(self, trainer: Trainer, objective: Objective, work: Work, minibatch: Minibatch) -> None:
         self._trainer, self._work = trainer, work
-        self._minibatch = _buffers(minibatch, work.batch_size)
+        self._minibatch = buffers_of(minibatch, work.batch_size, trainer.remembered(work))
         self._mask = torch.ones(work.batch_size, device=work.index.device)
         self._context = {name: value.clone() for name, value in objective.context.items()}
         self._objective = replace(objective, context=self._context)
@@ -273,13 +234,18 @@ class CapturedStep:
         self.total = torch.zeros((), device=work.index.device)
 
     def fits(self, work: Work, context: Context) -> bool:
-        """Returns whether these buffers serve another client: the same task, batch size, pieces, replay and context."""
+        """Returns whether these buffers serve another client: same task, batch, pieces, replay, memory and context."""
         return self._key_of(work, context) == self._key
 
     def _key_of(self, work: Work, context: Context) -> tuple[object, ...]:
         shapes = {name: (value.shape, value.dtype) for name, value in context.items()}
         replayed = None if work.extra is None else work.extra.data
-        return work.task, work.batch_size, self._trainer.optimiser, replayed, shapes
+        kept = None
+        if work.memory is not None:
+            fields = {name: (value.shape[1:], value.dtype) for name, value in work.memory.memory.fields.items()}
+            kept = (len(work.memory.randoms), self._trainer.remembered(work), fields)
+        numbers = None if work.numbers is None else work.numbers[0]
+        return work.task, work.batch_size, self._trainer.optimiser, replayed, kept, numbers, shapes
 
     def bind(self, context: Context) -> None:
         """Copies a client's context into the buffers."""
@@ -289,7 +255,7 @@ class CapturedStep:
     def __call__(self, minibatch: Minibatch) -> None:
         """Runs one step on a minibatch of at most `batch_size` samples; its loss is added to `total`."""
         count = len(minibatch.rows)
-        _fill(self._minibatch, minibatch)
+        fill(self._minibatch, minibatch)
         self._mask[:count] = 1.0
         self._mask[count:] = 0.0
         if self._graph is None:
@@ -359,32 +325,3 @@ class CapturedStep:
         difference = relative_difference(self._trainer.model.gradient, expected)
         if not difference < _TOLERANCE:
             raise CaptureError(f"the captured gradient differs from the plain one by {difference:.1e} (relative)")
-
-
-def _buffers(minibatch: Minibatch, size: int) -> Minibatch:
-    """Returns a minibatch of `size` samples to copy others into."""
-    draws = {name: value.new_zeros(size, *value.shape[1:]) for name, value in minibatch.draws.items()}
-    extra = None if minibatch.extra is None else _buffers(minibatch.extra, size)
-    return Minibatch(minibatch.rows.new_zeros(size), draws, extra)
-
-
-def _fill(buffers: Minibatch, minibatch: Minibatch) -> None:
-    """Copies a minibatch into the first rows of the buffers and repeats its first sample in the rest."""
-    pairs = [(buffers.rows, minibatch.rows), *((own, minibatch.draws[name]) for name, own in buffers.draws.items())]
-    for buffer, values in pairs:
-        buffer[: len(values)].copy_(values)
-        buffer[len(values) :].copy_(values[:1].expand(len(buffer) - len(values), *values.shape[1:]))
-    if buffers.extra is not None and minibatch.extra is not None:
-        _fill(buffers.extra, minibatch.extra)
-
-
-def _shuffled(index: torch.Tensor, count: int, random: np.random.Generator) -> torch.Tensor:
-    """Returns `count` entries of `index` in random order, each once before any is used again."""
-    orders = [random.permutation(len(index)) for _ in range(-(-count // len(index)))]
-    return index[torch.from_numpy(np.concatenate(orders)[:count]).to(index.device)]
-
-
-def _cut(rows: torch.Tensor, data: DeviceData, spans: Sequence[slice], random: np.random.Generator) -> list[Minibatch]:
-    """Draws the augmentation of the samples at `rows` and cuts them into minibatches."""
-    draws = data.draw(len(rows), random)
-    return [Minibatch(rows[span], {name: value[span] for name, value in draws.items()}) for span in spans]

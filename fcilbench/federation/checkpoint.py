@@ -17,10 +17,11 @@ import torch
 
 from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
+from fcilbench.federation.record import ClientRecord
 from fcilbench.files import replacing
 from fcilbench.spec.protocol import TaskIdentity
 
-FORMAT = 5
+FORMAT = 6
 Event = dict[str, Any]
 
 
@@ -33,10 +34,12 @@ class Progress:
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
         peak_memory: Peak of device memory, or of the resident set on a CPU, bytes.
         server_state: Largest size of the method's state so far, bytes.
+        client_state: Largest size of what one client has kept so far, bytes.
+        client_state_mean: Largest mean of that over all registered clients, bytes.
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
-        not_finite: That of `Federation`.
+        not_finite: The first of all that clients sent that was not finite, as in `RoundResult`.
     """
 
     phase: int = 0
@@ -45,6 +48,8 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     server_state: int = 0
+    client_state: int = 0
+    client_state_mean: float = 0.0
     curve: list[Event] = field(default_factory=list)
     metrics: dict[str, float | None] = field(default_factory=dict)
     model_digest: str = ""
@@ -70,7 +75,7 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
         "channel": federation.channel.state(),
         "state": server.state,
         "warnings": server.warnings,
-        "clients": federation.clients,
+        "clients": {client: record.saved() for client, record in federation.clients.items()},
         "best": None if federation.best is None else federation.best.state(),
         "moments": None if federation.best is None else federation.trainer.moments(),
     }
@@ -101,7 +106,7 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         progress = Progress(**record["progress"])
         if record["vector"].shape != server.vector.shape or record["counters"].shape != server.counters.shape:
             raise DamagedError("it is of another model")
-        clients = {int(client): dict(state) for client, state in record["clients"].items()}
+        clients = {int(i): ClientRecord.load(saved, federation.train) for i, saved in record["clients"].items()}
         state, warnings = dict(record["state"]), list(record["warnings"])
         before, now = record["capability"], torch.backends.cpu.get_cpu_capability()
         if before != now and device.type == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from fcilbench.api import Batch, Client, LayerGram, Message, Net, Task
+from fcilbench.api import Batch, Client, LayerGram, Memory, Message, Net, Protocol, Task
 from fcilbench.api.client import FisherKind
 from fcilbench.engine.fisher import fisher_diagonal
+from fcilbench.engine.minibatches import batch_spans
+from fcilbench.engine.optimiser import schedule
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.statistics import Masked, layer_grams, layer_inputs, mean_gradient
-from fcilbench.engine.trainer import batch_spans
+from fcilbench.errors import PluginError
 from fcilbench.federation.experiment import Federation, RoundContext
+from fcilbench.federation.record import ClientRecord
 from fcilbench.federation.tasks import stream
 
 STATISTICS_BATCH = 256
@@ -42,7 +46,10 @@ class ClientSession(Client):
         self.net: Net = model
         self.network: nn.Module = model.network
         self.feature_dim = model.layout.features
-        self.state = federation.clients.setdefault(client, {})
+        if client not in federation.clients:
+            federation.clients[client] = ClientRecord.empty(federation.train)
+        self.record = federation.clients[client]
+        self.state = self.record.state
         self.index = torch.from_numpy(own).to(federation.train.labels.device)
         self.received: Mapping[str, torch.Tensor] = received or {}
         self.received_model = federation.channel.model_of(client, federation.server.vector)
@@ -54,11 +61,64 @@ class ClientSession(Client):
         whole = len(spans) * context.phase.epochs
         self.steps = max(1, math.floor(self._share * whole))
         self.slowed = self.steps < whole
+        self.learning_rates = _learning_rates(context, self.protocol, len(spans), self.steps)
         self.batch_size = STATISTICS_BATCH
+        self.past = self._past()
+
+    def _past(self) -> Memory:
+        """Returns the samples of the tasks that have ended since the client last began one."""
+        ended = [
+            phase.clients[self.id]
+            for phase in self._federation.schedule.phases
+            if self.record.begun <= phase.after < self._context.phase.after and self.id < len(phase.clients)
+        ]
+        if self.record.begun == self._context.phase.after or not ended:
+            return ClientRecord.empty(self._federation.train).memory
+        return self._samples(torch.from_numpy(np.unique(np.concatenate(ended))).to(self.index.device))
+
+    def _samples(self, positions: torch.Tensor) -> Memory:
+        return Memory(positions, self._federation.train.labels[positions])
+
+    @property
+    def own(self) -> Memory:
+        """The client's samples of the current task."""
+        return self._samples(self.index)
+
+    @property
+    def memory(self) -> Memory:
+        """The samples that the client keeps."""
+        return self.record.memory
+
+    @memory.setter
+    def memory(self, kept: Memory) -> None:
+        """Keeps other samples.
+
+        Raises:
+            PluginError: If one of them is not the client's own, or was given up before; or if a field does not fit.
+        """
+        held = torch.cat([self.memory.positions, self.past.positions, self.index])
+        if foreign := int((~torch.isin(kept.positions, held)).sum()):
+            raise PluginError(
+                f"client {self.id} keeps {foreign} samples that it does not have",
+                hint="take them of `client.own`, `client.past` or `client.memory`; what was given up is gone",
+            )
+        fields = {name: values.detach().clone() for name, values in kept.fields.items()}
+        for name, values in fields.items():
+            if values.shape[:1] != (len(kept),):
+                raise PluginError(f"memory: the field {name!r} has shape {list(values.shape)} for {len(kept)} samples")
+        self.record.memory = replace(self._samples(kept.positions), fields=fields)
 
     @override
-    def batches(self) -> Iterator[Batch]:
-        return self._batches(self.index, self.batch_size)
+    def batches(self, samples: Memory | None = None) -> Iterator[Batch]:
+        if samples is None:
+            yield from self._batches(self.index, self.batch_size)
+            return
+        start, slices = 0, self._federation.trainer.slices
+        for batch in self._batches(samples.positions, self.batch_size):
+            rows = slice(start, start + len(batch.labels))
+            fields = {name: values[rows] for name, values in samples.fields.items()}
+            yield replace(batch, fields=fields, slices=slices[batch.labels])
+            start = rows.stop
 
     def _batches(self, rows: torch.Tensor, size: int) -> Iterator[Batch]:
         data = self._federation.train
@@ -111,3 +171,11 @@ class ClientSession(Client):
     @override
     def random(self, purpose: str) -> np.random.Generator:
         return stream(self._federation.experiment.seeds.of("train"), purpose, *self._context.key, self.id)
+
+
+def _learning_rates(context: RoundContext, protocol: Protocol, batches: int, steps: int) -> tuple[float, ...]:
+    """Returns the learning rate of each step of a visit whose passes have so many batches."""
+    phase, first, total = context.phase, 0, context.phase.epochs * batches
+    if phase.until is not None:  # the rounds of such a phase are one training run
+        first, total = context.round * total, phase.rounds * total
+    return tuple(protocol.lr * schedule(protocol.schedule, first + step, total) for step in range(steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from fcilbench.errors import DataError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.convergence import Best, hold_out_samples
 from fcilbench.federation.evaluation import Evaluator
+from fcilbench.federation.record import ClientRecord
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.stress import Stress
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
@@ -97,10 +99,8 @@ class Federation:
         held_out: Positions of the training samples that tell when a phase has converged, by phase; empty for a phase
             of a fixed number of rounds.
         best: The best round so far of a phase that trains until convergence.
+        clients: What each client keeps between its visits; of those that were visited.
         replay: Samples that clients mix into the training of the current task.
-        merged: Number of updates that the last round merged.
-        visited: Number of clients that took part in it.
-        not_finite: What was first not finite of all that clients sent, e.g. `the loss of client 0 in task 0, round 1`.
     """
 
     experiment: Experiment
@@ -117,12 +117,9 @@ class Federation:
     evaluator: Evaluator
     class_names: tuple[str, ...]
     fingerprint: str
-    clients: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    clients: dict[int, ClientRecord] = field(default_factory=dict)
     replay: Replay | None = None
     best: Best | None = None
-    merged: int = 0
-    visited: int = 0
-    not_finite: str = ""
 
     def held_out_evaluator(self, phase: int) -> Evaluator:
         """Returns an evaluator of the samples that tell when a phase has converged, as the one task that it knows."""
@@ -166,7 +163,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     labels, test_labels = tasks.internal(corpus.train.labels), tasks.internal(corpus.test.labels)
     phases = _phases(experiment, tasks.tasks, labels)
     affected, stressed = _stress(experiment, phases, labels)
-    model = _model(experiment, classes, sizes, device)
+    names = tuple(itertools.chain(*tasks.names(corpus.class_names)))
+    model = _model(experiment, sizes, names, device)
     train = place(experiment, model, Samples(corpus.train.inputs, stressed), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
     index, ood = _test_positions(test_labels, tasks, device), None
@@ -183,7 +181,9 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         test_index=index,
         held_out=held_out,
         model=model,
-        trainer=Trainer(model, train, protocol, experiment.runtime.capture == "auto", method.rates()),
+        trainer=Trainer(
+            model, train, protocol, experiment.runtime.capture == "auto", method.rates(), tasks=tasks.tasks
+        ),
         server=FederationServer(
             *(model.vector, model.counters, model.layout, tasks.tasks),
             protocol=protocol,
@@ -232,7 +232,9 @@ def place(
     backbone, device = experiment.backbone, model.vector.device
     data: DeviceData
     if isinstance(backbone, TextBackbone):
-        data = DeviceTokens(backbone.encode([str(text) for text in samples.inputs]), samples.labels, device)
+        texts = [str(text) for text in samples.inputs]
+        sizes = torch.tensor([len(text.encode()) for text in texts], dtype=torch.int64)
+        data = DeviceTokens(backbone.encode(texts), samples.labels, device, sizes)
     else:
         nhwc = model.network.extractor.channels_last and device.type == "cpu"
         layout = torch.channels_last if nhwc else torch.contiguous_format
@@ -319,11 +321,11 @@ def _stress(experiment: Experiment, phases: tuple[Phase, ...], labels: Indices) 
     return affected, stressed
 
 
-def _model(experiment: Experiment, classes: int, sizes: tuple[int, ...], device: torch.device) -> FlatModel:
-    """Builds the network and lets the method prepare or decline it."""
-    backbone, protocol = experiment.backbone, experiment.protocol
+def _model(experiment: Experiment, sizes: tuple[int, ...], names: tuple[str, ...], device: torch.device) -> FlatModel:
+    """Builds the network and lets the method prepare or decline it; `names` are those of the classes, in order."""
+    backbone, protocol, classes = experiment.backbone, experiment.protocol, len(names)
     facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
-    request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts)
+    request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts, names)
     seed_torch(experiment.seeds.of("train"), "init")
     network = Network(backbone.build(), classes)
     backbone.adapt(network.extractor)

@@ -59,6 +59,8 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
             bytes_up=channel.bytes_up,
             bytes_down=channel.bytes_down,
             server_state=progress.server_state,
+            client_state=progress.client_state,
+            client_state_mean=progress.client_state_mean,
             module=nbytes(federation.experiment.aggregator.export(federation.server)),
             rounds=sum(event["event"] == "round" for event in progress.curve),
             visits=progress.visits,

@@ -6,7 +6,7 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,10 +14,14 @@ import torch
 from fcilbench.api import Aggregator, Layout, Message, Piece, Updates, Wire
 from fcilbench.engine import spill
 from fcilbench.engine.meters import Stopwatch
+from fcilbench.engine.minibatches import Drawn, Extra, Work
+from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import all_finite
-from fcilbench.engine.trainer import Extra, Objective, Work
+from fcilbench.engine.trainer import Objective
+from fcilbench.errors import PluginError
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import Federation, RoundContext
+from fcilbench.federation.record import ClientRecord
 from fcilbench.federation.tasks import seed_torch, stream
 
 RESERVED = ("delta", "counters")
@@ -44,14 +48,14 @@ class Visit:
 
     Attributes:
         samples: Number of its samples.
-        before: Its state before its work.
+        before: Its record, of state and memory, before its work.
         row: The row `[D]` of its update; `None` if it does not train.
         update: The pieces of the row that travel, by name: views.
     """
 
     session: ClientSession
     samples: int
-    before: dict[str, torch.Tensor]
+    before: ClientRecord
     row: torch.Tensor | None = None
     update: Message = field(default_factory=dict)
     counters: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -76,33 +80,47 @@ class Visit:
         statistics = {name: tensor for name, tensor in message.items() if name not in RESERVED}
         return replace(self, counters=message["counters"], statistics=statistics)
 
-    def restore_state(self) -> None:
-        """Takes back what the client noted during the visit."""
-        self.session.state.clear()
-        self.session.state.update(self.before)
+    def roll_back(self) -> None:
+        """Takes back what the client noted and kept during the visit."""
+        self.session.record.roll_back(self.before)
 
 
-def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> float | None:
+@dataclass(frozen=True)
+class RoundResult:
+    """What came of a round beside the new global model.
+
+    Attributes:
+        loss: Sample-weighted mean of the clients' last local losses; `None` if nobody trained.
+        visited: Number of clients that took part.
+        merged: Number of updates that were merged.
+        not_finite: What of all that clients sent was not finite first, e.g. `the loss of client 0 in task 1, round 1`.
+    """
+
+    loss: float | None = None
+    visited: int = 0
+    merged: int = 0
+    not_finite: str = ""
+
+
+def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor, watch: Stopwatch) -> RoundResult:
     """Runs one round; the new global vector is on the server.
 
     The clients' updates are written to `rows` `[N, D]`, which every round uses again; `watch` gets the seconds of
-    `training` and `aggregation`. Returns the sample-weighted mean of the clients' last local losses, or `None` if
-    nobody trained.
+    `training` and `aggregation`.
     """
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    server.round, server.logs, federation.merged = context.round, {}, 0
+    server.round, server.logs = context.round, {}
     clients = sample_clients(federation, context)
-    federation.visited = len(clients)
     if not clients:
         server.warn(f"task {context.phase.task.index + 1}: no client of a round had samples; the model was kept")
-        return None
+        return RoundResult()
     wire = aggregator.wire(server)
     for pattern in (*wire.train, *wire.up):
         if not server.layout.select([pattern]):
             names = ", ".join(piece.name for piece in server.layout.pieces[:3])
             raise ValueError(f"wire: the pattern {pattern!r} matches no tensor of the state vector ({names}, ...)")
     channel.publish(server.vector, server.counters)
-    broadcast = channel.post({**aggregator.task_broadcast(server), **aggregator.broadcast(server)})
+    broadcast = channel.post(aggregator.broadcast(server))
     replay = channel.post({} if federation.replay is None else federation.replay.message)
     with watch("training"):
         work = (
@@ -111,16 +129,20 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
         )
         uploads = gather(federation, context, work)
     with watch("aggregation"):
-        updates = collect(federation, clients, uploads, rows)
+        updates, not_finite = collect(federation, clients, uploads, rows)
         if updates is not None:
-            federation.merged = len(updates.clients)
             server.counters.copy_(torch.stack([uploads[client].counters for client in updates.clients]).amax(dim=0))
             aggregator.aggregate(updates, server)
     channel.publish(server.vector, server.counters)
-    losses = [upload.loss.double().cpu() for upload in uploads.values() if upload.loss is not None]
+    merged = 0 if updates is None else len(updates.clients)
+    return RoundResult(_mean_loss(uploads.values()), len(clients), merged, not_finite)
+
+
+def _mean_loss(uploads: Collection[Upload]) -> float | None:
+    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
     if not losses:
         return None
-    weights = torch.tensor([upload.samples for upload in uploads.values()], dtype=torch.float64)
+    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
     return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
@@ -157,11 +179,17 @@ def visit(
 ) -> Visit:
     """Trains one client, if clients train, and takes its statistics; its update `[D]` is written to `row`."""
     server, model, aggregator = federation.server, federation.model, federation.experiment.aggregator
-    before, samples = dict(session.state), session.samples
+    before, samples = session.record.copy(), session.samples
     model.load(session.received_model, server.counters)
+    if session.record.begun != context.phase.after:
+        session.record.begun = context.phase.after
+        model.network.eval()
+        with torch.no_grad():
+            aggregator.begin_client_task(session)
     if not aggregator.trains:
         return Visit(session, samples, before, statistics=_statistics(federation, session, aggregator.statistics))
     loss = _train(federation, context, session, wire)
+    _finish(aggregator.finish, session, model)
     pieces = uploaded(wire, server.layout)
     torch.sub(model.vector, session.received_model, out=row)
     for piece in set(server.layout.pieces) - set(pieces):
@@ -174,7 +202,7 @@ def visit(
 
 def visit_at_task_end(federation: Federation, session: ClientSession) -> Visit:
     """Takes one client's task statistics."""
-    before, samples = dict(session.state), session.samples
+    before, samples = session.record.copy(), session.samples
     federation.model.load(session.received_model, federation.server.counters)
     hook = federation.experiment.aggregator.task_statistics
     return Visit(session, samples, before, statistics=_statistics(federation, session, hook))
@@ -211,7 +239,7 @@ def gather(federation: Federation, context: RoundContext, visits: Iterable[Visit
         sent = stress.uploads({client: one.message for client, one in waiting.items()}, federation.turn(context))
         for client, one in waiting.items():
             if (changed := sent[client]) is None:
-                one.restore_state()
+                one.roll_back()
             else:
                 arrived[client] = deliver(federation, one.changed(changed))
     return {client: arrived[client] for client in order if client in arrived}
@@ -221,7 +249,7 @@ def gather(federation: Federation, context: RoundContext, visits: Iterable[Visit
 def deliver(federation: Federation, visit: Visit) -> Upload:
     """Encodes what a client sends, counts it, and decodes it; the update is written to its row.
 
-    If an upload is not merged, the client's state is rolled back, so it sends that again.
+    If an upload is not merged, the client's state and memory are rolled back, so it sends that again.
     """
     method, server, channel, fault = federation.experiment.aggregator, federation.server, federation.channel, ""
     if visit.row is not None:
@@ -237,10 +265,9 @@ def deliver(federation: Federation, visit: Visit) -> Upload:
     statistics = channel.up(visit.statistics)
     fault = fault or ("" if _finite(statistics) else "statistics")
     if fault:
-        visit.restore_state()
+        visit.roll_back()
     else:
-        state = visit.session.state
-        state.update({name: spill.kept(value) for name, value in state.items()})
+        visit.session.record.settle(federation.train)
     kept = {name: spill.kept(value) for name, value in statistics.items()}
     counters = server.counters if visit.row is None else visit.counters
     return Upload(visit.samples, kept, counters, visit.loss, fault)
@@ -262,13 +289,48 @@ def _write(decoded: Message, visit: Visit) -> None:
             sent.copy_(got)
 
 
+def _finish(hook: Callable[[ClientSession], torch.Tensor | None], session: ClientSession, model: FlatModel) -> None:
+    """Lets the method change what the client has trained."""
+    model.network.eval()
+    vector = hook(session)
+    if vector is None:
+        return
+    if vector.shape != model.vector.shape:
+        raise PluginError(f"finish: expected a vector [D] = {list(model.vector.shape)}, got {list(vector.shape)}")
+    model.vector.copy_(vector.detach())
+
+
+@torch.no_grad()
+def _drawn(method: Aggregator, session: ClientSession, batch_size: int) -> Drawn | None:
+    """Returns what the steps of a visit draw from the client's memory; `None` for nothing."""
+    session.network.eval()
+    rehearsal = method.client_replay(session)
+    if rehearsal is None or not len(rehearsal.memory):
+        return None
+    if not torch.isin(rehearsal.memory.positions, session.memory.positions).all():
+        raise PluginError(f"client_replay: client {session.id} does not keep all of these samples (`client.memory`)")
+    if rehearsal.draws < 1 or (rehearsal.size is not None and rehearsal.size < 1):
+        raise PluginError(f"client_replay: {rehearsal.draws} draws of {rehearsal.size} samples; both are at least 1")
+    randoms = tuple(session.random(f"memory-draw-{number}") for number in range(rehearsal.draws))
+    return Drawn(rehearsal.memory, rehearsal.size or batch_size, randoms)
+
+
 def _train(federation: Federation, context: RoundContext, session: ClientSession, wire: Wire) -> torch.Tensor:
     method, phase = federation.experiment.aggregator, context.phase
+    memory = _drawn(method, session, phase.batch_size)
+    count = method.random_numbers(federation.server)
+    numbers = (count, session.random("numbers")) if count else None
     seed_torch(federation.experiment.seeds.of("train"), "local", *context.key, session.id)
-    own = {f"state/{name}": value for name, value in session.state.items()}
+    own = {f"state/{name}": value for name, value in session.state.items() if isinstance(value, torch.Tensor)}
     objective = Objective(method.loss, method.gradient, {**session.received, **own, "received": session.received_model})
     extra = None if federation.replay is None else Extra(federation.replay.data, session.random("replay"))
-    work = Work(session.index, phase.task, phase.epochs, phase.batch_size, wire.train, extra, session.steps)
+    work = Work(
+        *(session.index, phase.task, phase.epochs, phase.batch_size, wire.train),
+        extra=extra,
+        memory=memory,
+        numbers=numbers,
+        steps=session.steps,
+    )
     if phase.until is not None:  # the rounds of such a phase are one training run
         work = replace(work, done=context.round * phase.epochs, total=phase.rounds * phase.epochs)
     loss = federation.trainer.train(objective, work, session.random("batches"))
@@ -279,9 +341,12 @@ def _train(federation: Federation, context: RoundContext, session: ClientSession
 
 def collect(
     federation: Federation, clients: Sequence[int], uploads: dict[int, Upload], rows: torch.Tensor
-) -> Updates | None:
-    """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out."""
-    server = federation.server
+) -> tuple[Updates | None, str]:
+    """Stacks the finite updates in client-id order; a client that did not answer, or sent NaN, is left out.
+
+    Returns also what was first not finite, or "".
+    """
+    server, not_finite = federation.server, ""
     answered = [row for row, client in enumerate(clients) if client in uploads]
     sound = [row for row in answered if not uploads[clients[row]].fault]
     if len(answered) < len(clients):
@@ -290,23 +355,23 @@ def collect(
         server.log("clients/not_finite", len(answered) - len(sound))
         row = next(row for row in answered if row not in sound)
         what = _not_finite(uploads[clients[row]])
-        where = f"{what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
-        federation.not_finite = federation.not_finite or f"the {where}"
+        not_finite = f"the {what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
         server.warn(f"task {server.task.index + 1}: updates that were not finite were left out of the merge")
     if not sound:
         server.warn(f"task {server.task.index + 1}: no client sent a finite update; the global model was kept")
-        return None
+        return None, not_finite
     for target, row in enumerate(sound):
         if target != row and federation.experiment.aggregator.trains:
             rows[target].copy_(rows[row])  # within the buffer: a copy of all rows might not fit
     kept = tuple(clients[row] for row in sound)
-    return Updates(
+    updates = Updates(
         delta=rows[: len(sound)],
         samples=tuple(uploads[client].samples for client in kept),
         clients=kept,
         statistics=tuple(uploads[client].statistics for client in kept),
         layout=server.layout,
     )
+    return updates, not_finite
 
 
 def _not_finite(upload: Upload) -> str:

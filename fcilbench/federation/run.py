@@ -125,12 +125,12 @@ class _Run:
     def _round(self, context: RoundContext) -> None:
         before, channel = dict(self._watch.seconds), self._federation.channel
         sent = (channel.bytes_up, channel.bytes_down)
-        loss = run_round(self._federation, context, self._rows, self._watch)
+        result = run_round(self._federation, context, self._rows, self._watch)
         self._offer(context.phase)
-        self._progress.merged += self._federation.merged
-        self._progress.visits += self._federation.visited
-        self._progress.not_finite = self._progress.not_finite or self._federation.not_finite
-        self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
+        self._progress.merged += result.merged
+        self._progress.visits += result.visited
+        self._progress.not_finite = self._progress.not_finite or result.not_finite
+        self._measure_state()
         measured = {}
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
             with self._watch("evaluation"):
@@ -142,15 +142,22 @@ class _Run:
                 "tasks": self._tasks,
                 "round": context.round,
                 "rounds": context.phase.rounds,
-                "loss": loss if loss is None or math.isfinite(loss) else None,
+                "loss": result.loss if result.loss is not None and math.isfinite(result.loss) else None,
                 "seconds": self._since(before),
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
-                "visits": self._federation.visited,
+                "visits": result.visited,
                 "logs": _logs(self._server.logs),
                 **measured,
             }
         )
+
+    def _measure_state(self) -> None:
+        """Notes what server and clients keep at this moment, where it is more than ever before."""
+        progress, sizes = self._progress, [record.nbytes for record in self._federation.clients.values()]
+        progress.server_state = max(progress.server_state, tree_nbytes(self._server.state))
+        progress.client_state = max([progress.client_state, *sizes])
+        progress.client_state_mean = max(progress.client_state_mean, sum(sizes) / self._server.clients)
 
     def _offer(self, phase: Phase) -> None:
         """Measures the global model on the held-out samples of a phase that trains until convergence."""
@@ -184,7 +191,7 @@ class _Run:
         if not all_finite(server.vector):
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)
-        self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
+        self._measure_state()
         measured = {}
         with self._watch("evaluation"):
             predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity

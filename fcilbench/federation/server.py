@@ -49,6 +49,8 @@ class FederationServer(Server):
 
     def enter(self, task: Task, after: int) -> None:
         """Enters a phase that trains `task`, after which the tasks up to `after` have been seen."""
+        if self._model is not None:
+            self._model.task = task
         self.task, self.tasks = task, self._stream[: after + 1]
 
     @property
@@ -80,7 +82,7 @@ class FederationServer(Server):
             raise ValueError(f"server.step expects shape {wanted}, got {list(direction.shape)}")
         if not all_finite(direction):
             raise ValueError("the aggregator's step has values that are not finite; the global model is unchanged")
-        target.add_(direction)
+        target.add_(direction.detach())
 
     def random(self, purpose: str) -> np.random.Generator:
         """Returns the stream keyed by (train seed, purpose, last task seen, round)."""

@@ -147,6 +147,11 @@ def time_problems(row: Row) -> Iterator[str]:
     parts = [cost[name] for name in ("training_s", "aggregation_s", "task_end_s", "evaluation_s")]
     if sum(parts) > row.cost.wall_s * (1 + 1e-9) + 1e-6:
         yield f"cost: wall_s is {row.cost.wall_s:.3f}, less than its parts, {sum(parts):.3f}"
+    largest, mean = row.cost.client_state, row.cost.client_state_mean
+    if row.schema_version < 5 and (largest or mean):
+        yield f"cost: client_state is {largest}, which rows of schema {row.schema_version} do not count"
+    elif mean > largest or (largest and not mean):
+        yield f"cost: client_state_mean is {mean:,.1f}, but the largest client keeps {largest:,}"
     if row.device and row.cost.device_s != (0.0 if row.device == "cpu" else row.cost.wall_s):
         yield f"cost: device_s is {row.cost.device_s}, which is wall_s on a GPU and 0 on a CPU"
 

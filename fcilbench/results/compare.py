@@ -16,7 +16,7 @@ from fcilbench.tables import flatten
 DEFAULT_TOLERANCE = 1e-9
 _EXACT: Mapping[str, int] = {"bytes_up": 1, "bytes_down": 1, "rounds": 3, "visits": 4, "tasks": 3}
 """Costs that follow from the cell alone, each with the first schema of rows that record it."""
-_OF_MODEL: Mapping[str, int] = {"module": 3, "server_state": 1}
+_OF_MODEL: Mapping[str, int] = {"module": 3, "server_state": 1, "client_state": 5, "client_state_mean": 5}
 """Costs that follow from the cell and the model: a method may pack zeros, or keep as many directions as matter."""
 _OTHER_MODEL = 0.1
 """How much costs of the model may differ where the model does, as a share of the larger one."""

@@ -101,6 +101,11 @@ def per_visit(row: Row, total: int) -> float | None:
     return per_round(row, total / protocol.get("clients", 1)) if protocol.get("participation", 1.0) == 1 else None
 
 
+def _since_schema_5(row: Row, size: float) -> float | None:
+    """Returns what a client keeps; rows of schema 4 and older did not measure it."""
+    return size if row.schema_version >= 5 else None
+
+
 def _losses(matrix: Matrix) -> list[float | None]:
     last = len(matrix) - 1
     losses: list[float | None] = []
@@ -154,6 +159,11 @@ _TABLE = (
     _cost("client_down", "Down/visit", "bytes", lambda row: per_visit(row, row.cost.bytes_down)),
     _cost("module", "Module", "bytes", lambda row: row.cost.module or None),
     _cost("server_state", "Server state", "bytes", lambda row: row.cost.server_state),
+    _cost("client_state", "Client state", "bytes", lambda row: _since_schema_5(row, row.cost.client_state)),
+    _cost(
+        *("client_state_mean", "Client state (mean)", "bytes"),
+        lambda row: _since_schema_5(row, row.cost.client_state_mean),
+    ),
     _cost("peak_mem", "Peak memory", "bytes", lambda row: row.cost.peak_mem),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}

@@ -35,6 +35,9 @@ class Cost(BaseModel):
         bytes_up: Uploads of all clients, counted from the messages.
         bytes_down: Broadcasts to all participating clients, counted from the messages.
         server_state: Largest size of the method's server state between rounds.
+        client_state: Largest size of what one client keeps between rounds, its state and the samples of its memory; 0
+            in rows of schema 4 or older.
+        client_state_mean: The mean of that over all registered clients, where it was largest; 0 in the same rows.
         module: Bytes of what the method deploys at the end (`Aggregator.export`); 0 in rows of schema 2 or older, as
             are `rounds` and `tasks`.
         rounds: Rounds of all tasks that were trained; of training until convergence, the rounds that it took.
@@ -55,6 +58,8 @@ class Cost(BaseModel):
     bytes_up: int = 0
     bytes_down: int = 0
     server_state: int = 0
+    client_state: int = 0
+    client_state_mean: float = 0.0
     module: int = 0
     rounds: int = 0
     visits: int = 0

@@ -18,10 +18,13 @@ class Plugin:
         params: The validated hyperparameters of this instance.
         breaks: Checks of the conformance kit (`fcilbench.testing`) that the plugin fails by nature, each with the
             reason; the kit tests that it fails them.
+        kit_params: Hyperparameters with which the kit tries the plugin if it is given none: small enough for its
+            networks of 16 features and for seconds on a CPU. A plugin whose defaults are small needs none.
     """
 
     version: ClassVar[str] = "1"
     breaks: ClassVar[Mapping[str, str]] = {}
+    kit_params: ClassVar[Mapping[str, Any]] = {}
 
     class Params(_params.Params):
         """A plugin without hyperparameters."""

@@ -1,7 +1,8 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`. Rows of older versions are read and written with their version.
+version 4 its `visits`, version 5 its `client_state` and `client_state_mean`. Rows of older versions are read and
+written with their version.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fcilbench.spec.cell import PluginKind
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -118,7 +119,7 @@ class Row(Closed):
         ended: End of the last attempt, UTC.
     """
 
-    schema_version: Literal[1, 2, 3, 4] = Field(4, alias="schema")
+    schema_version: Literal[1, 2, 3, 4, 5] = Field(5, alias="schema")
     identity_version: int
     cell_id: str = Field(pattern="^[0-9a-f]{64}$")
     suite: str

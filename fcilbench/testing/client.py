@@ -193,12 +193,11 @@ def statistics_batch_size(subject: AggregatorSubject) -> None:
     messages: list[Message] = []
 
     def told(own: Callable[[Client], Message], client: Any) -> Message:
-        state, size = dict(client.state), client.batch_size
+        before, size = client.record.copy(), client.batch_size
         client.batch_size = 5
         small = own(client)
         client.batch_size = size
-        client.state.clear()
-        client.state.update(state)
+        client.record.roll_back(before)
         large = own(client)
         messages.append(large)
         shapes = [{name: list(value.shape) for name, value in message.items()} for message in (small, large)]
@@ -276,6 +275,9 @@ def loss_pure(subject: AggregatorSubject) -> None:
     call = _last_call(subject)
     vector = call.vector.clone().requires_grad_()
     arguments = {"inputs": call.batch.inputs, "labels": call.batch.labels, **call.context}
+    for number, memory in enumerate(call.batch.memories):
+        arguments |= {f"memories[{number}].inputs": memory.inputs, f"memories[{number}].labels": memory.labels}
+        arguments |= {f"memories[{number}].fields[{name!r}]": kept for name, kept in memory.fields.items()}
     before = copies(arguments)
     one, two = call.value(vector), call.value(vector)
     if one.shape != () or not one.is_floating_point() or not one.requires_grad:
@@ -284,8 +286,15 @@ def loss_pure(subject: AggregatorSubject) -> None:
         raise CheckFailed(f"two calls give {float(one.detach())} and {float(two.detach())}")
     if not torch.equal(call.gradient(vector, one), call.gradient(vector, two)):
         raise CheckFailed("the gradients of two calls differ")
-    if changed := [name for name, kept in before.items() if not torch.equal(arguments[name], kept)]:
+    if changed := [name for name, kept in before.items() if not _same(arguments[name], kept)]:
         raise CheckFailed(f"the loss changed {changed[0]!r} of its batch or context in place")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Says whether two tensors are equal; NaN equals NaN."""
+    if one.is_floating_point():
+        one, other = one.nan_to_num(), torch.where(one.isnan() == other.isnan(), other.nan_to_num(), torch.nan)
+    return torch.equal(one, other)
 
 
 @CHECKS.add
@@ -298,14 +307,41 @@ def loss_mask(subject: AggregatorSubject) -> None:
     def longer(tensor: torch.Tensor, value: float) -> torch.Tensor:
         return torch.cat([tensor, torch.full_like(tensor[:1], value).expand(2, *tensor.shape[1:])])
 
+    def fill(batch: Batch) -> Batch:
+        memo, random = (None if x is None else longer(x, value) for x, value in ((batch.memo, 3), (batch.random, 0.5)))
+        slices = None if batch.slices is None else torch.cat([batch.slices, batch.slices[:1].expand(2, -1)])
+        return replace(
+            batch,
+            inputs=longer(batch.inputs, 3),
+            labels=torch.cat([batch.labels, batch.labels[:1].expand(2)]),
+            mask=longer(batch.mask, 0),
+            memo=memo,
+            random=random,
+            slices=slices,
+            fields={name: longer(values, 3) for name, values in batch.fields.items()},
+            memories=tuple(fill(memory) for memory in batch.memories),
+        )
+
     call = _last_call(subject)
-    batch, memo = call.batch, call.batch.memo
-    inputs, labels, mask = longer(batch.inputs, 3), longer(batch.labels, batch.task.offset), longer(batch.mask, 0)
-    memo = None if memo is None else longer(memo, 3)
-    padded = replace(batch, inputs=inputs, labels=labels, mask=mask, memo=memo)
+    padded = fill(call.batch)
     plain, filled = call.value(call.vector), call.value(call.vector, padded)
     if not torch.allclose(plain, filled, rtol=1e-4, atol=1e-6):
         raise CheckFailed(f"the loss is {float(plain):.6g}, with two rows of padding {float(filled):.6g}")
+
+
+@CHECKS.add
+def client_memory(subject: AggregatorSubject) -> None:
+    """Samples that a client draws of those that it keeps enter the loss.
+
+    Fix: add a term over `batch.memory` to the loss (it is `None` while a client keeps nothing), or return `None` from
+    `client_replay` if the memory serves `statistics` alone.
+    """
+    call = _last_call(subject)
+    if not call.batch.memories:
+        raise NotApplicable("clients draw nothing of samples that they keep")
+    others = tuple(replace(memory, inputs=0.5 * memory.inputs) for memory in call.batch.memories)
+    if torch.equal(call.value(call.vector), call.value(call.vector, replace(call.batch, memories=others))):
+        raise CheckFailed(f"with other inputs of {len(others[0].labels)} kept samples the loss is the same")
 
 
 @CHECKS.add

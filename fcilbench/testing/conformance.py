@@ -50,6 +50,7 @@ class Case:
     Attributes:
         subjects: The plugin on each of its benches; a subject keeps the runs that several checks need.
         demand: Whether a declared check must fail: `breaks` holds for the default hyperparameters only.
+        params: The hyperparameters that differ from the defaults.
         causes: Exceptions so far, each with the check that met it first.
 
     Raises:
@@ -60,6 +61,7 @@ class Case:
     subjects: Sequence[Any]
     breaks: Mapping[str, str] = field(default_factory=dict)
     demand: bool = True
+    params: Mapping[str, Any] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,8 +124,8 @@ def case(
 ) -> Case:
     """Finds a plugin and prepares its checks.
 
-    `options` are hyperparameters that differ from the defaults; `network` makes the backbone on which an aggregator is
-    tried, instead of the kit's own two; `root` is the data root.
+    `options` are hyperparameters that differ from the defaults; without any, those of `Plugin.kit_params`. `network`
+    makes the backbone on which an aggregator is tried, instead of the kit's own two; `root` is the data root.
 
     Raises:
         UsageError: If the plugin, checks of its kind, or one of its hyperparameters does not exist or is not valid.
@@ -131,14 +133,16 @@ def case(
     if kind not in CHECKS:
         raise UsageError(f"there are no checks for {kind}{nearest(kind, CHECKS)}")
     ref = entrypoints.lookup(kind, name)
-    cls, given = entrypoints.load(ref), dict(options or {})
+    cls = entrypoints.load(ref)
     if kind not in PLUGIN_KINDS.values():  # of the half without torch: no hyperparameters, so no identity
+        given = dict(options or {})
         if given and kind != "executors":
             raise UsageError(f"{ref.name}: {kind} take no parameters")
         return Case(kind, [PluginSubject(ref, cls, given)], getattr(cls, "breaks", {}), demand=not given)
     if not issubclass(cls, Plugin):
         base = kind.removesuffix("s").title()
         raise UsageError(f"{ref.name} ({ref.target}) does not derive from fcilbench.api.{base}")
+    given = dict(options or cls.kit_params)
     try:
         validate(cls.Params, given)
     except ValidationError as error:
@@ -155,7 +159,7 @@ def case(
         subjects = [stressors.StressorSubject(plugin, given)]
     else:
         subjects = [DatasetSubject(plugin, given, root)]
-    return Case(kind, subjects, cls.breaks, demand=not given)
+    return Case(kind, subjects, cls.breaks, demand=not options, params=given)
 
 
 class _Conformance:

@@ -12,6 +12,7 @@ import torch
 
 from fcilbench.api import DecisionRule, Message, Predictors, Server, Task
 from fcilbench.errors import DivergedError
+from fcilbench.federation.evaluation import as_module
 from fcilbench.testing.bench import Faulty, Opposite, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
 from fcilbench.testing.subject import AggregatorSubject, Run, difference, gap
@@ -70,6 +71,8 @@ def _expect_own_step(subject: AggregatorSubject, count: int) -> None:
     subject.require_training()
     stage = subject.stage(spread([1.0, 0.0, 0.0]))
     one, before = stage.updates, stage.server.vector
+    if not bool(one.delta.any()):
+        raise NotApplicable("clients send no update of the model, so there is no client's model to end at")
     delta, clients = one.delta.expand(count, -1).clone(), tuple(range(count))
     same = replace(one, delta=delta, samples=one.samples * count, clients=clients, statistics=one.statistics * count)
     after, step = stage.merge(same), one.delta[0]
@@ -219,6 +222,26 @@ class _CheckedRule:
         if wrong := int((labels != apart).sum()):
             raise CheckFailed(f"{self.identity!r}: {wrong} of {count} answers change with the batch")
         return labels
+
+
+@CHECKS.add
+def deployed(subject: AggregatorSubject) -> None:
+    """What a method deploys is what it exports, so that its bytes are counted.
+
+    Fix: override `export` beside `predictors`: return all tensors that the answers need, packed if you pack them, with
+    the scalar `dense_bytes` if you do.
+    """
+
+    def predictors(own: Callable[[Server], Predictors], server: Server) -> Predictors:
+        given = own(server)
+        for name, build in given.modules.items():
+            module = as_module(build())
+            if module.frozen or not torch.equal(module.vector, server.vector):
+                raise CheckFailed(f"module {name!r} is not the global vector, which is all that `export` returns")
+        return given
+
+    if not subject.keeps("predictors") and subject.keeps("export"):
+        subject.run({"predictors": predictors}, tasks=(4, 6), rounds=1)
 
 
 @partial(CHECKS.add, gpu=True)

@@ -23,8 +23,9 @@ from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Stoppe
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
-_CLIENT_HOOKS = ("loss", "gradient", "query", "encode", *CLIENT_MESSAGES)
-_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "task_broadcast", "decode", "aggregate", "end_task")
+_VISIT_HOOKS = ("begin_client_task", "client_replay", "finish", "encode", *CLIENT_MESSAGES)
+_CLIENT_HOOKS = ("loss", "gradient", "query", *_VISIT_HOOKS)
+_SERVER_HOOKS = ("begin", "begin_task", "replay", "broadcast", "decode", "aggregate", "end_task")
 
 
 @CHECKS.add
@@ -43,9 +44,7 @@ def repeatable(subject: AggregatorSubject) -> None:
         random.seed(seed)
         return own(*arguments)
 
-    if found := difference(
-        subject.whole, subject.run(dict.fromkeys((*_SERVER_HOOKS, "encode", *CLIENT_MESSAGES), shaken))
-    ):
+    if found := difference(subject.whole, subject.run(dict.fromkeys((*_SERVER_HOOKS, *_VISIT_HOOKS), shaken))):
         raise CheckFailed(f"between two runs of one experiment, {found}")
 
 
@@ -74,8 +73,8 @@ def resume(subject: AggregatorSubject) -> None:
         if found := difference(whole, resumed):
             raise CheckFailed(f"stopped at round {stop} of {2 * len(UNEVEN)} and resumed, {found}")
         costs = whole.outcome.cost, resumed.outcome.cost
-        if len({(cost.bytes_up, cost.bytes_down) for cost in costs}) > 1:
-            raise CheckFailed("a resumed run counts other bytes")
+        if len({(cost.bytes_up, cost.bytes_down, cost.client_state) for cost in costs}) > 1:
+            raise CheckFailed("a resumed run counts other bytes, on the wire or of what clients keep")
 
 
 @CHECKS.add

@@ -23,7 +23,7 @@ from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import BENCHES, Bench, Edit
 from fcilbench.testing.check import CheckFailed, NotApplicable, Subject
 
-CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast", "task_broadcast")
+CLIENT_MESSAGES, SERVER_MESSAGES = ("statistics", "task_statistics"), ("broadcast",)
 
 Wrappers = Mapping[str, Callable[..., Any]]
 """What is called in the place of a hook: `wrapper(own, *arguments)`, where `own` is the hook itself."""

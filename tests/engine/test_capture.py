@@ -11,10 +11,12 @@ from torch import nn
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.api.dataset import Augmentation, Samples
+from fcilbench.api.memory import Memory
 from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.minibatches import Drawn, Extra, Minibatch, Work
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.trainer import CapturedStep, CaptureError, Extra, Minibatch, Objective, Trainer, Work
+from fcilbench.engine.trainer import CapturedStep, CaptureError, Objective, Trainer
 from fcilbench.spec.protocol import Protocol
 
 TASK = Task(1, 2, 3)
@@ -66,7 +68,14 @@ def test_buffers_take_every_clients_context():
     static = CapturedStep(trainer, first, WORK, minibatch)
     assert static.fits(replace(WORK, index=torch.arange(3)), second.context)
     assert not static.fits(WORK, {})
-    for other in ({"task": Task(2, 5, 1)}, {"batch_size": 8}, {"extra": Extra(data, np.random.default_rng(0))}):
+    kept = Drawn(Memory(torch.arange(3), data.labels[:3]), 16, (np.random.default_rng(0),))
+    for other in (
+        {"task": Task(2, 5, 1)},
+        {"batch_size": 8},
+        {"extra": Extra(data, np.random.default_rng(0))},
+        {"memory": kept},
+        {"numbers": (2, np.random.default_rng(0))},
+    ):
         assert not static.fits(replace(WORK, **other), second.context)
     static.bind(second.context)
     static(minibatch)
@@ -121,12 +130,18 @@ def test_a_capture_with_a_wrong_gradient_is_refused_and_leaves_the_model_alone(m
 
 
 class Replays(Anchored):
-    """Reads memo and replayed samples too."""
+    """Reads memo, replayed and remembered samples, random numbers and the step's number too."""
 
     def loss(self, net, batch, context):
         loss = super().loss(net, batch, context)
         if batch.extra is not None:
             loss = loss + F.cross_entropy(net.logits(batch.extra.inputs), batch.extra.labels)
+        for memory in batch.memories:
+            kept = F.cross_entropy(net.logits(memory.inputs), memory.labels, reduction="none") * memory.fields["weight"]
+            loss = loss + 0.5**batch.step * memory.mean(kept)
+        if batch.random is not None:
+            noise = batch.random * net.features(batch.inputs)
+            loss = loss + batch.mean(noise.sum(dim=1))
         return (
             loss if batch.memo is None else loss + (batch.memo[:, 0] * batch.mask).sum() * net.piece("head.bias").sum()
         )
@@ -143,17 +158,21 @@ OPTIONS = {
 def trained(options, replayed, capture, device="cpu", force=False):
     """All of two clients' steps, the second of them through buffers that the first has made."""
     model, data = setting(device)
-    extra, train = None, ("*",)
+    extra, memory, numbers, train = None, None, None, ("*",)
     if replayed:
         data.memo, train = torch.linspace(0, 1, 37, device=device)[:, None], ("*.weight", "head.*")
     trainer = Trainer(model, data, PROTOCOL.model_copy(update=options), capture, {"head.*": 2.0} if replayed else {})
     trainer._capture |= force
     goal, losses = Replays(), []
-    for count in (37, 20):
+    for count, kept in ((37, 20), (20, 5)):  # the second memory is smaller than a draw
         anchor = {"anchor": model.parameters.detach().clone() + 1.0 / count}
         if replayed:
             extra = Extra(data, np.random.default_rng(count))
-        work = Work(torch.arange(count, device=device), TASK, 3, 16, train, extra)
+            positions = torch.arange(kept, device=device)
+            own = Memory(positions, data.labels[positions], {"weight": positions / kept})
+            memory = Drawn(own, 16, (np.random.default_rng(count), np.random.default_rng(kept)))
+            numbers = (8, np.random.default_rng(kept))
+        work = Work(torch.arange(count, device=device), TASK, 3, 16, train, extra, memory, numbers)
         losses.append(float(trainer.train(Objective(goal.loss, goal.gradient, anchor), work, np.random.default_rng(0))))
     return model.vector.clone(), losses, trainer.notes
 

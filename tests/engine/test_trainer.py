@@ -14,8 +14,9 @@ from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.api.message import matches
 from fcilbench.api.schedule import Task
 from fcilbench.engine.data import DeviceImages
+from fcilbench.engine.minibatches import Extra, Work
 from fcilbench.engine.model import FlatModel, Network
-from fcilbench.engine.trainer import Extra, Objective, Trainer, Work
+from fcilbench.engine.trainer import Objective, Trainer
 from fcilbench.spec.protocol import Protocol
 
 CPU = torch.device("cpu")

@@ -83,12 +83,15 @@ def make_experiment(tmp_path):
 
 @pytest.fixture
 def one_round():
-    """Returns `one_round(federation, number)`: plays a round of the first task; returns its updates `[N, D]`."""
+    """Returns `one_round(federation, number)`: plays a round of the first task; returns its updates `[N, D]`.
+
+    What `run_round` returned last is `one_round.result`.
+    """
 
     def play(federation, number=0):
         rows = update_rows(federation)
         turn = RoundContext(federation.schedule.phases[0], number)
-        run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
+        play.result = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
         return rows
 
     return play

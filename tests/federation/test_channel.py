@@ -174,7 +174,7 @@ class Scaffold(Aggregator):
 class Anchored(Aggregator):
     """As EWC, whose anchor is the model with which the task began."""
 
-    def task_broadcast(self, server):
+    def broadcast(self, server):
         return {"anchor": server.state["anchor"]} if "anchor" in server.state else {}
 
     def end_task(self, server, statistics):

@@ -18,7 +18,7 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import run_round
+from fcilbench.federation.round import RoundResult, run_round
 from fcilbench.plugins.stressors.none import NoStress
 
 
@@ -34,9 +34,9 @@ def with_clients(federation, sizes):
 
 def play(federation, turn, rows=None):
     rows = torch.empty(len(turn.phase.clients), len(federation.server.vector)) if rows is None else rows
-    loss = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
+    result = run_round(federation, turn, rows, Stopwatch(torch.device("cpu")))
     channel = federation.channel
-    return loss, (channel.bytes_up, channel.bytes_down), rows
+    return result, (channel.bytes_up, channel.bytes_down), rows
 
 
 class Counting(Aggregator):
@@ -61,8 +61,8 @@ def test_s03_steps_are_ceil_n_over_batch_and_nothing_is_dropped(make_experiment)
 def test_s05_all_clients_empty_keeps_the_model_and_warns(make_experiment):
     federation = build(make_experiment())
     before = federation.server.vector.clone()
-    loss, traffic, _ = play(federation, with_clients(federation, [0, 0, 0]))
-    assert loss is None
+    result, traffic, _ = play(federation, with_clients(federation, [0, 0, 0]))
+    assert result == RoundResult()
     assert torch.equal(federation.server.vector, before)
     assert traffic == (0, 0)
     assert federation.server.warnings == ["task 1: no client of a round had samples; the model was kept"]
@@ -108,13 +108,14 @@ def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
             super().aggregate(updates, server)
 
     federation = build(make_experiment(Told(), stressor=Poison()))
-    _, _, rows = play(federation, with_clients(federation, [8, 8, 24]))
+    result, _, rows = play(federation, with_clients(federation, [8, 8, 24]))
     assert seen == [((0, 2), (8, 24), [0, 2])]
     assert torch.allclose(federation.server.vector, federation.initial + 0.25 * rows[0] + 0.75 * rows[2], atol=1e-7)
     assert torch.isfinite(federation.server.vector).all()
     assert any("not finite" in warning for warning in federation.server.warnings)
     assert federation.server.logs["clients/not_finite"] == 1.0
-    assert federation.not_finite == "the update of client 1 in task 1, round 1"
+    assert (result.visited, result.merged) == (3, 2)
+    assert result.not_finite == "the update of client 1 in task 1, round 1"
 
 
 def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):
@@ -195,4 +196,4 @@ def test_edge_9_counters_are_the_largest_of_the_merged_clients(make_experiment, 
     one_round(federation)
     sizes = [len(own) for own in federation.schedule.phases[0].clients]
     assert federation.server.counters.tolist() == [max(-(-size // 4) - (size % 4 == 1) for size in sizes)]
-    assert federation.merged == 3
+    assert one_round.result.merged == 3

@@ -302,6 +302,32 @@ class MajorityVote(Aggregator):  # gives a whole batch the answer of its majorit
         return Predictors({"global": lambda: server.vector}, {**super().predictors(server).rules, "none": Vote()})
 
 
+class DeploysAnother(Aggregator):  # answers with a scaled model, whose bytes nobody counts
+    def predictors(self, server):
+        return Predictors({"global": lambda: 1.5 * server.vector}, super().predictors(server).rules)
+
+
+class ForgetsItsMemory(Aggregator):  # keeps samples that its loss never reads
+    def begin_client_task(self, client):
+        client.memory = client.memory.join(client.past.take(range(min(2, len(client.past)))))
+
+
+class MeanOverDraws(Aggregator):  # takes the mean over all rows of a draw, padding too
+    def begin_client_task(self, client):
+        client.memory = client.memory.join(client.past.take(range(min(2, len(client.past)))))
+
+    def loss(self, net, batch, context):
+        loss = super().loss(net, batch, context)
+        return loss if batch.memory is None else loss + net.logits(batch.memory.inputs).square().mean()
+
+
+class LeavesAVector(Aggregator):  # the client half keeps on the object what it has trained
+    def finish(self, client):
+        before = getattr(self, "last", client.net.vector.clone())
+        self.last = client.net.vector.clone()
+        return 0.5 * (before + client.net.vector)
+
+
 BROKEN = {
     "contract": [NoVersion],
     "params-documented": [Undocumented, OutsideItsSpace],
@@ -318,12 +344,14 @@ BROKEN = {
     "answers": [NoOracle, MajorityVote],
     "repeatable": [Lottery],
     "resume": [Momentum, KeepsObjects, KeepsAReference],
-    "isolation": [Whispers, CountsCalls],
+    "deployed": [DeploysAnother],
+    "client-memory": [ForgetsItsMemory],
+    "isolation": [Whispers, CountsCalls, LeavesAVector],
     "attributes": [KeepsTheNetwork, KeepsAClosure, Momentum],
     "messages": [SendsAView, SendsANumber],
     "replay": [ReplaysAtRandom],
     "loss-pure": [CountsCalls],
-    "loss-mask": [MeanOverPadding],
+    "loss-mask": [MeanOverPadding, MeanOverDraws],
     "loss-capture": [Branches, FindsTheLargest],
     "query-per-sample": [AsksTheBatch],
     "statistics-batch-size": [MeanOfMeans, OneStreamForAllLayers],

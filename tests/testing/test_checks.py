@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fcilbench.api import Aggregator, Module, No, Predictors, Samples, Wire
+from fcilbench.api import Aggregator, Module, No, Predictors, Samples, Wire, class_balanced, seen_cross_entropy
 from fcilbench.errors import UsageError
 from fcilbench.testing import CHECKS, Case, case
 from fcilbench.testing.bench import BENCHES
@@ -68,10 +68,8 @@ class Talks(Aggregator):
     """Adds the model, which costs nothing, and 3 floats a round and 5 a task down; 2 float64 up."""
 
     def broadcast(self, server):
-        return {"a": server.vector[:3].clone(), "anchor": server.vector[server.layout.trainable].clone()}
-
-    def task_broadcast(self, server):
-        return {"b": server.vector[:5].clone(), "teacher": server.vector.clone()}
+        anchor, teacher = server.vector[server.layout.trainable].clone(), server.vector.clone()
+        return {"a": server.vector[:3].clone(), "b": server.vector[:5].clone(), "anchor": anchor, "teacher": teacher}
 
     def statistics(self, client):
         return {"c": client.net.parameters[:2].detach().double()}
@@ -136,6 +134,9 @@ class Dense(Aggregator):
         frozen = {"extractor.body.patch_embed.proj.bias": torch.ones(16)}
         return Predictors({"global": lambda: Module(server.vector, frozen)}, super().predictors(server).rules)
 
+    def export(self, server):
+        return {"theta": server.vector, "bias": torch.ones(16)}
+
 
 class Replays(Aggregator):
     """Trains on eight grey images beside its own."""
@@ -173,6 +174,84 @@ def test_bytes_that_the_runner_does_not_count_fail_the_check():
     found = result("measured-bytes", Centralised)
     assert found.status == "failed"
     assert "counted 0 bytes up" in found.found
+
+
+def test_a_method_that_sends_statistics_only_is_told_so():
+    """Its update is zero on purpose: there is no client's model to end at."""
+
+    class Votes(Aggregator):
+        def wire(self, server):
+            return Wire(up=())
+
+        def statistics(self, client):
+            return {"signs": (client.net.vector - client.received_model).sign().to(torch.int8)}
+
+        def aggregate(self, updates, server):
+            server.step(0.01 * sum(message["signs"].float() for message in updates.statistics).sign())
+
+    for id_ in ("one-client", "identical-clients"):
+        found = result(id_, Votes)
+        assert found.status == "skipped"
+        assert found.found == "clients send no update of the model, so there is no client's model to end at"
+
+
+def test_a_context_with_nan_is_unchanged_unless_it_changes():
+    class Broadcasts(Aggregator):
+        def broadcast(self, server):
+            return {"unknown": torch.full((2,), torch.nan)}
+
+    class Fills(Broadcasts):
+        def loss(self, net, batch, context):
+            context["unknown"].zero_()
+            return super().loss(net, batch, context)
+
+    assert result("loss-pure", Broadcasts).status == "passed"
+    assert result("loss-pure", Fills).found.startswith("the loss changed 'unknown' of its batch or context in place")
+
+
+class Rehearses(Aggregator):
+    """Keeps six samples of earlier tasks, and replays them."""
+
+    def begin_client_task(self, client):
+        client.memory = class_balanced(client.memory, client.past, 6, client.random("memory"))
+
+    def loss(self, net, batch, context):
+        loss = super().loss(net, batch, context)
+        if batch.memory is None:
+            return loss
+        return loss + seen_cross_entropy(net.logits(batch.memory.inputs), batch.memory)
+
+
+class Packs(Aggregator):
+    """Deploys another model and exports it."""
+
+    def predictors(self, server):
+        return Predictors({"global": lambda: 1.5 * server.vector}, super().predictors(server).rules)
+
+    def export(self, server):
+        return {"theta": 1.5 * server.vector}
+
+
+def test_a_method_with_a_memory_passes_every_check():
+    for found in results_of(Rehearses).values():
+        assert found.status in ("passed", "skipped"), f"{found}\n{found.trace}"
+    assert results_of(Rehearses)["client-memory"].status == "passed"
+
+
+def test_another_rule_alone_needs_no_export():
+    class OneScale(Aggregator):
+        def predictors(self, server):
+            given = super().predictors(server)
+            return Predictors(given.modules, {**given.rules, "inferred": given.rules["none"]})
+
+    assert result("deployed", OneScale).status == result("deployed", Packs).status == "passed"
+
+
+def test_by_name_alone_a_plugin_is_tried_with_its_small_configuration():
+    found = case("aggregators", "coda-prompt")
+    assert found.params == {"components": 8}
+    assert found.run(BY_ID["one-client"]).status == "passed"
+    assert case("aggregators", "coda-prompt", {"components": 4}).params == {"components": 4}
 
 
 # ---------------------------------------------------------------- declarations, and one message for one cause

@@ -152,6 +152,7 @@ class CodaPrompt(PromptMethod):
 
     version = "2"  # only the task's rows of the head travel
     lr_range = (1e-4, 0.1)
+    kit_params: ClassVar[Mapping[str, Any]] = {"components": 8}
     breaks: ClassVar = {
         "idle-task": "the server draws a task's components at its start, before it knows whether a client has samples"
     }

@@ -66,7 +66,7 @@ class Ewc(Aggregator):
         """Needs no Fisher after the last task."""
         return not server.last_task
 
-    def task_broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server) -> Message:
         """Sends the Fisher, and theta* or H; nothing in the first task."""
         return {name: server.state[name] for name in ("fisher", "anchor", "fisher_anchor") if name in server.state}
 
@@ -97,7 +97,7 @@ class Ewc(Aggregator):
             return
         theta = server.vector[server.layout.trainable]
         penalty = torch.zeros_like(theta)
-        add_penalty_gradient(penalty, theta, self.task_broadcast(server), self.params.lambda_ewc)
+        add_penalty_gradient(penalty, theta, self.broadcast(server), self.params.lambda_ewc)
         size, scale = float(penalty.norm()), server.state["gradient_norm"]
         if size == 0 or scale == 0:  # the task moved nothing, or the one before had a single class
             return

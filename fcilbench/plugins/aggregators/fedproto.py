@@ -153,4 +153,4 @@ def per_sample_term(
     """Returns the mean over samples of `mean_d (f_jd - G_yd)^2`; samples without a prototype count as 0."""
     local = batch.task.local(batch.labels)
     distance = (features.float() - prototypes.detach()[local]).square().mean(dim=1)
-    return (distance * known[local] * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+    return batch.mean(distance * known[local])

@@ -114,7 +114,7 @@ class L2p(PromptMethod):
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the masked cross-entropy minus lambda times the mean over samples of the selected cosines' sum."""
         outputs = self.outputs(net, batch)
-        pull = (outputs["pull"] * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+        pull = batch.mean(outputs["pull"])
         loss: torch.Tensor = masked_cross_entropy(net.head(outputs["features"]), batch) - self.params.lambda_pull * pull
         return loss
 

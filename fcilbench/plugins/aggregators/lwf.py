@@ -62,11 +62,10 @@ class Lwf(Aggregator):
             taught = net.under(context["teacher"]).logits(batch.inputs)
         old = batch.task.offset
         rows = distillation(logits[:, :old], taught[:, :old], self.params.tau, context.get("old_tasks"))
-        kept = (rows * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
-        total: torch.Tensor = loss + self.params.alpha * kept
+        total: torch.Tensor = loss + self.params.alpha * batch.mean(rows)
         return total
 
-    def task_broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server) -> Message:
         """Sends the teacher (to whom it is new), and which old class is of which task; nothing in the first task."""
         if "teacher" not in server.state:
             return {}

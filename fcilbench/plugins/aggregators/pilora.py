@@ -129,7 +129,7 @@ class PILoRA(Aggregator):
         labels = task.local(batch.labels) if strength.softmax_over == "current" else batch.labels
         losses = F.cross_entropy(-distance[:, compete] / strength.tau, labels, reduction="none")
         losses = losses + strength.lambda_pl * distance.gather(1, batch.labels[:, None])[:, 0]
-        loss: torch.Tensor = (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1.0)
+        loss = batch.mean(losses)
         for piece in net.layout.select([f"*.lora_A*_{task.index}"]):
             own, stem = net.piece(piece.name), piece.name.removesuffix(str(task.index))
             loss = loss + strength.mu_l1 * own.abs().sum()
@@ -172,6 +172,10 @@ class PILoRA(Aggregator):
     def predictors(self, server: Server) -> Predictors:
         """Answers with the nearest prototype, under `inferred` too: all prototypes lie in one space."""
         return Predictors({"global": lambda: _nearest(server)}, ONE_SCALE)
+
+    def export(self, server: Server) -> Message:
+        """Returns the vector with the head of the nearest prototype, which is what answers."""
+        return {"theta": _nearest(server)}
 
 
 def distances(features: torch.Tensor, prototypes: torch.Tensor) -> torch.Tensor:

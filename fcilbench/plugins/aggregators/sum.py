@@ -216,7 +216,7 @@ class Sum(Aggregator):
         if self.params.selector == "ridge":
             server.state["frozen_gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
 
-    def task_broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server) -> Message:
         """Sends theta_pre if the selector needs features under it; a client keeps it, so that it is sent once."""
         return {"pre": server.state["pre"]} if self.params.looks_frozen else {}
 

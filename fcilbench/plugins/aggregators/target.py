@@ -99,6 +99,13 @@ class Target(Aggregator):
     """
 
     version = "1"
+    kit_params: ClassVar[Mapping[str, Any]] = {
+        "g_ep": 2,
+        "synthesis_batch": 4,
+        "g_steps": 2,
+        "kd_steps": 2,
+        "warmup": 1,
+    }
 
     class Params(TargetParams):
         """Hyperparameters of TARGET."""
@@ -128,7 +135,7 @@ class Target(Aggregator):
         state = server.state
         return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
 
-    def task_broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server) -> Message:
         """Sends the teacher (to whom it is new); nothing in the first task."""
         return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -24,6 +25,7 @@ class EfficientNetLite0(Backbone):
     """
 
     version = "1"
+    kit_params: ClassVar[Mapping[str, Any]] = {"input_size": 32}
 
     class Params(Backbone.Params):
         """The size to which images are resized before the network."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import timm
 import torch
@@ -48,6 +48,11 @@ class Timm(Backbone):
     """
 
     version = "1"
+    kit_params: ClassVar[Mapping[str, Any]] = {
+        "model": "vit_tiny_patch16_224",
+        "weights": "none",
+        "args": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2},
+    }
 
     class Params(Backbone.Params):
         """Model, weights, arguments and input."""

@@ -34,14 +34,14 @@ def end(method, host, *fishers, samples=None):
 
 def gradient(method, host, theta):
     found = torch.zeros(len(theta))
-    method.gradient(found, SimpleNamespace(parameters=torch.tensor(theta)), method.task_broadcast(host))
+    method.gradient(found, SimpleNamespace(parameters=torch.tensor(theta)), method.broadcast(host))
     return found.tolist()
 
 
 def test_gradient_by_hand():
     """F = (1, 2), theta - theta* = (3, -1), lambda = 1 gives (6, -4); at theta* it is 0; in the first task none."""
     method, host = Ewc(Ewc.Params(lambda_ewc=1.0)), server([10.0, 20.0])
-    assert method.task_broadcast(host) == {}
+    assert method.broadcast(host) == {}
     assert gradient(method, host, [7.0, 7.0]) == [0.0, 0.0]
     end(method, host, [1.0, 2.0])
     assert gradient(method, host, [13.0, 19.0]) == [6.0, -4.0]

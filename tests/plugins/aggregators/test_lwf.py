@@ -70,7 +70,7 @@ def test_which_head_rows_the_teacher_moves(make_experiment, scope):
     for alpha in (0.0, 1.0):
         method = Lwf(Lwf.Params(alpha=alpha, distill_scope=scope))
         model.gradient.zero_()
-        method.loss(model, batch, method.task_broadcast(federation.server)).backward()
+        method.loss(model, batch, method.broadcast(federation.server)).backward()
         gradients.append(model.network.head.bias.grad.clone())
     rows = (gradients[1] - gradients[0]).abs()
     old, new, later = rows[:4], rows[4:8], rows[8:]
