@@ -8,6 +8,7 @@ from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_
 from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
 from fcilbench.api.predict import AllClasses, DecisionRule, Module, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Convergence, Phase, Schedule, Task
+from fcilbench.api.selector import Selector, SelectorServer, TestSamples, labelled_features, task_of
 from fcilbench.api.server import Server, State, Updates
 from fcilbench.api.stressor import Stressor
 from fcilbench.errors import DataError, PrerequisiteError
@@ -24,6 +25,7 @@ __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers"]
 __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
 __all__ += ["AllClasses", "DecisionRule", "Module", "MostConfident", "Predictors", "TrueTask"]
 __all__ += ["Convergence", "Phase", "Schedule", "Task"]
+__all__ += ["Selector", "SelectorServer", "TestSamples", "labelled_features", "task_of"]
 __all__ += ["Server", "State", "Updates"]
 __all__ += ["Stressor"]
 __all__ += ["Archive", "DataError", "Field", "Params", "PrerequisiteError", "PresetParams"]

@@ -114,7 +114,7 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
             own = [rows[each] for each in entry.cells if each in rows and rows[each].status == "ok"]
             if found.mean is None or not own:
                 continue
-            matrices = [row.accuracy.get(group.key, []) for row in own]  # type: ignore[call-overload]
+            matrices = [row.accuracy.get(group.key, []) for row in own]
             methods.append(
                 {
                     "name": entry.aggregator,
@@ -184,7 +184,7 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
                     for key, matrix in row.accuracy.items()
                 },
                 "loss": [loss if loss is None else round(loss, 3) for loss in losses],
-                "cost": {name: round(value, 2) for name, value in row.cost.model_dump().items() if value},
+                "cost": {name: round(value, 2) for name, value in row.cost.figures.items() if value},
                 "log": f"cells/{row.cell_id}/log.txt",
             }
         )

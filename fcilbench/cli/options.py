@@ -126,7 +126,7 @@ _OUTPUT = (
 )
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
 _IDENTITY = "What methods are told of a sample's task."
-Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred|oracle", help=_IDENTITY)]
+Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred[:SELECTOR]|oracle", help=_IDENTITY)]
 _REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]

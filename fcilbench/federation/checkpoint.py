@@ -18,7 +18,7 @@ import torch
 from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import Scored
 
 FORMAT = 5
 Event = dict[str, Any]
@@ -29,7 +29,7 @@ class Progress:
     """How far an experiment is, and what it has measured.
 
     Attributes:
-        accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
+        accuracy: Per task identity and selector the measured rows of the accuracy matrix, by task index.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
         peak_memory: Peak of device memory, or of the resident set on a CPU, bytes.
         server_state: Largest size of the method's state so far, bytes.
@@ -37,11 +37,12 @@ class Progress:
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
         not_finite: That of `Federation`.
+        selectors: What each selector keeps, by label, see `fcilbench.federation.selection.Selection`.
     """
 
     phase: int = 0
     round: int = 0
-    accuracy: dict[TaskIdentity, dict[int, list[float]]] = field(default_factory=dict)
+    accuracy: dict[Scored, dict[int, list[float]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     server_state: int = 0
@@ -51,6 +52,7 @@ class Progress:
     merged: int = 0
     visits: int = 0
     not_finite: str = ""
+    selectors: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class DamagedError(Exception):
