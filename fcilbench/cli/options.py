@@ -134,7 +134,7 @@ ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every val
 From = Annotated[
     Path, typer.Option("--from", metavar="DIR", callback=_folder, help="Folder of the row, e.g. leaderboards/NAME.")
 ]
-_KIND = "Kind of plugin, e.g. aggregator; test and new know aggregators, backbones and datasets."
+_KIND = "Kind of plugin, e.g. aggregator; test and new know aggregators, backbones, datasets and selectors."
 Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]

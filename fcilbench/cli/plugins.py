@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fcilbench.testing.check import Result
 
 app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
-TESTED = ("aggregators", "backbones", "datasets")
+TESTED = ("aggregators", "backbones", "datasets", "selectors")
 _MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 

@@ -10,7 +10,7 @@ from string import Template
 from fcilbench.errors import UsageError, nearest
 from fcilbench.registry.entrypoints import normalise
 
-KINDS = ("aggregator", "backbone", "dataset")
+KINDS = ("aggregator", "backbone", "dataset", "selector")
 TEMPLATES = Path(__file__).parent / "templates"
 """A file each, in which `$name`s are filled in."""
 _PACKAGE = {
@@ -28,7 +28,7 @@ def write(name: str, parent: Path, kind: str = "aggregator") -> tuple[str, list[
     Args:
         name: `gossip` (the package is `fcilbench-gossip`) or `acme-fcil/gossip`.
         parent: Where the package's folder is or goes, or that folder itself. It is called like the package.
-        kind: `aggregator`, `backbone` or `dataset`.
+        kind: `aggregator`, `backbone`, `dataset` or `selector`.
 
     Returns:
         The plugin's full name and the files that were written or changed; the first is the package's folder.

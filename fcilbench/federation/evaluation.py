@@ -149,7 +149,7 @@ class Evaluator:
         for name, asked in wanted.items():
             net = self._deploy(name, predictors)
             found[name] = {
-                task: self._logits(net, task, self._test, self._index[task], tasks[-1].seen, rows)
+                task: self._logits(net, task, self._test, self._index[task], tasks[-1].seen, rows=rows)
                 for task, rows in asked.items()
             }
         return found
@@ -244,6 +244,7 @@ class Evaluator:
         data: DeviceData,
         index: torch.Tensor,
         seen: int,
+        *,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key.

@@ -128,11 +128,18 @@ class Selection:
 
 
 def selections(federation: Federation, progress: Progress) -> dict[str, Selection]:
-    """Returns the selectors that have a rule, by what is scored under them; they go on from `progress`."""
+    """Returns the selectors by what is scored under them, the method's own rule left out; they go on from `progress`.
+
+    Raises:
+        PluginError: If one has no rule.
+    """
     found = {}
     for key, selector in federation.experiment.selectors.items():
-        if key in federation.experiment.scored and selector.picks():
-            label = key.partition(":")[2]
-            fresh = {"state": {}, "fitted": {}, "received": [], "cost": SelectorCost().model_dump()}
-            found[key] = Selection(label, selector, progress.selectors.setdefault(label, fresh))
+        if key not in federation.experiment.scored or key == "inferred":  # the method's own rule
+            continue
+        label = key.partition(":")[2]
+        if not selector.picks():
+            raise PluginError(f"selector {label} has no rule: {type(selector).__name__} does not override `pick`")
+        fresh = {"state": {}, "fitted": {}, "received": [], "cost": SelectorCost().model_dump()}
+        found[key] = Selection(label, selector, progress.selectors.setdefault(label, fresh))
     return found

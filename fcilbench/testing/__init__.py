@@ -7,6 +7,7 @@ from fcilbench.testing.conformance import (
     BackboneConformance,
     Case,
     DatasetConformance,
+    SelectorConformance,
     case,
 )
 
@@ -18,5 +19,6 @@ __all__ = [
     "Check",
     "DatasetConformance",
     "Result",
+    "SelectorConformance",
     "case",
 ]

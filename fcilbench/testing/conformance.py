@@ -27,12 +27,14 @@ from fcilbench.testing import client, merging, state
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
 from fcilbench.testing.check import SHARED, Check, CheckFailed, NotApplicable, Result, Status
 from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
+from fcilbench.testing.selectors import SELECTOR_CHECKS, SelectorSubject
 from fcilbench.testing.subject import AggregatorSubject
 
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
     "aggregators": (*SHARED, *merging.CHECKS, *state.CHECKS, *client.CHECKS),
     "backbones": BACKBONE_CHECKS,
     "datasets": DATASET_CHECKS,
+    "selectors": SELECTOR_CHECKS,
 }
 """The checks of each kind of plugin, in the order in which they are reported."""
 
@@ -139,6 +141,8 @@ def case(
     if kind == "aggregators":
         benches = BENCHES if network is None else (Bench("own network", network),)
         subjects = [AggregatorSubject(plugin, given, bench) for bench in benches]
+    elif kind == "selectors":
+        subjects = [SelectorSubject(plugin, given, bench) for bench in BENCHES]
     elif kind == "backbones":
         subjects = [BackboneSubject(plugin, given)]
     else:
@@ -147,7 +151,7 @@ def case(
 
 
 class _Conformance:
-    """Base of the three classes, with one test for each check.
+    """Base of the classes below, with one test for each check.
 
     `plugin` is a name or `dist/name`, `params` the hyperparameters that differ from the defaults, `backbone` a
     `staticmethod` that makes the network on which an aggregator is tried, and `root` the data root.
@@ -202,3 +206,9 @@ class DatasetConformance(_Conformance):
     """The checks of data sets; those that read the data are skipped if the data are missing."""
 
     kind = "datasets"
+
+
+class SelectorConformance(_Conformance):
+    """The checks of selectors, on digits with two small networks."""
+
+    kind = "selectors"

@@ -233,7 +233,7 @@ def test_an_interrupted_run_ends_bit_equal_under_selectors(scored, stop):
 
 
 def test_stressors_act_on_what_clients_send_for_a_selector(scored):
-    """Flipped signs and noise mislead the selector; of a client that does not answer nothing arrives, for no selector."""
+    """Flipped signs and noise mislead the selector; a client that does not answer is missing for every selector."""
     clean = scored(FedAvg(), Ridge(), Prototype())
     for stress in (SignFlip(SignFlip.Params(clients=2)), Gaussian(Gaussian.Params(clients=2, sigma=3.0))):
         found = scored(FedAvg(), Ridge(), Prototype(), stressor=stress)
@@ -296,3 +296,11 @@ def test_a_restarted_phase_starts_the_selector_anew(scored):
     again = scored(Joint(Joint.Params(epochs=1, mode="cumulative")), Prototype(), rounds=1)
     assert again.accuracy["inferred:prototype"][-1] == once.accuracy["inferred:prototype"][-1]
     assert again.accuracy["oracle"][-1] == once.accuracy["oracle"][-1]
+
+
+def test_a_selector_without_a_rule_is_the_plugins_fault(scored):
+    class Mute(Selector):
+        pass
+
+    with pytest.raises(PluginError, match="selector mute has no rule: Mute does not override `pick`"):
+        scored(FedAvg(), Mute())
