@@ -3,8 +3,8 @@
     python -m benchmarks.selectors [--method sum] [--tasks 20] [--test 5] [--json FILE]
 
 CIFAR-100 with 20 training images a class and a ViT-Tiny without weights on images of 32 x 32, 5 clients, 2 rounds of 2
-epochs: what counts is how many images pass the network, not what it has learned. `own` is the most confident module, for
-which each sample passes all T modules, as SUM's evaluation did whatever its selector was.
+epochs: what counts is how many images pass the network, not what it has learned. `own` is SUM's most confident module:
+each sample passes all T modules, as it did in SUM's evaluation whatever its selector was.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 from fcilbench.boards.model import Block, Board, Entry, Group
 from fcilbench.boards.notes import CONTROL, REFERENCE
 from fcilbench.boards.records import environment_of, rounds_of
-from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
+from fcilbench.boards.render import Head, facts_of, group_title, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
 from fcilbench.escape import clean, page_link
 from fcilbench.results.private import hidden
@@ -86,7 +86,7 @@ def _table(block: Block, group: Group, heads: Sequence[Head], place: Mapping[str
         cells = [(head.text(entry), _sort_key(entry, group, head), head.column is not None) for head in heads]
         rows.append({"cells": cells, "own": " ".join(str(place[each]) for each in entry.cells if each in place)})
     return {
-        "key": group.key if group.key == "cost" else f"task: {group.key}",
+        "key": group_title(group.key),
         "heads": [head.title for head in heads],
         "rows": rows,
     }

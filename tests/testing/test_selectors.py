@@ -1,14 +1,20 @@
 """The kit's checks of selectors: built-in ones pass, and each check finds what it is for."""
 
+import re
+from pathlib import Path
+from string import Template
+
 import pytest
 import torch
 
 from fcilbench.api import Selector, labelled_features
+from fcilbench.cli.scaffold import TEMPLATES
 from fcilbench.plugins.selectors.prototype import Prototype
 from fcilbench.testing import CHECKS, SelectorConformance
 from fcilbench.testing.check import CheckFailed
 from fcilbench.testing.selectors import SELECTOR_CHECKS, SelectorSubject
 
+ROOT = Path(__file__).parents[2]
 CHECK = {check.id: check for check in SELECTOR_CHECKS}
 
 
@@ -82,6 +88,24 @@ class Blind(Selector):
 
     def pick(self, fitted, samples, tasks):
         return torch.zeros(len(samples.features), dtype=torch.int64)
+
+
+def _examples():
+    """The selector of docs/selectors.md, and the one that `plugins new` writes."""
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "selectors.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    scaffold = Template((TEMPLATES / "selector.txt").read_text()).substitute(cls="TaskMean")
+    for source, text in (("docs", block), ("scaffold", scaffold)):
+        names = {"__name__": source}
+        exec(compile(text, source, "exec"), names)
+        yield pytest.param(names["TaskMean"], id=source)
+
+
+@pytest.mark.parametrize("cls", [*_examples()])
+@pytest.mark.parametrize("check", SELECTOR_CHECKS, ids=lambda check: check.id)
+def test_the_examples_pass_the_kit(cls, check):
+    check.function(SelectorSubject(cls))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from fcilbench.errors import UsageError
 
 
 @pytest.mark.slow
-def test_three_plugins_in_one_package_install_and_pass_the_kit(new_cli, python, pip_install, tmp_path):
+def test_four_plugins_in_one_package_install_and_pass_the_kit(new_cli, python, pip_install, tmp_path):
     cli, project = new_cli(tmp_path, tmp_path), tmp_path / "acme-two"
     done = cli("plugins", "new", "acme-two/my-method")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["wrote acme-two/", "       acme_two/my_method.py"]
-    for kind, name in (("backbone", "tiny"), ("dataset", "stripes")):
+    for kind, name in (("backbone", "tiny"), ("dataset", "stripes"), ("selector", "nearest")):
         done = new_cli(project, tmp_path)("plugins", "new", f"acme-two/{name}", "--kind", kind)
         assert done.returncode == 0, done.stderr
     pip_install(cli, project)
