@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime
-from fcilbench.suite.schema import SuiteLimits
+from fcilbench.spec.protocol import Partition, Protocol, Runtime
+from fcilbench.suite.schema import Scoring, SuiteLimits
 
 TEXT = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
 SECTIONS = {
     "protocol": Protocol,
     "partition": Partition,
-    "evaluate": Evaluation,
+    "evaluate": Scoring,
     "runtime": Runtime,
     "limits": SuiteLimits,
 }
@@ -24,6 +24,8 @@ BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveM
 
 def legal(schema):
     """Returns the values that a JSON Schema allows, in words."""
+    if {"$ref": "#/$defs/PluginEntry"} in schema.get("anyOf", ()):  # a name, or a name with options
+        return "plugin"
     if "anyOf" in schema:
         return "; ".join(each.get("description") or legal(each) for each in schema["anyOf"])
     if schema["type"] == "array":
@@ -35,7 +37,9 @@ def legal(schema):
 
 
 def line(name, schema):
-    default, meaning = json.dumps(schema["default"]).replace('"', ""), schema["description"]
+    value, meaning = schema["default"], schema["description"]
+    value = [each["use"] if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
+    default = json.dumps(value).replace('"', "")
     return f"| `{name}` | {legal(schema)} | `{default}` | {meaning[0].upper()}{meaning[1:]}. |"
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
         TrueTask,
     )
     from fcilbench.api.schedule import Convergence, Indices, Phase, Schedule, Task
+    from fcilbench.api.selector import Selector, SelectorServer, TestSamples, labelled_features, task_of
     from fcilbench.api.server import Server, Updates
     from fcilbench.api.stressor import SomeClients, Stressor, Turn, Upload
     from fcilbench.boards.build import BaseBoard, Figures
@@ -78,6 +79,7 @@ __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_sym
 __all__ += ["ONE_SCALE", "AllClasses", "DecisionRule", "Logits", "Module", "MostConfident", "Predictors", "TrueTask"]
 __all__ += ["UNCONVERGED", "Convergence", "Indices", "Phase", "Schedule", "Task"]
 __all__ += ["Memory", "Rehearsal", "class_balanced", "herded", "herding", "quotas", "reservoir"]
+__all__ += ["Selector", "SelectorServer", "TestSamples", "labelled_features", "task_of"]
 __all__ += ["Server", "Updates"]
 __all__ += ["SomeClients", "Stressor", "Turn", "Upload"]
 __all__ += ["FrozenFeatures", "PromptMethod", "PromptedViT", "distillation", "write_head"]

@@ -93,10 +93,9 @@ class TrueTask:
 
 @dataclass(frozen=True)
 class MostConfident:
-    """Picks the task whose slice, under its own module, has the largest softmax probability; then its argmax.
+    """Picks the task whose slice, under its own module, has the largest `confidence`; then its argmax.
 
-    Each softmax is over one slice. Ties go to the earlier task. Of a task of a single class this would always be 1, so
-    there the softmax is over all classes seen.
+    Ties go to the earlier task.
     """
 
     module: str = "global"
@@ -107,14 +106,22 @@ class MostConfident:
 
     def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
         """Returns the most confident task's best class."""
-        confidence, label = [], []
+        found, label = [], []
         for task in tasks:
             own = logits[self.module.format(task.index)].float()
-            best, position = own[:, task.classes].softmax(dim=1).max(dim=1)
-            confidence.append(best if task.size > 1 else own.softmax(dim=1)[:, task.offset])
-            label.append(position + task.offset)
-        winner = torch.stack(confidence).argmax(dim=0)
+            found.append(confidence(own, task))
+            label.append(own[:, task.classes].softmax(dim=1).max(dim=1)[1] + task.offset)
+        winner = torch.stack(found).argmax(dim=0)
         return torch.stack(label).gather(0, winner[None])[0]
+
+
+def confidence(logits: torch.Tensor, task: Task) -> torch.Tensor:
+    """Returns the largest softmax probability of a task's slice, float32 `[n]`, of logits `[n, seen]`.
+
+    Of a task of a single class it would always be 1, so there the softmax is over all classes seen.
+    """
+    own = logits.float()
+    return own[:, task.classes].softmax(dim=1).amax(dim=1) if task.size > 1 else own.softmax(dim=1)[:, task.offset]
 
 
 ONE_SCALE: Mapping[TaskIdentity, DecisionRule] = {"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()}

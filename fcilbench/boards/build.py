@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from fcilbench.boards.arithmetic import arithmetic_notes
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
@@ -18,18 +18,19 @@ from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.metrics import METRICS, Better, Metric
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import Scored, scored_order
 from fcilbench.spec.row import Row
 from fcilbench.tables import texts
 
 Figures = dict[str, dict[str, dict[int, float | None]]]
 """Figures of one method: by group key, metric name and seed; what was not measured is absent."""
 
-CONTROLS: Mapping[str, tuple[TaskIdentity, ...]] = {
-    **dict.fromkeys(("fcilbench/ncm", "fcilbench/ridge"), get_args(TaskIdentity)),
-    "fcilbench/fedavg": ("oracle",),
+CONTROLS: Mapping[str, Callable[[Scored], bool]] = {
+    **dict.fromkeys(("fcilbench/ncm", "fcilbench/ridge"), lambda _: True),
+    "fcilbench/fedavg": lambda key: key == "oracle" or key.startswith("inferred:"),
 }
-"""What a claim must beat: training-free methods everywhere, and where the task is told FedAvg's one model."""
+"""What a claim must beat: training-free methods everywhere, and FedAvg's one model where all have the same task, since
+it is told to all of them (oracle) or the same selector picks it for all of them."""
 
 REFERENCE = "fcilbench/joint"
 """Centralised training: no competitor, so it has no rank and is no best; notes say where it is no reference."""
@@ -123,7 +124,7 @@ class BaseBoard(ABC):
         return Entry(
             aggregator=label,
             plugin=plugin,
-            control=CONTROLS.get(plugin, ()),
+            control=tuple(key for key in _scored(members) if plugin in CONTROLS and CONTROLS[plugin](key)),
             reference=plugin == REFERENCE,
             ok=len(ended),
             planned=len(members),
@@ -151,9 +152,9 @@ class AccuracyBoard(BaseBoard):
     title = "Accuracy board"
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns a group for each task identity, of the metric that ranks and of those that a row has."""
+        """Returns a group for each task identity and selector, of the metric that ranks and of those that a row has."""
         first, *others = (METRICS[name] for name in _shown(self.name))
-        groups, identities, measured = [], _identities(members), set[str]()
+        groups, identities, measured = [], _scored(members), set[str]()
         for row in (sample.row for sample in members if sample.row):
             unseen = [each.name for each in others if not all(f"{each.name}/{own}" in measured for own in identities)]
             measured |= metric_values(row, unseen).keys()
@@ -178,18 +179,34 @@ class OverheadBoard(BaseBoard):
     name = "overhead"
     title = "Overhead board"
     split: ClassVar = {"hardware": True}
-    notes = ("costs have no rank: seconds also depend on what else ran on the machine",)
+    notes = (
+        "costs have no rank: seconds also depend on what else ran on the machine",
+        "a selector's bytes are its own and no part of the method's; one without columns of its own (own, confidence, "
+        "energy) sends and deploys nothing, but may have to run the modules of all tasks on each sample",
+    )
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
-        """Returns the one group of all costs; none if nothing was computed."""
-        columns = tuple(_column(METRICS[name]) for name in _shown(self.name))
-        computed = any(sample.status == "ok" for sample in members)
-        return (Group(key="cost", columns=columns, ranked=False),) if computed else ()
+        """Returns the group of all costs, and one of each selector that learns; none if nothing was computed."""
+        rows = [_row(sample) for sample in members if sample.status == "ok"]
+        labels = sorted({label for row in rows for label in row.cost.selectors})
+        keys = {"cost": tuple(_column(METRICS[name]) for name in _shown(self.name))}
+        keys |= {f"selector {label}": _SELECTOR_COSTS for label in labels}
+        return tuple(Group(key=key, columns=columns, ranked=False) for key, columns in keys.items()) if rows else ()
 
     def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
         """Returns the costs of each seed."""
         costs = {name: cost for name in _shown(self.name) if (cost := METRICS[name].cost)}
-        return {"cost": {name: {each.seed: cost(_row(each)) for each in members} for name, cost in costs.items()}}
+        found: Figures = {
+            "cost": {name: {each.seed: cost(_row(each)) for each in members} for name, cost in costs.items()}
+        }
+        for group in groups[1:]:
+            label = group.key.partition(" ")[2]
+            bills = {each.seed: _row(each).cost.selectors.get(label) for each in members}
+            found[group.key] = {
+                column.metric: {s: None if bill is None else getattr(bill, column.metric) for s, bill in bills.items()}
+                for column in group.columns
+            }
+        return found
 
 
 class RobustnessBoard(BaseBoard):
@@ -210,7 +227,7 @@ class RobustnessBoard(BaseBoard):
         )
         details = _faa_columns({name: name for name in stresses})
         groups = []
-        for identity in _identities(members) if stresses else ():
+        for identity in _scored(members) if stresses else ():
             groups.append(Group(key=identity, columns=summary))
             groups.append(Group(key=f"{identity}, by stressor", columns=details, ranked=False))
         return tuple(groups)
@@ -219,7 +236,7 @@ class RobustnessBoard(BaseBoard):
         """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
         found: Figures = {}
         stresses = [column.metric for column in groups[1].columns]
-        for identity in _identities(members):
+        for identity in _scored(members):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
             for sample in members:
                 faa = metric_values(_row(sample), ("faa",)).get(f"faa/{identity}")
@@ -262,6 +279,13 @@ def _stress(sample: Sample) -> str:
     return "" if record.name == "fcilbench/none" else f"{short}[{options}]" if options else short
 
 
+_SELECTOR_COSTS = tuple(
+    Column(metric=name, title=title, unit="bytes", better="lower")
+    for name, title in {"bytes_up": "Up", "bytes_down": "Down", "state": "Server state", "module": "Module"}.items()
+)
+"""Columns of what a selector costs, by the fields of `SelectorCost`."""
+
+
 def _column(metric: Metric) -> Column:
     return Column(metric=metric.name, title=metric.title, unit=metric.unit, better=metric.better)
 
@@ -274,9 +298,9 @@ def _faa_columns(titles: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-def _identities(members: Sequence[Sample]) -> list[TaskIdentity]:
-    wanted = {identity for sample in members[:1] for identity in sample.params.evaluate}
-    return [identity for identity in get_args(TaskIdentity) if identity in wanted]
+def _scored(members: Sequence[Sample]) -> list[Scored]:
+    """Returns the task identities and selectors under which a scenario is scored, each of which is a group."""
+    return scored_order(key for sample in members[:1] for key in sample.params.evaluate)
 
 
 def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:

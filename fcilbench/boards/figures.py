@@ -177,7 +177,7 @@ def _over_seeds(board: Board, identity: str) -> tuple[list[tuple[str, float]], s
 
 
 def _matrix(row: Row, identity: str) -> Any:
-    return row.accuracy.get(identity)  # type: ignore[call-overload]
+    return row.accuracy.get(identity)
 
 
 def _measured(board: Board, store: Store, identity: str) -> dict[str, list[Row]]:

@@ -67,7 +67,15 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
     if any(e.control for block, _ in blocks for e in block.entries):
         notes.append(
             f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and where "
-            "the task is told (oracle) the head of FedAvg's one model, the fair control of task modules"
+            "the task is told (oracle) or one selector picks it for all, the head of FedAvg's one model, the fair "
+            "control of task modules"
+        )
+    picked = [group.key for block, _ in blocks for group in block.groups if group.ranked and ":" in group.key]
+    if picked:
+        names = ", ".join(dict.fromkeys(key.partition(":")[2] for key in picked))
+        notes.append(
+            "inferred is each method's own rule for the task of a sample; under inferred:NAME the selector NAME picks "
+            f"it for every method alike ({names}), and the method gives its oracle answer for that task"
         )
     if any(e.reference for block, _ in blocks for e in block.entries):
         doubted = any(_DOUBT in note for block, _ in blocks for note in block.notes)

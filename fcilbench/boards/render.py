@@ -50,8 +50,7 @@ def brief(board: Board) -> Board:
             update={
                 "groups": tuple(
                     group.model_copy(update={"columns": group.columns[:1]})
-                    for group in block.groups
-                    if group.ranked or len(block.groups) == 1
+                    for group in [group for group in block.groups if group.ranked] or block.groups[:1]
                 ),
                 "entries": tuple(
                     e.model_copy(update={"ranks": {}, "reasons": (), "warnings": ()}) for e in block.entries
@@ -189,10 +188,15 @@ def _text(board: Board, width: int) -> str:
     return "\n".join([*lines, "", *(f"* {line(note)}" for note in board.notes)]) + "\n"
 
 
+def group_title(key: str) -> str:
+    """Returns the title of a column group: those of costs are no task identities."""
+    return key if key == "cost" or key.startswith("selector ") else f"task: {key}"
+
+
 def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[str]:
     heads = table_of(block, groups)
     named = [
-        f"task: {head.group}" if head.group and head.group != (heads[index - 1].group if index else "") else ""
+        group_title(head.group) if head.group and head.group != (heads[index - 1].group if index else "") else ""
         for index, head in enumerate(heads)
     ]
     right = [index for index in range(len(heads)) if index not in _WORDS]

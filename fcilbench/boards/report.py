@@ -19,7 +19,7 @@ from typing import Any
 from fcilbench.boards.model import Block, Board, Entry, Group
 from fcilbench.boards.notes import CONTROL, REFERENCE
 from fcilbench.boards.records import environment_of, rounds_of
-from fcilbench.boards.render import Head, facts_of, notes_of, overall_tables, table_of
+from fcilbench.boards.render import Head, facts_of, group_title, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
 from fcilbench.escape import clean, page_link
 from fcilbench.results.private import hidden
@@ -86,7 +86,7 @@ def _table(block: Block, group: Group, heads: Sequence[Head], place: Mapping[str
         cells = [(head.text(entry), _sort_key(entry, group, head), head.column is not None) for head in heads]
         rows.append({"cells": cells, "own": " ".join(str(place[each]) for each in entry.cells if each in place)})
     return {
-        "key": group.key if group.key == "cost" else f"task: {group.key}",
+        "key": group_title(group.key),
         "heads": [head.title for head in heads],
         "rows": rows,
     }
@@ -114,7 +114,7 @@ def _charts(block: Block, place: Mapping[str, int], rows: Mapping[str, Row]) -> 
             own = [rows[each] for each in entry.cells if each in rows and rows[each].status == "ok"]
             if found.mean is None or not own:
                 continue
-            matrices = [row.accuracy.get(group.key, []) for row in own]  # type: ignore[call-overload]
+            matrices = [row.accuracy.get(group.key, []) for row in own]
             methods.append(
                 {
                     "name": entry.aggregator,
@@ -184,7 +184,7 @@ def _data(rows: Iterable[Row], store: Store) -> dict[str, Any]:
                     for key, matrix in row.accuracy.items()
                 },
                 "loss": [loss if loss is None else round(loss, 3) for loss in losses],
-                "cost": {name: round(value, 2) for name, value in row.cost.model_dump().items() if value},
+                "cost": {name: round(value, 2) for name, value in row.cost.figures.items() if value},
                 "log": f"cells/{row.cell_id}/log.txt",
             }
         )

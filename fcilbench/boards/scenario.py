@@ -6,14 +6,14 @@ import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fcilbench.results.provenance import digest
-from fcilbench.results.row import plugin_records, row_params
+from fcilbench.results.row import plugin_records, row_params, selector_records
 from fcilbench.spec.cell import Cell, PluginKind
 from fcilbench.spec.protocol import Protocol, Runtime
-from fcilbench.spec.row import PluginRecord, Row, RowParams
+from fcilbench.spec.row import PluginRecord, Row, RowParams, SelectorRecord
 from fcilbench.tables import texts
 
 METHOD_FIELDS = ("lr", "weight_decay", "clip_norm", "optimizer", "momentum", "schedule")
@@ -40,6 +40,7 @@ class Sample:
     seed: int
     declared: str
     row: Row | None
+    selectors: Mapping[str, SelectorRecord] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -73,12 +74,7 @@ def samples(rows: Iterable[Row], planned: Mapping[str, Cell] | None) -> list[Sam
     latest = {row.cell_id: row for row in rows}
     if planned is None:
         return _newest([_of_row(row, row.coords) for row in latest.values()])
-    return [
-        _of_row(latest[key], cell.coords)
-        if key in latest
-        else Sample(cell.coords, plugin_records(cell), row_params(cell), cell.seeds.index, cell.data_fingerprint, None)
-        for key, cell in planned.items()
-    ]
+    return [_of_row(latest[key], cell.coords) if key in latest else _of_cell(cell) for key, cell in planned.items()]
 
 
 def _newest(found: Sequence[Sample]) -> list[Sample]:
@@ -96,7 +92,12 @@ def _newest(found: Sequence[Sample]) -> list[Sample]:
 
 
 def _of_row(row: Row, coords: Mapping[str, str | int]) -> Sample:
-    return Sample(coords, row.plugins, row.params, row.seed, row.data.declared, row)
+    return Sample(coords, row.plugins, row.params, row.seed, row.data.declared, row, row.selectors)
+
+
+def _of_cell(cell: Cell) -> Sample:
+    records, params, picking = plugin_records(cell), row_params(cell), selector_records(cell)
+    return Sample(cell.coords, records, params, cell.seeds.index, cell.data_fingerprint, None, picking)
 
 
 def scenario_of(sample: Sample, *, stress: bool = True) -> dict[str, Any]:
@@ -112,6 +113,7 @@ def scenario_of(sample: Sample, *, stress: bool = True) -> dict[str, Any]:
         "partition": sample.params.partition,
         "seeds": sample.params.seeds,
         "evaluate": list(sample.params.evaluate),
+        **({"selectors": _selectors(sample)} if sample.selectors else {}),
         "data": {"declared": sample.declared},
         **{kind: _identity(sample, kind) for kind in kinds},
     }
@@ -196,5 +198,12 @@ def labels(members: Sequence[Sample]) -> dict[str, str]:
 
 
 def _identity(sample: Sample, kind: PluginKind) -> dict[str, Any]:
-    record = sample.plugins[kind]
+    return _identity_of(sample.plugins[kind])
+
+
+def _selectors(sample: Sample) -> dict[str, dict[str, Any]]:
+    return {label: _identity_of(record) for label, record in sample.selectors.items()}
+
+
+def _identity_of(record: PluginRecord) -> dict[str, Any]:
     return {"name": record.name, "version": record.version, **{f"params.{k}": v for k, v in record.identity.items()}}

@@ -126,7 +126,7 @@ _OUTPUT = (
 )
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
 _IDENTITY = "What methods are told of a sample's task."
-Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred|oracle", help=_IDENTITY)]
+Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred[:SELECTOR]|oracle", help=_IDENTITY)]
 _REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
@@ -134,7 +134,7 @@ ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every val
 From = Annotated[
     Path, typer.Option("--from", metavar="DIR", callback=_folder, help="Folder of the row, e.g. leaderboards/NAME.")
 ]
-_KIND = "Kind of plugin: aggregator, backbone, dataset, stressor, executor, board or tracker."
+_KIND = "Kind of plugin: aggregator, backbone, dataset, stressor, selector, executor, board or tracker."
 Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]

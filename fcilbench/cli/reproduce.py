@@ -20,8 +20,10 @@ from fcilbench.execution.base import RunOptions
 from fcilbench.execution.devices import choose_devices
 from fcilbench.results.agreement import ONE_CELL, Expectation, expected, spread_measured
 from fcilbench.results.compare import Comparison, compare, environment_difference
+from fcilbench.results.row import task_identities
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
+from fcilbench.spec.cell import OWN
 from fcilbench.spec.protocol import Runtime
 from fcilbench.spec.row import Row
 
@@ -177,9 +179,21 @@ def suite_of(row: Row) -> dict[str, Any]:
         "protocol": params.protocol,
         "grid": axes,
         "seeds": {"count": row.seed + 1, **params.seeds},
-        "evaluate": {"task_identity": params.evaluate},
+        "evaluate": {"task_identity": list(task_identities(params.evaluate)), **_selectors(row)},
         "runtime": {key: value for key, value in params.runtime.items() if key in Runtime.model_fields},
     }
+
+
+def _selectors(row: Row) -> dict[str, Any]:
+    """Returns the selectors of a row as a suite names them; nothing for the default."""
+    if not row.selectors:
+        return {}
+    use = {
+        label: {"use": each.name.removeprefix("fcilbench/"), "label": label, **each.params}
+        for label, each in row.selectors.items()
+    }
+    picking = [key.partition(":")[2] for key in row.params.evaluate if key.startswith("inferred")]
+    return {"selectors": [use.get(label, OWN.label) for label in picking]}
 
 
 def _show(form: options.Form, found: Comparison, row: Row, here: Row) -> None:

@@ -15,6 +15,7 @@ KINDS = {
     "backbone": "in a suite's grid, backbone: [$plugin]",
     "dataset": "in a suite's grid, dataset: [$plugin]",
     "stressor": "in a suite's grid, stress: [none, $plugin]",
+    "selector": "in a suite, evaluate: {selectors: [$plugin]}",
     "executor": "fcilbench run SUITE --executor $plugin",
     "board": "fcilbench board $plugin",
     "tracker": "fcilbench run SUITE --tracking $plugin",

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 
+from fcilbench.api.selector import Selector
 from fcilbench.data.root import data_root
 from fcilbench.engine.portable import make_portable
 from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
@@ -28,7 +29,7 @@ from fcilbench.registry import entrypoints
 from fcilbench.registry.process import Event
 from fcilbench.results.private import hide_homes
 from fcilbench.results.provenance import machine_facts
-from fcilbench.spec.cell import PLUGIN_KINDS, Cell
+from fcilbench.spec.cell import OWN, PLUGIN_KINDS, SELECTORS, Cell, PluginUse
 from fcilbench.spec.plugin import Plugin
 
 Emit = Callable[[Event], None]
@@ -109,11 +110,10 @@ def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> 
     """Builds a cell's experiment from registered plugins, and adds the names of their packages to `roots`."""
     built: dict[str, Any] = {}
     for axis, use in cell.plugins.items():
-        plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(PLUGIN_KINDS[axis], use.name)))
-        if roots is not None:
-            top = plugin.__module__.partition(".")[0]
-            roots.add(_BUILT_IN if top == "fcilbench" else top)
-        built[axis] = plugin(plugin.Params.model_validate(use.params))
+        built[axis] = _plugin(PLUGIN_KINDS[axis], use, roots)
+    picking = {
+        k: Selector() if use.name == OWN.name else _plugin(SELECTORS, use, roots) for k, use in cell.picking.items()
+    }
     return Experiment(
         dataset=built["dataset"],
         backbone=built["backbone"],
@@ -124,11 +124,20 @@ def build_experiment(cell: Cell, device: str, roots: set[str] | None = None) -> 
         tasks=cell.tasks,
         seeds=cell.seeds,
         evaluate=cell.evaluate,
+        selectors=picking,
         runtime=cell.runtime,
         data_root=data_root(),
         device=device,
         declared_fingerprint=cell.data_fingerprint,
     )
+
+
+def _plugin(kind: str, use: PluginUse, roots: set[str] | None) -> Any:
+    plugin = cast(type[Plugin], entrypoints.load(entrypoints.lookup(kind, use.name)))
+    if roots is not None:
+        top = plugin.__module__.partition(".")[0]
+        roots.add(_BUILT_IN if top == "fcilbench" else top)
+    return plugin(plugin.Params.model_validate(use.params))
 
 
 @contextmanager

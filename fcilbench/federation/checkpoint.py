@@ -19,7 +19,7 @@ from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.record import ClientRecord
 from fcilbench.files import replacing
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import Scored
 
 FORMAT = 6
 Event = dict[str, Any]
@@ -30,7 +30,7 @@ class Progress:
     """How far an experiment is, and what it has measured.
 
     Attributes:
-        accuracy: Per task identity the measured rows of the accuracy matrix, by task index.
+        accuracy: Per task identity and selector the measured rows of the accuracy matrix, by task index.
         seconds: Wall-clock seconds by phase of work so far, and `wall`.
         peak_memory: Peak of device memory, or of the resident set on a CPU, bytes.
         server_state: Largest size of the method's state so far, bytes.
@@ -40,11 +40,12 @@ class Progress:
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
         not_finite: The first of all that clients sent that was not finite, as in `RoundResult`.
+        selectors: What each selector keeps, by label, see `fcilbench.federation.selection.Selection`.
     """
 
     phase: int = 0
     round: int = 0
-    accuracy: dict[TaskIdentity, dict[int, list[float]]] = field(default_factory=dict)
+    accuracy: dict[Scored, dict[int, list[float]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     server_state: int = 0
@@ -56,6 +57,7 @@ class Progress:
     merged: int = 0
     visits: int = 0
     not_finite: str = ""
+    selectors: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class DamagedError(Exception):

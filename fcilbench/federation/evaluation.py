@@ -1,24 +1,50 @@
-"""Evaluation: accuracy on the test samples of every task seen so far, under each task identity; out-of-scope detection.
+"""Evaluation: accuracy on the test samples of every task seen so far, by task identity and selector; out-of-scope.
 
-Features of test samples are kept while the backbone stays the same: for a method that trains no backbone over all
-tasks, for several heads on one backbone within one evaluation.
+Features of test samples are kept while the backbone stays the same: for several heads on one backbone within one
+evaluation, and over all tasks for the initial backbone, which selectors and methods that train none read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 
-from fcilbench.api import Module, Net, Predictors, Task, TaskIdentity
+from fcilbench.api import DecisionRule, Module, Net, Predictors, Task, TaskIdentity, TestSamples
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import FlatModel
 from fcilbench.engine.precision import Precision, all_finite, autocast
 from fcilbench.errors import PluginError
+from fcilbench.spec.protocol import Scored
 
-Logits = dict[tuple[str, int], torch.Tensor]
+TaskLogits = dict[int, torch.Tensor]
+"""Logits `[n, seen]` of the test samples of each task, by the task's index, under one module."""
+
+Logits = dict[str, TaskLogits]
+"""By name of the module."""
+
+Wanted = dict[str, dict[int, torch.Tensor]]
+"""For each module the test samples of each task that it must see, as a mask bool `[n]`."""
+
+
+@dataclass(frozen=True)
+class Picker:
+    """A selector's rule.
+
+    Attributes:
+        pick: Returns for some samples the index of a task each, int64 `[n]`.
+        heads: Whether it reads logits of the module of every task.
+        under: The state vector `[D]` under whose features it works; `None` if it reads none.
+    """
+
+    pick: Callable[[TestSamples, Sequence[Task]], torch.Tensor]
+    heads: bool
+    under: torch.Tensor | None
 
 
 class Evaluator:
@@ -51,31 +77,116 @@ class Evaluator:
         self._precision, self._batch_size = precision, batch_size
         self._under: Module | None = None
         self._features: dict[Hashable, torch.Tensor] = {}
+        self._of_start: dict[Hashable, torch.Tensor] = {}
         self.unanswered = False
 
     def accuracy(
-        self, predictors: Predictors, tasks: Sequence[Task], identities: Sequence[TaskIdentity]
-    ) -> dict[TaskIdentity, list[float]]:
-        """Returns for each identity the accuracy in [0, 1] on each of the tasks seen so far.
+        self,
+        predictors: Predictors,
+        tasks: Sequence[Task],
+        scored: Sequence[Scored],
+        pickers: Mapping[Scored, Picker] | None = None,
+    ) -> dict[Scored, list[float]]:
+        """Returns the accuracy in [0, 1] on each of the tasks seen so far, by what it is scored under.
+
+        `pickers` has the selectors among what is `scored`; the others are task identities. Where a selector picks by
+        features, a sample passes the module of the picked task only.
 
         Raises:
             PluginError: If the method has no rule for an identity, reads a module that it does not deploy, or deploys
-                one with values that are not finite.
+                one with values that are not finite; or if a selector picks no task.
         """
-        for identity in identities:
+        pickers = pickers or {}
+        identities = [key for key in scored if key not in pickers]
+        for identity in [*identities, *(["oracle"] if pickers else [])]:
             if identity not in predictors.rules:
                 raise PluginError(f"the method has no rule for task identity {identity!r}")
-        logits: Logits = {}
         self.forget_trained()
-        for name, asked in needed(predictors, identities, tasks).items():
-            net = self._deploy(name, predictors)
-            for task in asked:
-                logits[name, task] = self._logits(net, task, self._test, self._index[task], tasks[-1].seen)
+        picks = {key: self._picks(each, tasks) for key, each in pickers.items() if not each.heads}
+        wanted = self._wanted(predictors, identities, tasks, [*picks.values()], heads=len(picks) < len(pickers))
+        logits = self._run(predictors, wanted, tasks)
+        for key, each in pickers.items():
+            if each.heads:
+                picks[key] = self._picks(each, tasks, [logits[name] for name in _heads(predictors, tasks)])
         self.forget_trained()
         return {
-            identity: [self._share(predictors, identity, logits, task, tasks) for task in tasks]
-            for identity in identities
+            key: [
+                self._picked_share(predictors, logits, task, picks[key][task.index], tasks)
+                if key in picks
+                else self._share(predictors, key, logits, task, tasks)
+                for task in tasks
+            ]
+            for key in scored
         }
+
+    def _wanted(
+        self,
+        predictors: Predictors,
+        identities: Sequence[Scored],
+        tasks: Sequence[Task],
+        picks: Sequence[Sequence[torch.Tensor]],
+        heads: bool,
+    ) -> Wanted:
+        """Returns which samples each module must see.
+
+        The rules of task identities, and a selector that reads the `heads`, need all of a task; any other selector
+        those samples for which it has picked the module's task.
+        """
+        whole = {task.index: torch.ones_like(self._index[task.index], dtype=torch.bool) for task in tasks}
+        found = {name: {t: whole[t] for t in own} for name, own in needed(predictors, identities, tasks).items()}
+        for name in _heads(predictors, tasks) if heads else ():
+            found[name] = dict(whole)
+        for task, own in ((task, each[task.index]) for each in picks for task in tasks):
+            for chosen in sorted({*own.tolist()}):
+                for name in predictors.rules["oracle"].modules(tasks, tasks[chosen]):
+                    asked, mask = found.setdefault(name, {}), own == chosen
+                    asked[task.index] = asked[task.index] | mask if task.index in asked else mask
+        return found
+
+    def _run(self, predictors: Predictors, wanted: Wanted, tasks: Sequence[Task]) -> Logits:
+        """Returns the logits of each module on the samples of the tasks that it must see; others are NaN."""
+        found: Logits = {}
+        for name, asked in wanted.items():
+            net = self._deploy(name, predictors)
+            found[name] = {
+                task: self._logits(net, task, self._test, self._index[task], tasks[-1].seen, rows=rows)
+                for task, rows in asked.items()
+            }
+        return found
+
+    def _picks(self, picker: Picker, tasks: Sequence[Task], heads: Sequence[TaskLogits] = ()) -> list[torch.Tensor]:
+        """Returns for each task which tasks a selector picks for its test samples, int64 `[n]` each.
+
+        `heads` are the logits of the module of every task, for a selector that reads them.
+        """
+        found, net = [], None
+        if picker.under is not None:
+            net = self._enter(Module(picker.under))
+        for task in tasks:
+            index = self._index[task.index]
+            features = self._start.vector.new_zeros(len(index), 0)
+            if net is not None:
+                features = self._features_of(net, task.index, self._test, index)
+            samples = TestSamples(features, [own[task.index] for own in heads])
+            found.append(picker.pick(samples, tasks))
+        return found
+
+    def _picked_share(
+        self,
+        predictors: Predictors,
+        logits: Logits,
+        task: Task,
+        picks: torch.Tensor,
+        tasks: Sequence[Task],
+    ) -> float:
+        """Returns the share of a task's samples to which the method's answer for the picked task is right."""
+        rule, labels = predictors.rules["oracle"], self._test.labels[self._index[task.index]]
+        right = 0
+        for chosen in sorted({*picks.tolist()}):
+            rows, true = picks == chosen, tasks[chosen]
+            own = {name: logits[name][task.index][rows] for name in rule.modules(tasks, true)}
+            right += self._right(rule, own, labels[rows], tasks, true)
+        return right / len(labels)
 
     def ood_auroc(self, predictors: Predictors, tasks: Sequence[Task]) -> float | None:
         """Returns the area under the ROC curve of the largest softmax probability (Hendrycks and Gimpel 2017).
@@ -100,8 +211,7 @@ class Evaluator:
     def forget_trained(self) -> None:
         """Frees the features under any backbone but the initial one, because training changes it."""
         if self._under is not self._start:
-            self._under = None
-            self._features.clear()
+            self._under, self._features = None, {}
 
     def _deploy(self, name: str, predictors: Predictors) -> Net:
         """Builds a module and returns the network under it; the module must not change until `forget_trained`."""
@@ -110,9 +220,13 @@ class Evaluator:
         module = as_module(predictors.modules[name]())
         if not all(all_finite(tensor) for tensor in (module.vector, *module.frozen.values())):
             raise PluginError(f"the deployed module {name!r} has values that are not finite")
+        return self._enter(module)
+
+    def _enter(self, module: Module) -> Net:
+        """Returns the network under a module, with the features that are kept of its backbone."""
         if self._under is None or not self._same_backbone(module, self._under):
-            self._features.clear()
-            self._under = self._start if self._same_backbone(module, self._start) else module
+            start = self._same_backbone(module, self._start)
+            self._under, self._features = (self._start, self._of_start) if start else (module, {})
         return self._model.under(module.vector, module.frozen)
 
     def _same_backbone(self, one: Module, other: Module) -> bool:
@@ -123,30 +237,71 @@ class Evaluator:
             and all(torch.equal(tensor, other.frozen[name]) for name, tensor in one.frozen.items())
         )
 
-    def _logits(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key."""
-        with torch.no_grad(), self._model.arithmetic(partial(autocast, self._precision, index.device)):
-            if key not in self._features:
-                parts = [self._start.vector.new_zeros(0, self._model.layout.features)]
-                for rows in torch.split(index, self._batch_size) if len(index) else ():
-                    context = {} if data.memo is None else {"memo": data.memo[rows]}
-                    parts.append(net.outputs(data.plain(rows), context)["features"])
-                self._features[key] = torch.cat(parts)
-            return net.head(self._features[key])[:, :seen]
+    def _logits(
+        self,
+        net: Net,
+        key: Hashable,
+        data: DeviceData,
+        index: torch.Tensor,
+        seen: int,
+        *,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key.
+
+        Those of samples that are not in the mask `rows` `[n]` need not be computed, and are then NaN.
+        """
+        if rows is None or bool(rows.all()) or key in self._features:
+            features = self._features_of(net, key, data, index)
+            with torch.no_grad(), self._arithmetic():
+                return net.head(features)[:, :seen]
+        found = self._start.vector.new_full((len(index), seen), math.nan)
+        if bool(rows.any()):
+            with torch.no_grad(), self._arithmetic():
+                found[rows] = net.head(self._forward(net, data, index[rows]))[:, :seen]
+        return found
+
+    def _features_of(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
+        """Returns the features `[n, F]` of all samples of a key, which are kept while the backbone stays the same."""
+        if key not in self._features:
+            with torch.no_grad(), self._arithmetic():
+                self._features[key] = self._forward(net, data, index)
+        return self._features[key]
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return self._model.arithmetic(partial(autocast, self._precision, self._start.vector.device))
+
+    def _forward(self, net: Net, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
+        parts = [self._start.vector.new_zeros(0, self._model.layout.features)]
+        for rows in torch.split(index, self._batch_size) if len(index) else ():
+            context = {} if data.memo is None else {"memo": data.memo[rows]}
+            parts.append(net.outputs(data.plain(rows), context)["features"])
+        return torch.cat(parts)
 
     def _share(
-        self, predictors: Predictors, identity: TaskIdentity, logits: Logits, task: Task, tasks: Sequence[Task]
+        self, predictors: Predictors, identity: Scored, logits: Logits, task: Task, tasks: Sequence[Task]
     ) -> float:
-        """Returns the share of a task's test samples that the rule answers correctly.
+        """Returns the share of a task's test samples that the rule of a task identity answers correctly."""
+        rule, true = predictors.rules[cast("TaskIdentity", identity)], task if identity == "oracle" else None
+        own = {name: logits[name][task.index] for name in rule.modules(tasks, true)}
+        labels = self._test.labels[self._index[task.index]]
+        return self._right(rule, own, labels, tasks, true) / len(labels)
+
+    def _right(
+        self,
+        rule: DecisionRule,
+        logits: Mapping[str, torch.Tensor],
+        labels: torch.Tensor,
+        tasks: Sequence[Task],
+        true: Task | None,
+    ) -> int:
+        """Returns the number of samples that a rule answers correctly.
 
         A sample whose logits are NaN or infinite has no answer, so it counts as wrong.
         """
-        rule, true = predictors.rules[identity], task if identity == "oracle" else None
-        own: Mapping[str, torch.Tensor] = {name: logits[name, task.index] for name in rule.modules(tasks, true)}
-        labels = self._test.labels[self._index[task.index]]
-        answered = torch.stack([(each < math.inf).all(dim=1) for each in own.values()]).all(dim=0)
+        answered = torch.stack([(own < math.inf).all(dim=1) for own in logits.values()]).all(dim=0)
         self.unanswered |= not bool(answered.all())
-        return int(((rule(own, tasks, true) == labels) & answered).sum()) / len(labels)
+        return int(((rule(logits, tasks, true) == labels) & answered).sum())
 
 
 def as_module(built: Module | torch.Tensor) -> Module:
@@ -162,11 +317,23 @@ def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:
     return float(roc_auc_score(truth, torch.cat([inside, outside]).double().cpu().numpy()))
 
 
-def needed(predictors: Predictors, identities: Sequence[TaskIdentity], tasks: Sequence[Task]) -> dict[str, list[int]]:
-    """Returns for each module the tasks whose test samples it must see."""
+def needed(predictors: Predictors, identities: Sequence[Scored], tasks: Sequence[Task]) -> dict[str, list[int]]:
+    """Returns for each module the tasks whose test samples it must see under some task identities."""
     found: dict[str, dict[int, None]] = {}  # dicts as ordered sets
     for task in tasks:
-        for identity in identities:
+        for identity in cast("Sequence[TaskIdentity]", identities):
             for name in predictors.rules[identity].modules(tasks, task if identity == "oracle" else None):
                 found.setdefault(name, {})[task.index] = None
     return {name: list(indices) for name, indices in found.items()}
+
+
+def _heads(predictors: Predictors, tasks: Sequence[Task]) -> list[str]:
+    """Returns the name of the module that answers for each task.
+
+    Raises:
+        PluginError: If several do for one task, so that there are no logits of that task's module.
+    """
+    names = [list(predictors.rules["oracle"].modules(tasks, task)) for task in tasks]
+    if several := next((own for own in names if len(own) != 1), None):
+        raise PluginError(f"a selector reads the logits of one module a task, the method answers with {several}")
+    return [own[0] for own in names]

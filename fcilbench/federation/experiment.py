@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
 from fcilbench.api.lora import lora_layers
 from fcilbench.api.message import Message
 from fcilbench.api.schedule import Indices, Phase, Schedule, Task
+from fcilbench.api.selector import Selector
 from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
@@ -33,7 +34,7 @@ from fcilbench.federation.server import FederationServer
 from fcilbench.federation.stress import Stress
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
 from fcilbench.spec.cell import split_classes
-from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Seeds
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Scored, Seeds, scored_under
 
 _QUERY_BATCH = 128
 """Samples per call of a method's query; not an option, because results must not depend on it."""
@@ -49,6 +50,7 @@ class Experiment:
 
     Attributes:
         tasks: Number of equal tasks, classes of each task, or `None` for the data set's default.
+        selectors: What picks the task under `inferred`, by what is scored under it (`inferred:ridge`).
         declared_fingerprint: Content digest that the plan was made for; "" if none was declared.
         most_rounds: Largest number of rounds of a phase, for a trial of the plugins; `None`: as many as are declared.
     """
@@ -63,10 +65,16 @@ class Experiment:
     tasks: int | tuple[int, ...] | None = None
     seeds: Seeds = field(default_factory=Seeds)
     evaluate: Evaluation = field(default_factory=Evaluation)
+    selectors: Mapping[Scored, Selector] = field(default_factory=lambda: {"inferred": Selector()})
     runtime: Runtime = field(default_factory=Runtime)
     device: str = "cpu"
     declared_fingerprint: str = ""
     most_rounds: int | None = None
+
+    @property
+    def scored(self) -> list[Scored]:
+        """Everything that the method is scored under: task identities, with one entry for each selector."""
+        return scored_under(self.evaluate.task_identity, self.selectors)
 
 
 @dataclass(frozen=True)

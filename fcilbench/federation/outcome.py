@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fcilbench.api import Message, Predictors, Task, TaskIdentity, nbytes
+from fcilbench.api import Message, Predictors, Task, nbytes
 from fcilbench.engine.meters import device_name
 from fcilbench.errors import UsageError
 from fcilbench.federation.checkpoint import Progress
@@ -22,7 +22,8 @@ from fcilbench.federation.experiment import Federation
 from fcilbench.federation.server import FederationServer
 from fcilbench.files import write_atomic
 from fcilbench.spec.metrics import METRICS, evaluate
-from fcilbench.spec.outcome import Cost, Outcome, Value
+from fcilbench.spec.outcome import Cost, Outcome, SelectorCost, Value
+from fcilbench.spec.protocol import Scored
 
 FORMAT = "fcilbench-module-3"
 MODULE = "module.safetensors"
@@ -33,7 +34,7 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
     """Returns the outcome of a federation whose phases are all trained."""
     seeds, seconds, channel = federation.experiment.seeds, progress.seconds, federation.channel
     sizes, device = [len(index) for index in federation.test_index], federation.model.vector.device
-    matrices: dict[TaskIdentity, list[list[float | None]]] = {
+    matrices: dict[Scored, list[list[float | None]]] = {
         identity: [list(rows[t]) if t in rows else [None] * (t + 1) for t in range(len(sizes))]
         for identity, rows in progress.accuracy.items()
     }
@@ -65,6 +66,12 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
             rounds=sum(event["event"] == "round" for event in progress.curve),
             visits=progress.visits,
             tasks=len(federation.schedule.phases),
+            selection_s=seconds.get("selection", 0.0),
+            selectors={
+                label: SelectorCost(**kept["cost"])
+                for label, kept in progress.selectors.items()
+                if any(kept["cost"].values())
+            },
         ),
         seeds={"order": seeds.of("order"), "partition": seeds.of("partition"), "train": seeds.of("train")},
         model_digest=progress.model_digest,

@@ -23,10 +23,11 @@ from fcilbench.federation.experiment import Experiment, Federation, RoundContext
 from fcilbench.federation.geometry import geometry
 from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_module
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
+from fcilbench.federation.selection import selections
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.files import write_atomic
 from fcilbench.spec.outcome import Outcome
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import Scored
 
 Listener = Callable[[Event], None]
 
@@ -84,6 +85,7 @@ class _Run:
         self._progress, self._workdir, self._on_event, self._mark = progress, workdir, on_event, started
         self._tasks, self._rows = len(federation.stream.sizes), update_rows(federation)
         self._judge: Evaluator | None = None
+        self._selections = selections(federation, progress)
         self._watch = Stopwatch(federation.model.vector.device)
         self._watch.seconds = progress.seconds
 
@@ -168,9 +170,13 @@ class _Run:
                 best.offer(accuracy, server.vector, server.counters)
             server.log("held_out/accuracy", accuracy)
 
-    def _accuracy_midway(self) -> dict[TaskIdentity, list[float]]:
-        """Returns the accuracies during a task: what is deployed only at its end is the global model until then."""
-        server, identities = self._server, self._experiment.evaluate.task_identity
+    def _accuracy_midway(self) -> dict[Scored, list[float]]:
+        """Returns the accuracies during a task: what is deployed only at its end is the global model until then.
+
+        Selectors learn of a task at its end, so there are no figures under them before.
+        """
+        server = self._server
+        identities = [key for key in self._experiment.scored if key not in self._selections]
         predictors = self._experiment.aggregator.predictors(server)
         modules = dict.fromkeys(needed(predictors, identities, server.tasks), lambda: server.vector)
         predictors = Predictors({**modules, **predictors.modules}, predictors.rules)
@@ -193,9 +199,11 @@ class _Run:
         federation.channel.publish(server.vector, server.counters)
         self._measure_state()
         measured = {}
+        bills = self._select(context)
         with self._watch("evaluation"):
-            predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity
-            accuracy = federation.evaluator.accuracy(predictors, server.tasks, identities)
+            predictors, keys = aggregator.predictors(server), self._experiment.scored
+            pickers = {key: each.picker(federation) for key, each in self._selections.items()}
+            accuracy = federation.evaluator.accuracy(predictors, server.tasks, keys, pickers)
             if context.phase is federation.schedule.phases[-1]:
                 auroc = federation.evaluator.ood_auroc(predictors, server.tasks)
                 self._progress.metrics = {} if auroc is None else {"oos_auroc/none": auroc}
@@ -218,9 +226,18 @@ class _Run:
                 "bytes_up": channel.bytes_up - sent[0],
                 "bytes_down": channel.bytes_down - sent[1],
                 "logs": _logs(server.logs),
+                **({"selectors": bills} if bills else {}),
                 **measured,
             }
         )
+
+    def _select(self, context: RoundContext) -> dict[str, dict[str, int]]:
+        """Lets selectors learn of the task that ends; returns the bytes of each by label."""
+        learning = [each for each in self._selections.values() if each.selector.learns()]
+        if not learning:
+            return {}
+        with self._watch("selection"):
+            return {each.label: each.collect(self._federation, context) for each in learning}
 
     def _take_best(self) -> None:
         """Makes the best round's model the global one again, where the phase trained until convergence."""

@@ -16,7 +16,7 @@ from fcilbench.errors import FcilbenchError, PrerequisiteError, Problem
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.spec.cell import KINDS_WITH_PARAMS
 from fcilbench.spec.params import REQUIRED, default_of
 from fcilbench.spec.plugin import Plugin
 
@@ -107,7 +107,7 @@ def _resolve(ref: PluginRef, options: dict[str, Any]) -> dict[str, Any]:
 def _load(ref: PluginRef) -> type:
     """Imports a plugin's class and checks its base, version and `Params`."""
     cls = load(ref)
-    if ref.kind not in PLUGIN_KINDS.values():
+    if ref.kind not in KINDS_WITH_PARAMS:
         return cls
     if not issubclass(cls, Plugin):
         raise BrokenPluginError(ref.name, f"{cls.__qualname__} does not derive from fcilbench.api.Plugin")

@@ -14,7 +14,7 @@ from importlib import metadata
 
 from fcilbench.errors import FcilbenchError, PluginError, PrerequisiteError, UsageError, nearest
 
-KINDS = ("aggregators", "backbones", "datasets", "stressors", "executors", "trackers", "boards")
+KINDS = ("aggregators", "backbones", "datasets", "stressors", "selectors", "executors", "trackers", "boards")
 """Kinds of plugin; the entry-point group of a kind is `fcilbench.<kind>`."""
 
 _OWN = "fcilbench"

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fcilbench.escape import line
 from fcilbench.results.check_result import tasks_of
 from fcilbench.results.records import Round, TaskEnd, read_event, reason
 from fcilbench.spec.row import Row
+from fcilbench.tables import cut
 
 _HELD_OUT, _BEST_ROUND = "held_out/accuracy", "held_out/round"
-_PARTS = ("training", "aggregation", "task_end", "evaluation")
+_PARTS = ("training", "aggregation", "task_end", "selection", "evaluation")
 """The seconds of a record that a row's cost adds up."""
 
 
@@ -142,6 +144,13 @@ def _totals(row: Row, events: Sequence[Round | TaskEnd], method: Mapping[str, An
         # Curves of older versions do not have what clients send at the end of a task.
         if total > whole or (total < whole and None not in late):
             yield f"cost: {name} is {whole:,}, but its curve adds up to {total:,}"
+    for label in sorted({*cost.selectors, *(label for each in ends for label in each.selectors)}):
+        known = [each.selectors[label] for each in ends if label in each.selectors]
+        summed = (sum(each.bytes_up for each in known), sum(each.bytes_down for each in known))
+        bill = cost.selectors.get(label)
+        if bill is None or (bill.bytes_up, bill.bytes_down) != summed:
+            named = cut(line(label), 40)
+            yield f"cost: selector {named} has not the bytes of its curve, {summed[0]:,} up and {summed[1]:,} down"
     if row.schema_version >= 3:
         if cost.rounds != len(rounds):
             yield f"cost: rounds is {cost.rounds}, but its curve has {len(rounds)}"

@@ -12,9 +12,8 @@ from fcilbench.escape import line
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
-from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
 from fcilbench.spec.params import same
-from fcilbench.spec.row import Row
+from fcilbench.spec.row import Row, Use
 from fcilbench.tables import cut
 
 
@@ -28,19 +27,18 @@ class Plugins:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._answers: dict[str, Resolved | str] = {}
         unasked: Counter[str] = Counter()
-        asked = [(row, kind) for row in rows for kind in row.plugins]
         with catalog.session():
-            for row, kind in asked:
-                key = _key(row, kind)
+            for use in (use for row in rows for use in row.uses):
+                key = _key(use)
                 if key not in self._answers:
-                    self._answers[key] = _ask(row, kind)
+                    self._answers[key] = _ask(use)
                 answer = self._answers[key]
                 if isinstance(answer, str):
-                    unasked[f"{cut(line(row.plugins[kind].name), 60)}: {answer}"] += 1
+                    unasked[f"{cut(line(use.record.name), 60)}: {answer}"] += 1
         self.notes = [f"{count} rows are not compared with the plugin {text}" for text, count in unasked.items()]
 
-    def _of(self, row: Row, kind: PluginKind) -> Resolved | None:
-        answer = self._answers[_key(row, kind)]
+    def _of(self, row: Row, place: str) -> Resolved | None:
+        answer = self._answers[next(_key(use) for use in row.uses if use.place == place)]
         return None if isinstance(answer, str) else answer
 
     def method(self, row: Row) -> Mapping[str, Any] | None:
@@ -50,19 +48,18 @@ class Plugins:
 
     def problems(self, row: Row) -> Iterator[str]:
         """Yields parameters that are not those of the row's identity, and data that the data set does not declare."""
-        for kind in PLUGIN_KINDS:
-            answer = self._of(row, kind)
+        for place, _, record, params in row.uses:
+            answer = self._of(row, place)
             if answer is None:
                 continue
             if answer.problems:
-                yield f"params.{kind}: {cut(line(answer.problems[0].message), 200)}"
+                yield f"params.{place}: {cut(line(answer.problems[0].message), 200)}"
                 continue
-            record, params = row.plugins[kind], getattr(row.params, kind)
             wrong = [name for name, value in params.items() if not same(answer.params.get(name), value)]
             if wrong:
-                yield f"params.{kind}.{line(wrong[0])} is not what the plugin makes of it"
+                yield f"params.{place}.{line(wrong[0])} is not what the plugin makes of it"
             elif answer.identity != record.identity:
-                yield f"params.{kind} are not those of its identity, plugins.{kind}.identity"
+                yield f"params.{place} are not those of its identity, plugins.{place}.identity"
         data = self._of(row, "dataset")
         if data is not None and not data.problems:
             yield from _data_problems(row, data.facts)
@@ -85,17 +82,17 @@ def _data_problems(row: Row, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"test_sizes: {found:,} test samples, its data set has {whole:,}"
 
 
-def _key(row: Row, kind: PluginKind) -> str:
-    return json.dumps([kind, row.plugins[kind].name, row.plugins[kind].version, getattr(row.params, kind)])
+def _key(use: Use) -> str:
+    return json.dumps([use.kind, use.record.name, use.record.version, use.params])
 
 
-def _ask(row: Row, kind: PluginKind) -> Resolved | str:
+def _ask(use: Use) -> Resolved | str:
     """Returns the plugin's answer about a row's parameters, or why it is not asked."""
-    record, params = row.plugins[kind], getattr(row.params, kind)
+    _, kind, record, params = use
     if _names_file(params):
         return "its parameters name a file"
     try:
-        answer = catalog.resolve(lookup(PLUGIN_KINDS[kind], record.name), params)
+        answer = catalog.resolve(lookup(kind, record.name), params)
     except UsageError:
         return "it is not installed"
     if answer.prerequisite:
@@ -104,8 +101,8 @@ def _ask(row: Row, kind: PluginKind) -> Resolved | str:
     return answer if here == record.version else f"here is version {here}"
 
 
-def _version(kind: PluginKind, name: str) -> str:
-    (description,) = catalog.describe([lookup(PLUGIN_KINDS[kind], name)])
+def _version(kind: str, name: str) -> str:
+    (description,) = catalog.describe([lookup(kind, name)])
     return description.version
 
 

@@ -27,6 +27,8 @@ def result_problems(row: Row) -> Iterator[str]:
         yield f"its data {row.data.fingerprint} are not the declared {row.data.declared}"
     if {*row.accuracy} != {*row.params.evaluate}:
         yield f"it evaluates {', '.join(row.params.evaluate)}, but has matrices of {', '.join(row.accuracy) or 'none'}"
+    if not {*row.cost.selectors} <= {*row.selectors}:
+        yield f"cost: selectors are {cut(line(', '.join(row.cost.selectors)), 60)}, not those that it is scored under"
     if row.schema_version >= 3 and not row.cost.module:
         yield "cost: module is 0, but a result deploys a model"
     tasks = tasks_of(row)

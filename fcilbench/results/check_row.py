@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, get_args
 from fcilbench.escape import line
 from fcilbench.results.provenance import digest, hardware_digest
 from fcilbench.results.records import EnvironmentRecord, reason
-from fcilbench.results.row import cell_of, row_params
+from fcilbench.results.row import cell_of, joined_digest, row_params
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION, cell_id
 from fcilbench.spec.params import same
@@ -86,7 +85,7 @@ def form_problems(row: Row) -> Iterator[str]:
     texts: dict[str, list[Any]] = {"suite": [row.suite], "device": [row.device or ""]}
     texts["coords"] = [*row.coords, *row.coords.values()]
     texts |= {"warnings": row.warnings, "classes": [name for names in row.classes for name in names]}
-    texts |= {"plugins": [text for each in row.plugins.values() for text in (each.name, each.version)]}
+    texts |= {"plugins": [text for each in row.uses for text in (each.record.name, each.record.version)]}
     failure = row.failure
     texts["skipped" if row.skipped else "failure"] = [row.reason, *((failure.kind, failure.type) if failure else ())]
     for name, found in texts.items():
@@ -105,7 +104,7 @@ def _digest_problems(row: Row) -> Iterator[str]:
     digests = {name: getattr(row, name) for name in ("env", "hardware_digest", "host_digest", "suite_digest")}
     digests |= {"model_digest": row.model_digest, "tuned_from": row.tuned_from}
     digests |= {"data.fingerprint": row.data.fingerprint, "data.declared": row.data.declared or None}
-    plain = {f"plugins.{kind}.code_digest": record.code_digest for kind, record in row.plugins.items()}
+    plain = {f"plugins.{place}.code_digest": record.code_digest for place, _, record, _ in row.uses}
     plain["code.digest"] = row.code.digest
     forms = (
         (digests, _DIGEST, "sha256: and 64 hexadecimal digits"),
@@ -116,8 +115,7 @@ def _digest_problems(row: Row) -> Iterator[str]:
         for name, value in found.items():
             if value is not None and not form.fullmatch(value):
                 yield f"{name}: {cut(line(value), 80)!r} is not {words}"
-    parts = {kind: record.code_digest for kind, record in row.plugins.items()}
-    if hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest() != row.code.digest:
+    if joined_digest({place: record.code_digest for place, _, record, _ in row.uses}) != row.code.digest:
         yield "code.digest is not that of its plugins' code digests"
 
 
@@ -132,7 +130,7 @@ def _too_large(value: Any, path: str) -> Iterator[str]:
 
 def time_problems(row: Row) -> Iterator[str]:
     """Yields times and sizes that cannot be."""
-    cost: dict[str, float] = row.cost.model_dump()
+    cost = row.cost.figures
     below = [f"{name} is {value}" for name, value in cost.items() if value < 0]
     if below:
         yield f"cost: {', '.join(below)}, below 0"
@@ -144,7 +142,7 @@ def time_problems(row: Row) -> Iterator[str]:
         yield f"cost: wall_s is {row.cost.wall_s:.1f}, but from start to end are {span.total_seconds():.1f} s"
     if row.ended > datetime.now(UTC) + _AHEAD:
         yield f"it ended at {row.ended:%Y-%m-%d %H:%M:%S}, which is in the future"
-    parts = [cost[name] for name in ("training_s", "aggregation_s", "task_end_s", "evaluation_s")]
+    parts = [cost[name] for name in ("training_s", "aggregation_s", "task_end_s", "selection_s", "evaluation_s")]
     if sum(parts) > row.cost.wall_s * (1 + 1e-9) + 1e-6:
         yield f"cost: wall_s is {row.cost.wall_s:.3f}, less than its parts, {sum(parts):.3f}"
     largest, mean = row.cost.client_state, row.cost.client_state_mean

@@ -6,17 +6,17 @@ The suite is read as it is written: no plugin is asked, so that rows of older ve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from fcilbench.errors import nearest
 from fcilbench.escape import line
 from fcilbench.results.provenance import digest
 from fcilbench.results.records import reason, resolved_suite
-from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
+from fcilbench.spec.cell import OWN, PLUGIN_KINDS, PluginKind
 from fcilbench.spec.params import same
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import scored_order, scored_under
 from fcilbench.spec.row import Row
-from fcilbench.suite.resolve import derived_label, route
+from fcilbench.suite.resolve import derived_label, route, selector_labels
 from fcilbench.suite.schema import AXES, PluginEntry, Suite
 from fcilbench.tables import cut
 
@@ -39,9 +39,7 @@ def suite_problems(row: Row, suite: Suite) -> Iterator[str]:
     if row.suite != suite.name:
         yield f"it is of suite {cut(line(row.suite), 60)!r}, its resolved suite is {suite.name!r}"
     yield from _seed_problems(row, suite)
-    if set(row.params.evaluate) != set(suite.evaluate.task_identity):
-        asked = ", ".join(each for each in get_args(TaskIdentity) if each in suite.evaluate.task_identity)
-        yield f"it evaluates {', '.join(row.params.evaluate)}, its suite {asked}"
+    yield from _scored_problems(row, suite)
     if {*row.coords} != {*AXES, "seed"}:
         yield f"coords name {cut(line(', '.join(row.coords)), 100)}; a cell has {', '.join(AXES)} and seed"
         return
@@ -62,6 +60,23 @@ def _seed_problems(row: Row, suite: Suite) -> Iterator[str]:
         yield f"its seed is {row.seed}, its suite has {seeds.count} from 0"
     if row.params.seeds.get("base", 0) != seeds.base or row.params.seeds.get("vary", seeds.vary) != seeds.vary:
         yield "its seeds have another base, or vary in other roles, than in its suite"
+
+
+def _scored_problems(row: Row, suite: Suite) -> Iterator[str]:
+    """Yields task identities and selectors that are not the suite's, and other plugins or options of a selector."""
+    found = dict(zip(selector_labels(suite.evaluate.selectors), suite.evaluate.selectors, strict=True))
+    picking = ["inferred" if label == OWN.label else f"inferred:{label}" for label in found]
+    asked = scored_under(suite.evaluate.task_identity, picking)
+    if {*row.params.evaluate} != {*asked}:
+        yield f"it evaluates {', '.join(row.params.evaluate)}, its suite {', '.join(scored_order(asked))}"
+        return
+    for label, record in row.selectors.items():
+        entry = found[label]
+        if not _names(entry.use, record.name):
+            yield f"selector {label} is {entry.use} in its suite, but here {line(record.name)}"
+        for key, value in entry.options.items():
+            if key not in record.params or not _fits(value, record.params[key]):
+                yield f"selector {label}: {line(key)} is {_shown(record.params.get(key))}, in its suite {_shown(value)}"
 
 
 class _Place:

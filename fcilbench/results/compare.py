@@ -10,6 +10,7 @@ from typing import Any
 from fcilbench.results.agreement import EQUAL, Expectation
 from fcilbench.results.row import all_metrics
 from fcilbench.spec.metrics import METRICS
+from fcilbench.spec.outcome import SelectorCost
 from fcilbench.spec.row import Row
 from fcilbench.tables import flatten
 
@@ -128,6 +129,11 @@ def _costs(kept: Row, other: Row, expectation: Expectation) -> list[Difference]:
             one, two = getattr(kept.cost, name), getattr(other.cost, name)
             loose = name in _OF_MODEL and not alike
             found.append(Difference(f"cost/{name}", one, two, _OTHER_MODEL * max(one, two) if loose else 0.0))
+    for label in sorted({*kept.cost.selectors, *other.cost.selectors}):
+        bills = [row.cost.selectors.get(label) for row in (kept, other)]
+        for name in SelectorCost.model_fields:
+            one, two = (None if bill is None else getattr(bill, name) for bill in bills)
+            found.append(Difference(f"cost/selectors.{label}.{name}", one, two, 0.0))
     return found
 
 

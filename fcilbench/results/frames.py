@@ -78,7 +78,7 @@ def _record(row: Row) -> dict[str, Any]:
         **row.coords,
         "status": row.status,
         **{name: value.value for name, value in sorted(all_metrics(row).items())},
-        **{f"cost.{name}": value for name, value in row.cost.model_dump().items()},
+        **{f"cost.{name}": value for name, value in row.cost.figures.items()},
         **{name: str(value) if isinstance(value, list | dict) else value for name, value in params.items()},
         "device": row.device,
         "env": row.env,

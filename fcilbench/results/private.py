@@ -88,7 +88,10 @@ def hidden_texts(row: Row) -> Row:
 def hidden(row: Row) -> Row:
     """Returns a row as it may leave the machine; its id, identities, labels and figures are as they were."""
     params = row.params.model_copy(update=hide_everywhere(dict(row.params)))
-    return hidden_texts(row).model_copy(update={"params": params})
+    selectors = {
+        label: each.model_copy(update={"params": hide_everywhere(each.params)}) for label, each in row.selectors.items()
+    }
+    return hidden_texts(row).model_copy(update={"params": params, "selectors": selectors})
 
 
 def publish(source: Store, target: Store, rows: Sequence[Row]) -> list[Row]:
@@ -107,7 +110,7 @@ def publish(source: Store, target: Store, rows: Sequence[Row]) -> list[Row]:
             suites[row.suite_digest] = _rewritten(record, row.suite_digest, target.save_suite)
         if row.env not in environments:
             environments[row.env] = _rewritten(source.environment(row.env), row.env, target.save_environment)
-        for use in row.plugins.values():
+        for use in (each.record for each in row.uses):
             if hide_everywhere(use.identity) != use.identity and use.name not in told:
                 told.add(use.name)
                 _log.warning(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fcilbench.escape import line
-from fcilbench.spec.protocol import TaskIdentity
+from fcilbench.spec.protocol import Scored
 from fcilbench.suite.schema import Suite
 from fcilbench.tables import cut
 
@@ -39,7 +39,7 @@ class _Record(BaseModel):
     tasks: int = Field(0, ge=0, lt=2**63)
     seconds: dict[str, float] = {}
     logs: dict[str, float | None] = {}
-    accuracy: dict[TaskIdentity, list[float]] = {}
+    accuracy: dict[Scored, list[float]] = {}
 
 
 class Round(_Record):
@@ -54,13 +54,26 @@ class Round(_Record):
     visits: int | None = Field(None, ge=0, lt=2**63)
 
 
+class SelectorBytes(BaseModel):
+    """What crossed the network for a selector at a task's end."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    bytes_up: int = Field(ge=0, lt=2**63)
+    bytes_down: int = Field(ge=0, lt=2**63)
+
+
 class TaskEnd(_Record):
-    """The record of a task's end; curves of older versions do not say what crossed the network there."""
+    """The record of a task's end; curves of older versions do not say what crossed the network there.
+
+    `selectors` holds the bytes of each selector that learns something, by label.
+    """
 
     event: Literal["task"]
     margins: dict[str, Any] | list[Any] | None = None
     bytes_up: int | None = Field(None, ge=0, lt=2**63)
     bytes_down: int | None = Field(None, ge=0, lt=2**63)
+    selectors: dict[str, SelectorBytes] = {}
 
 
 def read_event(record: Mapping[str, Any]) -> Round | TaskEnd:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from fcilbench.results.private import hidden_texts
 from fcilbench.results.provenance import Provenance
-from fcilbench.spec.cell import Cell, PluginKind, PluginUse
+from fcilbench.spec.cell import OWN, Cell, PluginKind, PluginUse
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.outcome import Cost, Outcome, Value
-from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds, TaskIdentity
-from fcilbench.spec.row import SCHEMA_VERSION, Code, Data, Failure, PluginRecord, Row, RowParams, Status
+from fcilbench.spec.protocol import Evaluation, Partition, Protocol, SeedRole, Seeds, TaskIdentity, scored_order
+from fcilbench.spec.row import (
+    SCHEMA_VERSION,
+    Code,
+    Data,
+    Failure,
+    PluginRecord,
+    Row,
+    RowParams,
+    SelectorRecord,
+    Status,
+)
 
 
 def build_row(
@@ -62,6 +72,7 @@ def build_row(
         coords=cell.coords,
         plugins=plugin_records(cell),
         params=row_params(cell),
+        selectors=selector_records(cell),
         seed=cell.seeds.index,
         status=status,
         failure=failure,
@@ -94,7 +105,13 @@ def _result(outcome: Outcome) -> dict[str, Any]:
 
 def code_digest(cell: Cell) -> str:
     """Returns the digest of the code of a cell's plugins, as `Row.code.digest` holds it."""
-    parts = {kind: use.code_digest for kind, use in cell.plugins.items()}
+    parts = {str(kind): use.code_digest for kind, use in cell.plugins.items()}
+    parts |= {f"selector {use.label}": use.code_digest for use in _named(cell)}
+    return joined_digest(parts)
+
+
+def joined_digest(parts: Mapping[str, str]) -> str:
+    """Returns the digest of the plugins' code digests, by the place that each plugin has."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -102,6 +119,16 @@ def plugin_records(cell: Cell) -> dict[PluginKind, PluginRecord]:
     """Returns the record of each of the cell's plugins."""
     shared = set(PluginRecord.model_fields)
     return {kind: PluginRecord(**use.model_dump(include=shared)) for kind, use in cell.plugins.items()}
+
+
+def selector_records(cell: Cell) -> dict[str, SelectorRecord]:
+    """Returns the record of each of the cell's selectors by label, without that of the method's own rule."""
+    shared = set(SelectorRecord.model_fields)
+    return {use.label: SelectorRecord(**use.model_dump(include=shared)) for use in _named(cell)}
+
+
+def _named(cell: Cell) -> list[PluginUse]:
+    return [use for use in cell.selectors if use.name != OWN.name]
 
 
 def row_params(cell: Cell) -> RowParams:
@@ -112,7 +139,7 @@ def row_params(cell: Cell) -> RowParams:
         partition=cell.partition.model_dump(mode="json"),
         tasks=list(cell.tasks) if isinstance(cell.tasks, tuple) else cell.tasks,
         seeds=cell.seeds.model_dump(mode="json", exclude={"index"}),
-        evaluate=list(cell.evaluate.task_identity),
+        evaluate=cell.scored,
         runtime=cell.runtime.model_dump(mode="json"),
     )
 
@@ -124,6 +151,12 @@ def cell_of(row: Row) -> Cell:
         ValueError: If this version of fcilbench has no such cell (pydantic's ValidationError is one).
     """
     params = row.params
+    uses = {label: PluginUse(label=label, **record.model_dump()) for label, record in row.selectors.items()}
+    picking = [key for key in params.evaluate if key.startswith("inferred")]
+    if {*uses} != {key.partition(":")[2] for key in picking} - {""}:
+        raise ValueError(
+            f"it is scored under {', '.join(params.evaluate)}, its selectors are {', '.join(uses) or 'none'}"
+        )
     return Cell.model_validate(
         {
             **{kind: PluginUse(**record.model_dump()) for kind, record in row.plugins.items()},
@@ -133,20 +166,27 @@ def cell_of(row: Row) -> Cell:
             "data_fingerprint": row.data.declared,
             "partition": Partition.model_validate(params.partition),
             "seeds": Seeds.model_validate({**params.seeds, "index": row.seed}),
-            "evaluate": Evaluation(task_identity=tuple(params.evaluate)),
+            "evaluate": Evaluation(task_identity=task_identities(params.evaluate)),
+            "selectors": tuple(uses.get(key.partition(":")[2], OWN) for key in picking) or (OWN,),
         }
     )
 
 
+def task_identities(scored: Iterable[str]) -> tuple[TaskIdentity, ...]:
+    """Returns the task identities of what figures are measured under: selectors share `inferred`."""
+    return cast("tuple[TaskIdentity, ...]", tuple(dict.fromkeys(key.partition(":")[0] for key in scored)))
+
+
 def metric_values(row: Row, names: Collection[str]) -> dict[str, Value]:
-    """Returns the named metrics of a row, by `<metric>/<task identity>`.
+    """Returns the named metrics of a row, by `<metric>/<task identity>` or `<metric>/inferred:<selector>`.
 
     A metric is computed from the accuracy matrix where that is possible, so that old rows have new metrics; elsewhere
     the recorded value counts.
     """
     found: dict[str, Value] = {}
+    scored = scored_order({*row.accuracy, *(key.partition("/")[2] for key in row.metrics)})
     for metric in (METRICS[name] for name in names):
-        for identity in get_args(TaskIdentity):
+        for identity in scored:
             key, matrix = f"{metric.name}/{identity}", row.accuracy.get(identity)
             if matrix and metric.function is not None:
                 value = metric.function(matrix, row.test_sizes)

@@ -17,7 +17,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Description
 from fcilbench.registry.entrypoints import find
 from fcilbench.results.row import cell_of
-from fcilbench.spec.cell import PLUGIN_KINDS, Cell
+from fcilbench.spec.cell import KINDS_WITH_PARAMS, Cell
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION, PROTOCOL_VERSION, canonical, record_id
 from fcilbench.spec.params import default_of, same
 from fcilbench.spec.row import PluginRecord, Row
@@ -40,20 +40,20 @@ def stale_rows(rows: Iterable[Row]) -> dict[str, Reasons]:
     if not rows:
         return {}
     with catalog.session():
-        installed = _installed({(PLUGIN_KINDS[kind], each.name) for row in rows for kind, each in row.plugins.items()})
+        installed = _installed({(use.kind, use.record.name) for row in rows for use in row.uses})
         found = {row.cell_id: (*_of_identity(row), *_of_plugins(row, installed)) for row in rows}
     return {cell_id: reasons for cell_id, reasons in found.items() if reasons}
 
 
 def _installed(used: Collection[tuple[str, str]]) -> dict[tuple[str, str], Description]:
     """Returns the plugins that can be used here among some, given by kind and full name."""
-    refs = [ref for kind in PLUGIN_KINDS.values() for ref in find(kind) if (kind, ref.name) in used]
+    refs = [ref for kind in KINDS_WITH_PARAMS for ref in find(kind) if (kind, ref.name) in used]
     return {(each.ref.kind, each.ref.name): each for each in catalog.describe(refs) if not each.problem}
 
 
 def _of_plugins(row: Row, installed: Mapping[tuple[str, str], Description]) -> Iterator[str]:
-    for kind, record in row.plugins.items():
-        here = installed.get((PLUGIN_KINDS[kind], record.name))
+    for _, kind, record, params in row.uses:
+        here = installed.get((kind, record.name))
         if here is None:
             continue
         if record.version != here.version:
@@ -61,7 +61,7 @@ def _of_plugins(row: Row, installed: Mapping[tuple[str, str], Description]) -> I
             continue
         if record.code_digest != here.code_digest:
             yield f"code changed: {record.name}"
-        for name, (old, new) in _changed_options(record, getattr(row.params, kind), here).items():
+        for name, (old, new) in _changed_options(record, params, here).items():
             yield f"default changed: {record.name} {name} {_shown(old)}, here {_shown(new)}"
 
 

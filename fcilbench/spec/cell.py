@@ -13,9 +13,11 @@ from fcilbench.spec.protocol import (
     Partition,
     Protocol,
     Runtime,
+    Scored,
     Seeds,
     identity_field,
     runtime_field,
+    scored_under,
 )
 
 PluginKind = Literal["dataset", "backbone", "aggregator", "stress"]
@@ -26,6 +28,12 @@ PLUGIN_KINDS: dict[PluginKind, str] = {
     "stress": "stressors",
 }
 """The axes of the grid that are plugins, each with its kind of plugin in the registry."""
+
+SELECTORS = "selectors"
+"""Kind of the plugins that pick the task of a test sample: no axis, since a cell is scored under several of them."""
+
+KINDS_WITH_PARAMS = (*PLUGIN_KINDS.values(), SELECTORS)
+"""Kinds of plugin that derive from `fcilbench.spec.plugin.Plugin` and have options."""
 
 
 class PluginUse(Closed):
@@ -48,6 +56,10 @@ class PluginUse(Closed):
     code_digest: str = runtime_field("")
 
 
+OWN = PluginUse(name="fcilbench/own", label="own", version="1")
+"""The selector that leaves the task to the method's own rule; figures under it are those of plain `inferred`."""
+
+
 class Cell(Closed):
     """Everything that one experiment depends on; `fcilbench.spec.identity.cell_id` hashes its identity fields."""
 
@@ -62,6 +74,7 @@ class Cell(Closed):
     stress: PluginUse = identity_field()
     seeds: Seeds = identity_field(default_factory=Seeds)
     evaluate: Evaluation = identity_field(default_factory=Evaluation)
+    selectors: tuple[PluginUse, ...] = identity_field((OWN,), description="what picks the task under `inferred`")
     runtime: Runtime = runtime_field(default_factory=Runtime)
     limits: Limits = runtime_field(default_factory=Limits)
     tuned_from: str | None = runtime_field(None, description="digest of the lock file that gave it hyperparameters")
@@ -70,6 +83,16 @@ class Cell(Closed):
     def plugins(self) -> dict[PluginKind, PluginUse]:
         """The four plugins by axis."""
         return {axis: getattr(self, axis) for axis in PLUGIN_KINDS}
+
+    @property
+    def picking(self) -> dict[Scored, PluginUse]:
+        """The selectors by what is scored under them: `inferred` for the method's own rule, else `inferred:<label>`."""
+        return {"inferred" if use.name == OWN.name else f"inferred:{use.label}": use for use in self.selectors}
+
+    @property
+    def scored(self) -> list[Scored]:
+        """Everything that the cell is scored under: its task identities, with one entry for each selector."""
+        return scored_under(self.evaluate.task_identity, self.picking)
 
     @property
     def coords(self) -> dict[str, str | int]:

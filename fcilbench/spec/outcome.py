@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fcilbench.spec.metrics import Better
-from fcilbench.spec.protocol import SeedRole, TaskIdentity
+from fcilbench.spec.protocol import Scored, SeedRole
 
 UNCONVERGED = "not trained to convergence"
 """Begins the warning of a centralised row whose training ended by a number of epochs, not because it had converged."""
@@ -19,6 +19,24 @@ class Value:
     value: float | None
     unit: str = "ratio"
     better: Better = "higher"
+
+
+class SelectorCost(BaseModel):
+    """What a selector cost beside the method, in bytes.
+
+    Attributes:
+        bytes_up: What all clients uploaded for it.
+        bytes_down: What they received for it, beside what the method had sent them.
+        state: Largest size of what it keeps on the server from task to task.
+        module: Size of what picks the tasks of samples at the end, and is deployed beside the method's module.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    state: int = 0
+    module: int = 0
 
 
 class Cost(BaseModel):
@@ -44,6 +62,8 @@ class Cost(BaseModel):
         visits: Clients with samples that take part in a round, whether their upload arrives or not, summed over all
             rounds; 0 in rows of schema 3 or older.
         tasks: Number of tasks.
+        selection_s: What selectors take of clients and server, beside the evaluation; 0 in rows of schema 4 or older.
+        selectors: Bytes of each selector by label, apart from the method's; none for one that learns nothing.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -64,15 +84,24 @@ class Cost(BaseModel):
     rounds: int = 0
     visits: int = 0
     tasks: int = 0
+    selection_s: float = 0.0
+    selectors: dict[str, SelectorCost] = {}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every number by name, those of selectors as e.g. `selectors.ridge.bytes_up`."""
+        found = self.model_dump()
+        selectors = found.pop("selectors").items()
+        return found | {f"selectors.{label}.{name}": value for label, own in selectors for name, value in own.items()}
 
 
 class Outcome(BaseModel):
     """Result of one experiment.
 
     Attributes:
-        metrics: By name, `<metric>/<task identity>`, e.g. `faa/oracle`; see `fcilbench.spec.metrics`.
-        accuracy: For each task identity the matrix R[t][s], see `fcilbench.spec.metrics`. Entries that were not
-            measured are `None`: a centralised reference has only the last row.
+        metrics: By name, `<metric>/<scored>`, e.g. `faa/oracle` or `faa/inferred:ridge`; see `fcilbench.spec.metrics`.
+        accuracy: For each task identity and selector the matrix R[t][s], see `fcilbench.spec.metrics`. Entries that
+            were not measured are `None`: a centralised reference has only the last row.
         test_sizes: Test samples of each task.
         classes: Class names of each task, in the order the model numbers them.
         cost: What it cost.
@@ -86,7 +115,7 @@ class Outcome(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     metrics: dict[str, Value]
-    accuracy: dict[TaskIdentity, list[list[float | None]]]
+    accuracy: dict[Scored, list[list[float | None]]]
     test_sizes: list[int]
     classes: list[list[str]]
     cost: Cost

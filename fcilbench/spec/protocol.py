@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, ClassVar, Literal, Self
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -12,6 +14,41 @@ from fcilbench.spec.params import SPACE, Space
 
 TaskIdentity = Literal["none", "inferred", "oracle"]
 """How the task of a test sample is known in an evaluation, see `fcilbench.api.predict`."""
+
+SELECTOR_LABEL = r"[A-Za-z0-9][A-Za-z0-9._+=\[\]-]{0,99}"
+"""What the label of a selector may be: it is part of the names of figures and goes into files, pages and commands."""
+
+_SCORED = rf"(none|inferred(:{SELECTOR_LABEL})?|oracle)"
+
+Scored = Annotated[str, Field(pattern=rf"^{_SCORED}$")]
+"""What a figure was measured under: a task identity, or `inferred:<label>` where a selector picked the task.
+
+Plain `inferred` is the method's own rule. An example is `inferred:ridge`.
+"""
+
+
+def scored_under(identities: Iterable[TaskIdentity], picking: Iterable[Scored]) -> list[Scored]:
+    """Returns everything that a cell is scored under: its task identities, with each selector in place of `inferred`.
+
+    Example:
+        >>> scored_under(["none", "inferred"], ["inferred", "inferred:ridge"])
+        ['none', 'inferred', 'inferred:ridge']
+    """
+    return [key for identity in identities for key in (picking if identity == "inferred" else [identity])]
+
+
+def scored_order(keys: Iterable[str]) -> list[str]:
+    """Returns what figures were measured under as tables show it: `none`, `inferred` and selectors by name, `oracle`.
+
+    Anything else among the keys, which a stranger's row may name, is left out.
+
+    Example:
+        >>> scored_order(["oracle", "inferred:ridge", "inferred"])
+        ['inferred', 'inferred:ridge', 'oracle']
+    """
+    known = {key for key in keys if re.fullmatch(_SCORED, key)}
+    return sorted(known, key=lambda key: (("none", "inferred", "oracle").index(key.partition(":")[0]), key))
+
 
 Role = Literal["identity", "runtime"]
 _KEY = "fcilbench_role"

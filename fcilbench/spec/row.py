@@ -1,8 +1,8 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`, version 5 its `client_state` and `client_state_mean`. Rows of older versions are read and
-written with their version.
+version 4 its `visits`, version 5 `selectors`, `client_state` and `client_state_mean`. Rows of older versions are read
+and written with their version.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 from datetime import UTC
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from fcilbench.errors import UsageError
-from fcilbench.spec.cell import PluginKind
+from fcilbench.spec.cell import PLUGIN_KINDS, SELECTORS, PluginKind
 from fcilbench.spec.outcome import Cost, Value
-from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
+from fcilbench.spec.protocol import SELECTOR_LABEL, Closed, Scored, SeedRole
 
 SCHEMA_VERSION = 5
 
@@ -80,6 +80,29 @@ class PluginRecord(Closed):
     code_digest: str = ""
 
 
+class SelectorRecord(PluginRecord):
+    """One selector of a cell, with all its hyperparameters."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class Use(NamedTuple):
+    """A plugin of a row.
+
+    Attributes:
+        place: Axis of the grid, or `selector <label>`.
+        kind: Kind of plugin in the registry.
+    """
+
+    place: str
+    kind: str
+    record: PluginRecord
+    params: dict[str, Any]
+
+
+SelectorLabel = Annotated[str, Field(pattern=rf"^{SELECTOR_LABEL}$")]
+
+
 class RowParams(Closed):
     """Every parameter of a cell; plain JSON, so that a later release can read old rows."""
 
@@ -91,7 +114,7 @@ class RowParams(Closed):
     partition: dict[str, Any] = Field(default_factory=dict)
     tasks: int | list[int] | None = None
     seeds: dict[str, Any] = Field(default_factory=dict)
-    evaluate: list[TaskIdentity] = Field(default_factory=list)
+    evaluate: list[Scored] = Field(default_factory=list)
     runtime: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -104,6 +127,8 @@ class Row(Closed):
         cell_id: Identity of the cell, 64 hexadecimal digits.
         suite_digest: Digest of the resolved suite in the store (`suites.jsonl`); `None` if it was not kept.
         coords: Label of the cell on each axis of the grid, and `seed`.
+        selectors: What picked the task of a sample under `inferred:<label>`, by label; the method's own rule is not
+            among them.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
@@ -127,13 +152,14 @@ class Row(Closed):
     coords: dict[str, str | int]
     plugins: dict[PluginKind, PluginRecord]
     params: RowParams
+    selectors: dict[SelectorLabel, SelectorRecord] = Field(default_factory=dict)
     seed: int = Field(ge=0)
     seeds: dict[SeedRole, int]
     status: Status
     failure: Failure | None = None
     skipped: str | None = None
     metrics: dict[str, Value] = Field(default_factory=dict)
-    accuracy: dict[TaskIdentity, list[list[float | None]]] = Field(default_factory=dict)
+    accuracy: dict[Scored, list[list[float | None]]] = Field(default_factory=dict)
     test_sizes: list[int] = Field(default_factory=list)
     classes: list[list[str]] = Field(default_factory=list)
     curve_ref: str | None = None
@@ -162,6 +188,14 @@ class Row(Closed):
         if not all(math.isfinite(each.value) for each in self.metrics.values() if each.value is not None):
             raise ValueError("a metric is not finite")
         return self
+
+    @property
+    def uses(self) -> list[Use]:
+        """Every plugin of the row: those of its axes, then its selectors."""
+        own = [
+            Use(axis, PLUGIN_KINDS[axis], record, getattr(self.params, axis)) for axis, record in self.plugins.items()
+        ]
+        return own + [Use(f"selector {label}", SELECTORS, each, each.params) for label, each in self.selectors.items()]
 
     @property
     def reason(self) -> str:

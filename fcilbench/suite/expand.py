@@ -17,9 +17,9 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.cell import PLUGIN_KINDS, Cell, PluginUse, split_classes
+from fcilbench.spec.cell import OWN, PLUGIN_KINDS, Cell, PluginUse, split_classes
 from fcilbench.spec.identity import cell_id
-from fcilbench.spec.protocol import Limits, Protocol, Seeds
+from fcilbench.spec.protocol import Evaluation, Limits, Protocol, Seeds
 from fcilbench.suite import CHECKS
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.lock import UNSEALED
@@ -32,9 +32,10 @@ from fcilbench.suite.resolve import (
     label_problems,
     read_entries,
     read_rules,
+    read_selectors,
     settings_of,
 )
-from fcilbench.suite.schema import AXES, Axis, Grid, Suite
+from fcilbench.suite.schema import AXES, Axis, Grid, Scoring, Suite
 from fcilbench.suite.yaml import InvalidSuiteError, place
 
 Probe = Callable[[Sequence[Cell]], Sequence[str | None]]
@@ -96,12 +97,14 @@ def expand(loaded: LoadedSuite) -> Expansion:
     ran = ("parse", "schema", "plugins")
     with catalog.session():
         entries, problems = read_entries(suite.grid)
-        problems += _grid_problems(suite)
+        default = suite.evaluate.selectors == Scoring().selectors  # that of every cell, whatever is installed
+        selectors, wrong = ([], []) if default else read_selectors(suite.evaluate.selectors)
+        problems += [*wrong, *_grid_problems(suite)]
         rules = read_rules(suite)
         problems = problems or [each for rule in rules for each in rule.condition_problems(entries)]
         if problems:
             raise InvalidSuiteError(place(tree, problems), ran)
-        builder = _Builder(suite)
+        builder = _Builder(suite, selectors)
         builder.build(entries, rules)
     if builder.problems:
         raise InvalidSuiteError(place(tree, builder.problems), (*ran, "params", "tasks"))
@@ -161,7 +164,8 @@ def _grid_problems(suite: Suite) -> list[Problem]:
 class _Builder:
     """Builds the cells; notes in `problems` what is wrong with the suite, in `blocked` what this machine lacks."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: Suite, selectors: Sequence[GridEntry]) -> None:
+        self._selectors = selectors
         self.expansion = Expansion(suite.name)
         self.problems: list[Problem] = []
         self.blocked: list[tuple[dict[str, str | int], list[Problem]]] = []
@@ -190,9 +194,14 @@ class _Builder:
         """Adds a cell if nothing is wrong with its plugins, protocol and tasks."""
         missing: list[Problem] = []
         answers = {axis: self._resolve(entry, tuned, missing) for axis, entry in point.entries.items()}
+        pickers = [(entry, self._resolve(entry, {}, missing)) for entry in self._selectors]
         protocol = self._protocol({**point.entries["aggregator"].settings, **tuned})
         tasks = self._split(point, answers["dataset"], missing)
-        if protocol is None or tasks is None or any(answer.problems for answer in answers.values()):
+        if (
+            protocol is None
+            or tasks is None
+            or any(answer.problems for answer in (*answers.values(), *(answer for _, answer in pickers)))
+        ):
             self.blocked.append(({**point.labels, "seed": seed}, missing))
             return
         facts = answers["dataset"].facts
@@ -205,7 +214,8 @@ class _Builder:
             data_fingerprint=str(facts.get("fingerprint", "")),
             partition=point.partition,
             seeds=Seeds(base=seeds.base, index=seed, vary=tuple(seeds.vary)),
-            evaluate=self._suite.evaluate,
+            evaluate=Evaluation(task_identity=self._suite.evaluate.task_identity),
+            selectors=tuple(_use(entry, answer) for entry, answer in pickers) or (OWN,),
             runtime=self._suite.runtime,
             limits=self._limits,
             tuned_from=lock,

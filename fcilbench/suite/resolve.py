@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +18,16 @@ from fcilbench.errors import KeyPath, Problem, UsageError, nearest
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import PluginRef, lookup
-from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
+from fcilbench.spec.cell import OWN, PLUGIN_KINDS, SELECTORS, PluginKind
 from fcilbench.spec.params import SPACE, same, search_space
-from fcilbench.spec.protocol import Partition, Protocol
+from fcilbench.spec.protocol import SELECTOR_LABEL, Partition, Protocol
 from fcilbench.suite.schema import AXES, Grid, PluginEntry, Suite
 from fcilbench.suite.yaml import one_line
 
-Target = PluginKind | Literal["protocol"]
+Place = PluginKind | Literal["selector"]
+"""What a plugin is of a cell: an axis of the grid, or one of its selectors."""
+
+Target = Place | Literal["protocol"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def settings_of(target: Target, *layers: Settings) -> dict[str, Setting]:
 
 @dataclass(eq=False)
 class GridEntry:
-    """One plugin entry of an axis.
+    """One plugin entry of an axis, or of the selectors (`axis` is then `selector`).
 
     Attributes:
         fields: Names of the plugin's parameters; none if the plugin is broken.
@@ -54,7 +58,7 @@ class GridEntry:
         answers: Answers of the registry by the values that it was asked with.
     """
 
-    axis: PluginKind
+    axis: Place
     path: KeyPath
     written: PluginEntry
     ref: PluginRef
@@ -111,13 +115,52 @@ def read_entries(grid: Grid) -> tuple[Entries, list[Problem]]:
             alike = [other.written for other in entries[axis] if other.ref == entry.ref]
             entry.label = entry.written.label or derived_label(entry.written, alike)
         problems += label_problems([(entry.label, entry.path) for entry in entries[axis]])
-    everything = [entry for axis in entries.values() for entry in axis]
-    for entry, description in zip(everything, catalog.describe([each.ref for each in everything]), strict=True):
+    return entries, problems + _describe([entry for axis in entries.values() for entry in axis])
+
+
+def read_selectors(written: Sequence[PluginEntry]) -> tuple[list[GridEntry], list[Problem]]:
+    """Returns the selectors whose plugin exists, and what is wrong with names, labels and keys."""
+    entries: list[GridEntry] = []
+    problems: list[Problem] = []
+    for index, each in enumerate(written):
+        path = ("evaluate", "selectors", index)
+        try:
+            entries.append(GridEntry("selector", path, each, lookup(SELECTORS, each.use)))
+        except UsageError as error:
+            problems.append(Problem(error.message, (*path, "use"), error.hint, check="plugins"))
+    for entry, label in zip(entries, selector_labels([each.written for each in entries]), strict=True):
+        entry.label = label
+        if not re.fullmatch(SELECTOR_LABEL, entry.label):
+            message = f"{entry.label!r} cannot be part of a figure's name"
+            problems.append(Problem(message, entry.path, "give it a short `label` of letters and digits"))
+        if entry.label == OWN.label and entry.ref.name != OWN.name:
+            problems.append(Problem(f"label {OWN.label!r} is that of {OWN.name}", entry.path, "give it another label"))
+    problems += label_problems([(entry.label, entry.path) for entry in entries])
+    return entries, problems + _describe(entries)
+
+
+def selector_labels(written: Sequence[PluginEntry]) -> list[str]:
+    """Returns what each entry of `evaluate.selectors` is called: as it says, else by its plugin's short name.
+
+    Options tell entries of one plugin apart, as on an axis. The method's own rule has one name.
+    """
+    shorts = [each.model_copy(update={"use": each.use.rpartition("/")[2]}) for each in written]
+    alike = [[other for other in shorts if other.use == each.use] for each in shorts]
+    return [
+        OWN.label if given.use in (OWN.label, OWN.name) else given.label or derived_label(short, others)
+        for given, short, others in zip(written, shorts, alike, strict=True)
+    ]
+
+
+def _describe(entries: Sequence[GridEntry]) -> list[Problem]:
+    """Fills in what the plugins of entries declare, and what the entries set; returns what is wrong with their keys."""
+    problems = []
+    for entry, description in zip(entries, catalog.describe([each.ref for each in entries]), strict=True):
         entry.fields, entry.broken = description.field_names, description.problem is not None
         properties = description.schema.get("properties", {})
         entry.tunable = tuple(name for name, each in properties.items() if SPACE in each)
         problems += _sort_options(entry)
-    return entries, problems
+    return problems
 
 
 def label_problems(labels: Sequence[tuple[str, KeyPath]]) -> list[Problem]:
@@ -171,7 +214,7 @@ def _sort_options(entry: GridEntry) -> list[Problem]:
     return problems
 
 
-def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
+def route(key: str, fields: Sequence[str]) -> tuple[PluginKind | Literal["protocol"], str]:
     """Returns what a key of an aggregator's entry or of a `set` rule sets: a plugin's axis or `protocol`, and a name.
 
     Args:
@@ -185,7 +228,10 @@ def route(key: str, fields: Sequence[str]) -> tuple[Target, str]:
         >>> route("lr", ["lambda_s"])
         ('protocol', 'lr')
     """
-    names: dict[Target, list[str]] = {"aggregator": list(fields), "protocol": list(Protocol.model_fields)}
+    names: dict[PluginKind | Literal["protocol"], list[str]] = {
+        "aggregator": list(fields),
+        "protocol": list(Protocol.model_fields),
+    }
     homes = {f"{target}.{name}": (target, name) for target in names for name in names[target]}
     found = [home for full, home in homes.items() if key in (full, home[1])]
     if len(found) > 1:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from fcilbench.spec.protocol import Closed, Evaluation, Partition, Protocol, Runtime, SeedRole, TaskIdentity
+from fcilbench.spec.protocol import SELECTOR_LABEL, Closed, Evaluation, Partition, Protocol, Runtime, Scored, SeedRole
 
 Axis = Literal["dataset", "backbone", "partition", "aggregator", "stress"]
 
@@ -106,7 +106,9 @@ class StudyRecord(Closed):
         None, ge=0, le=1, description="mean over tuning seeds of the winner's validation accuracy"
     )
     scored: str = Field(
-        "", pattern=r"^(|faa/(none|inferred|oracle))$", description="what the score is: metric and task identity"
+        "",
+        pattern=rf"^(|faa/(none|inferred(:{SELECTOR_LABEL})?|oracle))$",
+        description="what the score is: metric, task identity and selector",
     )
 
     @model_validator(mode="after")
@@ -188,7 +190,27 @@ class Tuning(Closed):
     validation: float = Field(
         0.2, gt=0.0, le=0.5, description="share of each class's training samples that is held out for the score"
     )
-    task_identity: TaskIdentity = Field("inferred", description="task identity whose final averaged accuracy scores")
+    task_identity: Scored = Field(
+        "inferred",
+        description="task identity whose final averaged accuracy scores; `inferred:ridge` under that selector",
+    )
+
+
+class Scoring(Evaluation):
+    """What every method is scored under: task identities, and who picks the task under `inferred`."""
+
+    selectors: tuple[PluginForms, ...] = Field(
+        (PluginEntry(use="own"),),
+        min_length=1,
+        description="what picks the task of a sample under `inferred`: `own`, the method's own rule; any other, for "
+        "every method alike, as figures `inferred:<label>`",
+    )
+
+    @model_validator(mode="after")
+    def _picks_under_inferred(self) -> Scoring:
+        if "selectors" in self.model_fields_set and "inferred" not in self.task_identity:
+            raise ValueError("selectors pick the task under `inferred`, which task_identity does not name")
+        return self
 
 
 _DURATION = r"^(\d+(\.\d+)?h)?(\d+(\.\d+)?m)?(\d+(\.\d+)?s)?$"
@@ -233,7 +255,7 @@ class Suite(Closed):
     tuning: Tuning = Tuning()
     exclude: tuple[ExcludeRule, ...] = ()
     seeds: SeedForms = SeedPlan()
-    evaluate: Evaluation = Evaluation()
+    evaluate: Scoring = Scoring()
     limits: SuiteLimits = SuiteLimits()
     runtime: Runtime = Runtime()
     boards: tuple[str, ...] = Field(("accuracy",), max_length=100)

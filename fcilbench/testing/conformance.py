@@ -29,6 +29,7 @@ from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
 from fcilbench.testing.cells import PluginSubject
 from fcilbench.testing.check import SHARED, Check, CheckFailed, NotApplicable, Result, Status
 from fcilbench.testing.others import BACKBONE_CHECKS, DATASET_CHECKS, BackboneSubject, DatasetSubject
+from fcilbench.testing.selectors import SELECTOR_CHECKS, SelectorSubject
 from fcilbench.testing.subject import AggregatorSubject
 
 CHECKS: Mapping[str, Sequence[Check[Any]]] = {
@@ -36,6 +37,7 @@ CHECKS: Mapping[str, Sequence[Check[Any]]] = {
     "backbones": BACKBONE_CHECKS,
     "datasets": DATASET_CHECKS,
     "stressors": stressors.CHECKS,
+    "selectors": SELECTOR_CHECKS,
     "executors": executors.CHECKS,
     "boards": boards.CHECKS,
     "trackers": trackers.CHECKS,
@@ -153,6 +155,8 @@ def case(
     if kind == "aggregators":
         benches = BENCHES if network is None else (Bench("own network", network),)
         subjects = [AggregatorSubject(plugin, given, bench) for bench in benches]
+    elif kind == "selectors":
+        subjects = [SelectorSubject(plugin, given, bench) for bench in BENCHES]
     elif kind == "backbones":
         subjects = [BackboneSubject(plugin, given)]
     elif kind == "stressors":
@@ -163,7 +167,7 @@ def case(
 
 
 class _Conformance:
-    """Base of the classes, one for each kind, with one test for each check.
+    """Base of the classes below, one for each kind, with one test for each check.
 
     `plugin` is a name or `dist/name`, `params` the hyperparameters, or an executor's options, that differ from the
     defaults, `backbone` a
@@ -225,6 +229,12 @@ class StressorConformance(_Conformance):
     """The checks of stressors, on digits with a small network."""
 
     kind = "stressors"
+
+
+class SelectorConformance(_Conformance):
+    """The checks of selectors, on digits with two small networks."""
+
+    kind = "selectors"
 
 
 class ExecutorConformance(_Conformance):

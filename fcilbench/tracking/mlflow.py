@@ -232,7 +232,7 @@ class MLflowSession:
 
         moment = _milliseconds(row.ended)
         final = {name: metric.value for name, metric in row.metrics.items() if metric.value is not None}
-        final |= {f"cost/{name}": float(value) for name, value in row.cost.model_dump().items()}
+        final |= {f"cost/{name}": float(value) for name, value in row.cost.figures.items()}
         entities = [Metric(_name(name), value, moment, 0) for name, value in final.items()]
         points = curve_points(self._store.rounds(row.cell_id))
         entities += [Metric(_name(name), value, moment, step) for name, value, step in points]

@@ -26,18 +26,18 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
-from fcilbench.errors import PrerequisiteError, SuiteError
+from fcilbench.errors import PrerequisiteError, SuiteError, nearest
 from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.params import SPACE, Space, search_space
-from fcilbench.spec.protocol import Evaluation, Protocol
+from fcilbench.spec.protocol import Protocol
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import LoadedSuite
 from fcilbench.suite.lock import AXES
-from fcilbench.suite.resolve import GridEntry, read_entries, settings_of
-from fcilbench.suite.schema import SeedPlan, Suite, Tuning
+from fcilbench.suite.resolve import GridEntry, read_entries, read_selectors, settings_of
+from fcilbench.suite.schema import Scoring, SeedPlan, Suite, Tuning
 from fcilbench.suite.select import Selector
 
 GRACE_SECONDS = 30
@@ -130,10 +130,28 @@ def trial_suite(suite: Suite) -> Suite:
             "grid": suite.grid.model_copy(update={"stress": stress}),
             "protocol": suite.protocol.model_copy(update={"validation": tuning.validation}),
             "seeds": SeedPlan(count=tuning.seeds, base=base, vary=seeds.vary),
-            "evaluate": Evaluation(task_identity=(tuning.task_identity,)),
+            "evaluate": _scoring(suite),
             "boards": (),
         }
     )
+
+
+def _scoring(suite: Suite) -> Scoring:
+    """Returns what trials are evaluated under: the one task identity, or the one selector, that scores them.
+
+    Raises:
+        SuiteError: If the suite has no such selector.
+    """
+    identity, _, label = suite.tuning.task_identity.partition(":")
+    only = Scoring.model_validate({"task_identity": [identity]})
+    if not label:
+        return only
+    entries, _ = read_selectors(suite.evaluate.selectors)
+    chosen = [each.written for each in entries if each.label == label]
+    if not chosen:
+        known = nearest(label, [each.label for each in entries])
+        raise SuiteError(f"tuning.task_identity: evaluate.selectors has no {label!r}{known}")
+    return only.model_copy(update={"selectors": (chosen[0].model_copy(update={"label": label}),)})
 
 
 @catalog.session()

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fcilbench.results.row import code_digest, metric_values
+from fcilbench.spec.outcome import SelectorCost
 from fcilbench.spec.protocol import Seeds
 from fcilbench.spec.row import Failure, parse_row, row_schema
 
@@ -119,6 +120,10 @@ def test_golden_rows_of_every_version_are_read_and_stay_of_their_version(version
     assert row.cost.visits == (500 if version >= 4 else 0)
     kept = (row.cost.client_state, row.cost.client_state_mean)
     assert kept == ((616_000, 431_200.5) if version >= 5 else (0, 0))
+    assert (row.metrics.get("faa/inferred:ridge") is not None) == (version == 5)
+    bill = SelectorCost(bytes_up=47841280, bytes_down=0, state=2979336, module=6152)
+    assert row.cost.selectors == ({"ridge": bill} if version == 5 else {})
+    assert [use.place for use in row.uses][4:] == (["selector ridge"] if version == 5 else [])
     assert json.loads(row.to_json())["schema"] == version
 
 

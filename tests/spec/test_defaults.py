@@ -29,7 +29,7 @@ def current():
     """Returns version and defaults of each owner, as the code has them now."""
     models = (Protocol, Partition, Seeds, Evaluation)
     found = {model.__name__: {"version": PROTOCOL_VERSION, "defaults": defaults_of(model)} for model in models}
-    for kind in ("datasets", "backbones", "aggregators", "stressors"):
+    for kind in ("datasets", "backbones", "aggregators", "stressors", "selectors"):
         for ref in find(kind):
             if ref.dist == "fcilbench":
                 plugin: Any = load(ref)

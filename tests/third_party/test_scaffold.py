@@ -14,7 +14,7 @@ def test_a_plugin_of_each_kind_in_one_package_install_and_pass_the_kit(new_cli, 
     done = cli("plugins", "new", "acme-two/my-method")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["wrote acme-two/", "       acme_two/my_method.py"]
-    names = {"backbone": "tiny", "dataset": "stripes", "stressor": "late", "executor": "queue"}
+    names = {"backbone": "tiny", "dataset": "stripes", "stressor": "late", "executor": "queue", "selector": "nearest"}
     for kind, name in {**names, "board": "per-gb", "tracker": "notes"}.items():
         done = new_cli(project, tmp_path)("plugins", "new", f"acme-two/{name}", "--kind", kind)
         assert done.returncode == 0, done.stderr

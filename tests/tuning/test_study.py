@@ -43,7 +43,7 @@ grid:
   backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}]
   partition: [{dirichlet: 0.5}]
   aggregator:
-    [fedavg, sum, {use: sum, label: fixed, selector: ridge, spatial_surgery: "off", lr: 1e-4, validation: 0}, lorm, ncm]
+    [fedavg, sum, {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}, lorm, ncm]
   stress: [none, dropout]
 tuning: {trials: 4, seeds: 2}
 seeds: 3
@@ -63,7 +63,7 @@ def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_with
     assert subjects["fedavg"].space["protocol.lr"] == FloatDistribution(1e-5, 1e-2, log=True)
     assert subjects["lorm"].space["protocol.lr"] == FloatDistribution(1e-4, 0.1, log=True)  # few weights, large steps
     surgery = {"aggregator.lambda_s", "aggregator.k_pct"}
-    assert set(subjects["sum"].space) == {"protocol.lr", "aggregator.target", "aggregator.selector"} | surgery
+    assert set(subjects["sum"].space) == {"protocol.lr", "aggregator.target"} | surgery
     assert set(subjects["fixed"].space) == surgery  # without surgery there is one legal target
     assert not subjects["ncm"].space
 
@@ -93,10 +93,10 @@ def test_tuning_seeds_orders_and_validation_data_are_disjoint_from_the_reported_
 
 
 def test_a_draw_is_a_cell_with_its_values(subjects):
-    values = {"protocol.lr": 0.005, "aggregator.selector": "ridge", "aggregator.k_pct": 0.05}
+    values = {"protocol.lr": 0.005, "aggregator.target": "none", "aggregator.k_pct": 0.05}
     one, two = subjects["sum"].drawn(values)
-    assert (one.protocol.lr, one.aggregator.params["selector"], one.seeds.index) == (0.005, "ridge", 0)
-    assert one.aggregator.identity == {"selector": "ridge"}  # 0.05 is the default: the same cell as without it
+    assert (one.protocol.lr, one.aggregator.params["target"], one.seeds.index) == (0.005, "none", 0)
+    assert one.aggregator.identity == {"target": "none"}  # 0.05 is the default: the same cell as without it
     assert (two.aggregator, two.protocol, two.seeds.index) == (one.aggregator, one.protocol, 1)
 
 

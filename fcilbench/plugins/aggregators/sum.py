@@ -7,8 +7,8 @@ Learning". Its mathematics is in `fcilbench.vectors.surgery` (clients) and `fcil
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -20,13 +20,12 @@ from fcilbench.api import (
     Client,
     DecisionRule,
     Field,
-    Logits,
     Message,
     MostConfident,
     Predictors,
     Server,
     Space,
-    Task,
+    TaskIdentity,
     TrueTask,
     Updates,
     nbytes,
@@ -34,10 +33,8 @@ from fcilbench.api import (
     unpack_symmetric,
 )
 from fcilbench.api import Params as BaseParams
-from fcilbench.vectors.class_means import MISSING, class_sums, nearest_mean_head
 from fcilbench.vectors.module import Cut, Kind, MaskFrom, Modulators, Packed, Rule, cut, project_out, read, store, unify
 from fcilbench.vectors.regmean import regmean
-from fcilbench.vectors.ridge import gcv_strength, solve_ridge
 from fcilbench.vectors.sums import weighted_sum
 from fcilbench.vectors.surgery import (
     Target,
@@ -51,8 +48,6 @@ from fcilbench.vectors.surgery import (
 )
 
 Switch = Literal["on", "off"]
-FROZEN = "frozen"
-"""Module of the pretrained backbone, whose head ranks classes by their mean feature or by ridge regression."""
 _MODULE = "task-{}"
 _PAPER = "Kim and Do 2026, section 5.1"
 
@@ -105,12 +100,6 @@ class SumParams(BaseParams):
     elect: Rule = Field("count", description="sign of tau_uni: majority, sign of the sum, unanimity; off: plain sum")
     mask: Switch = Field("on", description="a task's own mask and scale; off: theta_pre + tau_uni for every task")
     mask_from: MaskFrom = Field("accumulated", description="mask and scale from tau_k (as printed) or tau_hat_k")
-    selector: Literal["confidence", "energy", "prototype", "ridge"] = Field(
-        "confidence",
-        description="how a sample's task is picked under task identity `inferred`: by each task's own module, or by "
-        "the best class on frozen features, of nearest mean or of ridge regression",
-        space=Space(choices=("confidence", "energy", "prototype", "ridge")),
-    )
 
     @field_validator("lambda_s")
     @classmethod
@@ -140,11 +129,6 @@ class SumParams(BaseParams):
         return self.target if self.spatial_surgery == "on" else "none"
 
     @property
-    def looks_frozen(self) -> bool:
-        """Whether the selector needs class sums of features under theta_pre."""
-        return self.selector in ("prototype", "ridge")
-
-    @property
     def source(self) -> MaskFrom | None:
         """Which vector of a task its mask and scale come from; `None` without masks."""
         return self.mask_from if self.mask == "on" else None
@@ -160,7 +144,7 @@ class Sum(Aggregator):
     modules are what is deployed. Where the election's two readings part, ours is the majority (`elect`).
     """
 
-    version = "3"
+    version = "4"  # no option `selector`: a suite names selectors for every method
     breaks: ClassVar[Mapping[str, str]] = {
         "one-client": "the round adds lambda_s times the client's vector, also where there is only one",
         "identical-clients": "projections of equal vectors cancel: n of them step by lambda_s n (2 - n) vectors",
@@ -174,64 +158,24 @@ class Sum(Aggregator):
     # ---------------------------------------------------------------- clients
 
     def statistics(self, client: Client) -> Message:
-        """Sends the Gram matrix of the head's inputs (upper triangle, summed in float64), and the selector's needs."""
-        message: dict[str, torch.Tensor] = {}
-        if self.params.head == "regmean":
-            features = (client.net.features(batch.inputs).double() for batch in client.batches())
-            total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
-            message["gram_head"] = pack_symmetric(total.float())
-        if self.params.looks_frozen:
-            message |= self._frozen_sums(client)
-        return message
-
-    def _frozen_sums(self, client: Client) -> Message:
-        """Returns, once a task, what the selector learns from features under theta_pre.
-
-        Sums `[c, F]` and counts `[c]` by class; for ridge regression also the Gram matrix (upper triangle), and all in
-        float64, as its solution may divide by small eigenvalues.
-        """
-        sent, task = client.state.get("frozen_sums_of_task"), client.task
-        if sent is not None and int(sent) == task.index:
+        """Sends the Gram matrix of the head's inputs (upper triangle, summed in float64) if RegMean merges the head."""
+        if self.params.head == "sum":
             return {}
-        client.state["frozen_sums_of_task"] = torch.tensor(task.index)
-        net = client.net.under(client.received["pre"])
-        labelled = [(net.features(batch.inputs).double(), task.local(batch.labels)) for batch in client.batches()]
-        sums, counts = class_sums(labelled, task.size, client.feature_dim)
-        message = {"frozen_sum": sums.float(), "frozen_count": counts.to(torch.int64)}
-        if self.params.selector == "ridge":
-            message["frozen_sum"] = sums
-            gram = sum((rows.T @ rows for rows, _ in labelled), sums.new_zeros(()))
-            message["frozen_gram"] = pack_symmetric(gram)
-        return message
+        features = (client.net.features(batch.inputs).double() for batch in client.batches())
+        total = sum((inputs.T @ inputs for inputs in features), torch.zeros((), dtype=torch.float64))
+        return {"gram_head": pack_symmetric(total.float())}
 
     # ---------------------------------------------------------------- server, each round
 
     def begin(self, server: Server) -> None:
         """Remembers the pretrained model and starts an empty basis."""
         server.state.update(pre=server.vector.clone(), basis=[], coefficients=[], sizes=[], cuts=[])
-        if self.params.looks_frozen:
-            classes, size = server.layout.classes, server.layout.features
-            server.state["frozen_sums"] = server.vector.new_zeros((classes, size), dtype=torch.float64)
-            server.state["frozen_counts"] = server.vector.new_zeros(classes, dtype=torch.int64)
-        if self.params.selector == "ridge":
-            server.state["frozen_gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
-
-    def broadcast(self, server: Server) -> Message:
-        """Sends theta_pre if the selector needs features under it; a client keeps it, so that it is sent once."""
-        return {"pre": server.state["pre"]} if self.params.looks_frozen else {}
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Merges the backbone by spatial surgery, the head by RegMean, buffers by their mean."""
-        state, classes = server.state, server.task.classes
         server.step(self._spatial(updates, server), server.layout.backbone)
         server.step(self._head(updates), server.layout.head)
         server.step(updates.mean(server.layout.buffers), server.layout.buffers)
-        for message in updates.statistics:
-            if "frozen_sum" in message:
-                state["frozen_sums"][classes] += message["frozen_sum"].to(torch.float64)
-                state["frozen_counts"][classes] += message["frozen_count"]
-            if "frozen_gram" in message:
-                state["frozen_gram"] += message["frozen_gram"]
 
     def _spatial(self, updates: Updates, server: Server) -> torch.Tensor:
         """Returns lambda_S sum_i tau_hat_i `[D]`: passes for the statistics, the Gram matrix and the weighted sum."""
@@ -317,35 +261,22 @@ class Sum(Aggregator):
     # ---------------------------------------------------------------- inference
 
     def predictors(self, server: Server) -> Predictors:
-        """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`."""
+        """Deploys theta_G for `none`, and one module a task for `inferred` and `oracle`.
+
+        The paper assumes that the task's module "can be selected at inference time" and leaves open how, so its numbers
+        are those of `oracle`. Our rule of `inferred` needs nothing but the modules: the most confident one answers.
+        """
         modules: dict[str, Callable[[], torch.Tensor]] = {"global": lambda: server.vector}
         for k in range(len(server.state["basis"])):
             modules[_MODULE.format(k)] = lambda k=k: self._deployed(server, k)  # type: ignore[misc]
-        if self.params.looks_frozen:
-            modules[FROZEN] = lambda: self._frozen(server)
-        return Predictors(
-            modules=modules,
-            rules={"none": AllClasses(), "inferred": selector(self.params.selector), "oracle": TrueTask(_MODULE)},
-        )
+        rules: dict[TaskIdentity, DecisionRule] = {"none": AllClasses(), "inferred": MostConfident(_MODULE)}
+        return Predictors(modules, {**rules, "oracle": TrueTask(_MODULE)})
 
     def _deployed(self, server: Server, task: int) -> torch.Tensor:
         """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni on the backbone, the current head and buffers."""
         backbone, scale = server.layout.backbone, float(server.state["scales"][task])
         vector = server.vector.clone()
         vector[backbone] = server.state["pre"][backbone] + self._modulators(server).deployed(task, scale)
-        return vector
-
-    def _frozen(self, server: Server) -> torch.Tensor:
-        """Returns the pretrained model with the selector's head, `[D]`: nearest mean or ridge regression."""
-        vector: torch.Tensor = server.state["pre"].clone()
-        sums, counts = server.state["frozen_sums"], server.state["frozen_counts"]
-        if self.params.selector == "prototype":
-            head = nearest_mean_head(sums, counts)
-        else:
-            gram = unpack_symmetric(server.state["frozen_gram"], server.layout.features)
-            weight = solve_ridge(gram, sums, gcv_strength(gram, sums, float(counts.sum())))
-            head = torch.cat([weight.flatten(), torch.where(counts > 0, 0.0, MISSING).to(weight)])
-        vector[server.layout.head] = head.to(vector)
         return vector
 
     def export(self, server: Server) -> Message:
@@ -377,52 +308,3 @@ class Sum(Aggregator):
 
 def _digest(vector: torch.Tensor) -> bytes:
     return hashlib.sha256(vector.cpu().numpy().data).digest()
-
-
-@dataclass(frozen=True)
-class LargestEnergy:
-    """Picks the task whose slice, under its own module, has the largest logsumexp; then its argmax. Ties: earlier."""
-
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
-        """Returns the modules of all tasks."""
-        return tuple(_MODULE.format(task.index) for task in tasks)
-
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
-        """Returns the best class of the task with the largest energy."""
-        slices = _slices(logits, tasks)
-        return _best(slices, tasks, torch.stack([own.float().logsumexp(dim=1) for own in slices]).argmax(dim=0))
-
-
-@dataclass(frozen=True)
-class BestFrozenClass:
-    """Picks the task of the best class on frozen features; then the argmax of that task's module."""
-
-    def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
-        """Returns the modules of all tasks, and that of the pretrained backbone."""
-        return (*(_MODULE.format(task.index) for task in tasks), FROZEN)
-
-    def __call__(self, logits: Logits, tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
-        """Returns the best class of the task whose class is ranked first."""
-        first = logits[FROZEN].argmax(dim=1)
-        ends = torch.tensor([task.seen for task in tasks], device=first.device)
-        return _best(_slices(logits, tasks), tasks, torch.searchsorted(ends, first, right=True))
-
-
-def selector(name: str) -> DecisionRule:
-    """Returns the rule of a selector: `confidence`, `energy`, `prototype` or `ridge`.
-
-    Each looks at a sample alone, without labels and without statistics of its batch.
-    """
-    rules: dict[str, DecisionRule] = {"confidence": MostConfident(_MODULE), "energy": LargestEnergy()}
-    return rules.get(name, BestFrozenClass())
-
-
-def _slices(logits: Logits, tasks: Sequence[Task]) -> list[torch.Tensor]:
-    """Returns each task's logits of its own classes under its own module."""
-    return [logits[_MODULE.format(task.index)][:, task.classes] for task in tasks]
-
-
-def _best(slices: Sequence[torch.Tensor], tasks: Sequence[Task], winner: torch.Tensor) -> torch.Tensor:
-    """Returns for each sample the best class in the slice of its winning task, int64 `[n]`."""
-    labels = [slice_.argmax(dim=1) + task.offset for slice_, task in zip(slices, tasks, strict=True)]
-    return torch.stack(labels).gather(0, winner[None])[0]

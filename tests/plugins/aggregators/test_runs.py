@@ -15,7 +15,7 @@ from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.plugins.aggregators.target import Target
 from fcilbench.spec.protocol import Partition
 
-FULL = {"selector": "prototype", "storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
+FULL = {"storage": "int8", "trim": "tensor", "max_basis": 2, "max_clients": 1}
 CASES = {
     "ccvr-original": (Ccvr, {"preset": "original"}, 4),
     "ewc-original": (Ewc, {"preset": "original"}, 5),
@@ -25,7 +25,7 @@ CASES = {
     "regmean-original": (RegMean, {"preset": "original"}, 2),
     "ridge-projection": (Ridge, {"random_features": 40, "ridge": 0.1}, 2),
     "sum-full": (Sum, FULL, 5),
-    "sum-topk": (Sum, {"storage": "topk", "selector": "energy", "head": "sum"}, 5),
+    "sum-topk": (Sum, {"storage": "topk", "head": "sum"}, 5),
 }
 """Method, options, and the round after which the run is interrupted; the kit does the same with default options."""
 

@@ -7,7 +7,7 @@ from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
 from fcilbench.api.server import Updates
 from fcilbench.federation.server import FederationServer
-from fcilbench.plugins.aggregators.sum import FROZEN, BestFrozenClass, LargestEnergy, Sum, selector
+from fcilbench.plugins.aggregators.sum import Sum
 
 PARTS = Layout(slice(0, 40), slice(40, 40 + 3 * 2 + 3), slice(49, 50), classes=3, features=2)
 TASKS = (Task(0, 0, 2), Task(1, 2, 1))
@@ -149,71 +149,3 @@ def test_modules_of_two_tasks_by_plain_algebra():
         deployed = method.predictors(host).modules[f"task-{k}"]()
         assert torch.allclose(deployed[:40].double(), mask * scale * unified, atol=1e-4)
         assert torch.equal(deployed[40:], host.vector[40:])
-
-
-# ---------------------------------------------------------------- selectors
-
-THREE = (Task(0, 0, 2), Task(1, 2, 1), Task(2, 3, 2))
-
-
-def logits(*rows):
-    return torch.tensor(rows)
-
-
-def test_energy_takes_the_slice_with_the_largest_logsumexp():
-    # Slices: (1, 1) has energy 1.69, (1.5) has 1.5, (0, 1.6) has 1.78; outside its slice a module is not read.
-    given = {
-        "task-0": logits([1.0, 1.0, 9.0, 9.0, 9.0]),
-        "task-1": logits([9.0, 9.0, 1.5, 9.0, 9.0]),
-        "task-2": logits([9.0, 9.0, 9.0, 0.0, 1.6]),
-    }
-    assert LargestEnergy()(given, THREE, None).tolist() == [4]
-    given["task-1"][0, 2] = 2.0
-    assert LargestEnergy()(given, THREE, None).tolist() == [2]
-    assert list(LargestEnergy().modules(THREE, None)) == ["task-0", "task-1", "task-2"]
-
-
-def test_frozen_features_tell_the_task_and_its_module_tells_the_class():
-    given = {
-        "task-0": logits([0.0, 1.0, 0, 0, 0]).repeat(3, 1),
-        "task-1": logits([0.0, 0.0, 1, 0, 0]).repeat(3, 1),
-        "task-2": logits([0.0, 0.0, 0, 1, 0]).repeat(3, 1),
-        FROZEN: logits([5.0, 0, 0, 0, 0], [0.0, 0, 5, 0, 0], [0.0, 0, 0, 0, 5]),
-    }
-    assert BestFrozenClass()(given, THREE, None).tolist() == [1, 2, 3]
-
-
-def test_the_ridge_selector_by_hand():
-    """Features (1, 0), (1, 0) of class 0; (0, 1), (0, 1) of class 1; (-1, 0), (0, -1) of class 2, of two clients.
-
-    G = 3 I and S = [[2, 0], [0, 2], [-1, -1]], so W = S / (3 + lambda): class 2 has the largest logit
-    for f = (-1, -0.5) once it has samples.
-    """
-    method, host = Sum(Sum.Params(selector="ridge", head="sum")), server(torch.zeros(50))
-    method.begin(host)
-    for task, sums, counts, gram in (
-        (0, [[2.0, 0.0], [0.0, 2.0]], [2, 2], [2.0, 0.0, 2.0]),
-        (1, [[-1.0, -1.0]], [2], [1.0, 0.0, 1.0]),
-    ):
-        host.enter(TASKS[task], task)
-        values = (torch.tensor(sums).double(), torch.tensor(counts), torch.tensor(gram).double())
-        message = dict(zip(("frozen_sum", "frozen_count", "frozen_gram"), values, strict=True))
-        method.aggregate(Updates(torch.randn(2, 50), (1, 1), (0, 1), (message, {}), PARTS), host)
-        host.vector.zero_()
-        method.end_task(host, {})
-        weight, bias = method.predictors(host).modules[FROZEN]()[40:49].split([6, 3])
-        assert (bias < -1e29).tolist() == [False, False, task == 0]
-    assert torch.allclose(2 * weight / weight[0], torch.tensor([2.0, 0, 0, 2, -1, -1]), atol=1e-6)
-    assert int((weight.view(3, 2) @ torch.tensor([-1.0, -0.5]) + bias).argmax()) == 2
-
-
-@pytest.mark.parametrize("name", ["confidence", "energy", "ridge"])
-def test_predictions_do_not_depend_on_the_batch(name):
-    generator = torch.Generator().manual_seed(0)
-    rule = selector(name)
-    given = {module: torch.randn(64, 5, generator=generator) for module in rule.modules(THREE, None)}
-    together = rule(given, THREE, None)
-    alone = [int(rule({m: v[i : i + 1] for m, v in given.items()}, THREE, None)) for i in range(64)]
-    shuffled = torch.randperm(64, generator=generator)
-    assert together.tolist() == alone
-    assert rule({m: v[shuffled] for m, v in given.items()}, THREE, None).tolist() == together[shuffled].tolist()
