@@ -179,11 +179,7 @@ class OverheadBoard(BaseBoard):
     name = "overhead"
     title = "Overhead board"
     split: ClassVar = {"hardware": True}
-    notes = (
-        "costs have no rank: seconds also depend on what else ran on the machine",
-        "a selector's bytes are its own and no part of the method's; one without columns of its own (own, confidence, "
-        "energy) sends and deploys nothing, but may have to run the modules of all tasks on each sample",
-    )
+    notes = ("costs have no rank: seconds also depend on what else ran on the machine",)
 
     def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
         """Returns the group of all costs, and one of each selector that learns; none if nothing was computed."""

@@ -64,18 +64,24 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
         notes.append(
             "column groups are task identities (what a method is told of a test sample's task); never ranked together"
         )
+    keys = [group.key for block, _ in blocks for group in block.groups]
+    picking = list(dict.fromkeys(key.partition(":")[2] for key in keys if key.startswith("inferred:")))
     if any(e.control for block, _ in blocks for e in block.entries):
+        told = "where the task is told (oracle)" + (" or one selector picks it for all" if picking else "")
         notes.append(
-            f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and where "
-            "the task is told (oracle) or one selector picks it for all, the head of FedAvg's one model, the fair "
-            "control of task modules"
+            f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and {told} "
+            "the head of FedAvg's one model, the fair control of task modules"
         )
-    picked = [group.key for block, _ in blocks for group in block.groups if group.ranked and ":" in group.key]
-    if picked:
-        names = ", ".join(dict.fromkeys(key.partition(":")[2] for key in picked))
+    if picking:
+        names = ", ".join(name for name in picking if ", by stressor" not in name)
         notes.append(
             "inferred is each method's own rule for the task of a sample; under inferred:NAME the selector NAME picks "
             f"it for every method alike ({names}), and the method gives its oracle answer for that task"
+        )
+    if any(key.startswith("selector ") for key in keys):
+        notes.append(
+            "a selector's bytes are its own and no part of the method's; one without columns of its own (own, "
+            "confidence, energy) sends and deploys nothing, but may have to run the modules of all tasks on each sample"
         )
     if any(e.reference for block, _ in blocks for e in block.entries):
         doubted = any(_DOUBT in note for block, _ in blocks for note in block.notes)

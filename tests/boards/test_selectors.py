@@ -52,7 +52,7 @@ def test_the_control_of_a_selector_is_marked_and_explained(row_of):
     assert "fedavg ‡inferred:ridge, oracle" in text
     assert "ncm ‡ " in text
     assert "under inferred:NAME the selector NAME picks it for every method alike (ridge)" in text
-    assert "or one selector picks it for all, the head of FedAvg's one model" in text
+    assert "or one selector picks it for all the head of FedAvg's one model" in text
     assert "inferred:NAME" not in render(AccuracyBoard().build([row_of("sum", 0, 0.1, 0.2)][:0]))
 
 
