@@ -11,9 +11,9 @@ from typing_extensions import override
 from fcilbench.cli import console
 from fcilbench.escape import line
 from fcilbench.execution.base import RunDisplay
-from fcilbench.registry.process import Event
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row
+from fcilbench.worker.events import Event
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

@@ -11,17 +11,16 @@ from __future__ import annotations
 import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.files import replacing
+from fcilbench.spec.events import CurveEvent
 from fcilbench.spec.protocol import TaskIdentity
 
 FORMAT = 5
-Event = dict[str, Any]
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Progress:
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
-        not_finite: That of `Federation`.
+        not_finite: The first non-finite thing any client sent.
     """
 
     phase: int = 0
@@ -45,7 +44,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory: int = 0
     server_state: int = 0
-    curve: list[Event] = field(default_factory=list)
+    curve: list[CurveEvent] = field(default_factory=list)
     metrics: dict[str, float | None] = field(default_factory=dict)
     model_digest: str = ""
     merged: int = 0

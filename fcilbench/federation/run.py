@@ -16,7 +16,7 @@ from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
-from fcilbench.federation.checkpoint import Event, Progress
+from fcilbench.federation.checkpoint import Progress
 from fcilbench.federation.convergence import Best, held_out_accuracy
 from fcilbench.federation.evaluation import Evaluator, needed
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, build, place_replay
@@ -25,10 +25,11 @@ from fcilbench.federation.outcome import MODULE, model_digest, outcome, save_mod
 from fcilbench.federation.round import collect_task_statistics, run_round, update_rows
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.files import write_atomic
+from fcilbench.spec.events import Accuracy, CurveEvent, ExperimentEvent, RoundEnded, TaskEnded
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.protocol import TaskIdentity
 
-Listener = Callable[[Event], None]
+Listener = Callable[[ExperimentEvent], None]
 
 
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
@@ -129,26 +130,26 @@ class _Run:
         self._progress.visits += self._federation.visited
         self._progress.not_finite = self._progress.not_finite or self._federation.not_finite
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(self._server.state))
-        measured = {}
+        measured: Accuracy | None = None
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
             with self._watch("evaluation"):
-                measured = {"accuracy": self._accuracy_midway()}
-        self._record(
-            {
-                "event": "round",
-                "task": context.phase.after,
-                "tasks": self._tasks,
-                "round": context.round,
-                "rounds": context.phase.rounds,
-                "loss": loss if loss is None or math.isfinite(loss) else None,
-                "seconds": self._since(before),
-                "bytes_up": channel.bytes_up - sent[0],
-                "bytes_down": channel.bytes_down - sent[1],
-                "visits": self._federation.visited,
-                "logs": _logs(self._server.logs),
-                **measured,
-            }
-        )
+                measured = self._accuracy_midway()
+        event: RoundEnded = {
+            "event": "round",
+            "task": context.phase.after,
+            "tasks": self._tasks,
+            "round": context.round,
+            "rounds": context.phase.rounds,
+            "loss": loss if loss is None or math.isfinite(loss) else None,
+            "seconds": self._since(before),
+            "bytes_up": channel.bytes_up - sent[0],
+            "bytes_down": channel.bytes_down - sent[1],
+            "visits": self._federation.visited,
+            "logs": _logs(self._server.logs),
+        }
+        if measured is not None:
+            event["accuracy"] = measured
+        self._record(event)
 
     def _offer(self, phase: Phase) -> None:
         """Measures the global model on the held-out samples of a phase that trains until convergence."""
@@ -181,7 +182,7 @@ class _Run:
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)
         self._progress.server_state = max(self._progress.server_state, tree_nbytes(server.state))
-        measured = {}
+        margins = None
         with self._watch("evaluation"):
             predictors, identities = aggregator.predictors(server), self._experiment.evaluate.task_identity
             accuracy = federation.evaluator.accuracy(predictors, server.tasks, identities)
@@ -191,25 +192,24 @@ class _Run:
                 if "geometry" in self._experiment.runtime.analysis:
                     metrics, margins = geometry(federation, predictors)
                     self._progress.metrics |= metrics
-                    measured = {"margins": margins}
                 self._progress.model_digest = model_digest(predictors, server)
         if federation.evaluator.unanswered:
             server.warn("a deployed model has logits of NaN or infinity; they count as wrong answers")
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
-        self._record(
-            {
-                "event": "task",
-                "task": context.phase.after,
-                "tasks": self._tasks,
-                "accuracy": accuracy,
-                "seconds": self._since(before),
-                "bytes_up": channel.bytes_up - sent[0],
-                "bytes_down": channel.bytes_down - sent[1],
-                "logs": _logs(server.logs),
-                **measured,
-            }
-        )
+        event: TaskEnded = {
+            "event": "task",
+            "task": context.phase.after,
+            "tasks": self._tasks,
+            "accuracy": accuracy,
+            "seconds": self._since(before),
+            "bytes_up": channel.bytes_up - sent[0],
+            "bytes_down": channel.bytes_down - sent[1],
+            "logs": _logs(server.logs),
+        }
+        if margins is not None:
+            event["margins"] = margins
+        self._record(event)
 
     def _take_best(self) -> None:
         """Makes the best round's model the global one again, where the phase trained until convergence."""
@@ -226,7 +226,7 @@ class _Run:
     def _since(self, before: dict[str, float]) -> dict[str, float]:
         return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: CurveEvent) -> None:
         self._progress.curve.append(event)
         self._on_event(event)
 
