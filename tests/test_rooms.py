@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"api", "spec", "federation", "data", "registry", "plugins"},
     "workflow": LEFT,
     "cli": LEFT | {"workflow"},
-    "__init__": {"workflow", "results", "cli"},
+    "__init__": {"workflow", "results", "data", "cli"},
     "__main__": {"cli"},
 }
 """By room, the rooms that it may import. `errors`, `escape`, `files` and `tables` are everybody's."""
@@ -100,6 +100,19 @@ def test_each_room_imports_only_what_the_table_allows():
                 wrong.append(f"{path} imports {room}")
     assert wrong == []
     assert EXCEPTIONS.keys() - used == set()
+
+
+def test_only_the_command_line_knows_typer_and_prints():
+    """A workflow is for notebooks too: it returns values, and tells a `Screen` what it does."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.relative_to(ROOT).parts[0] not in ("cli", "worker", "plugins"):  # a worker prints into a cell's log
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [each.name for each in getattr(node, "names", ()) if isinstance(each, ast.alias)]
+                typer = "typer" in (*names, getattr(node, "module", ""))
+                if typer or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
 
 
 def test_no_files_import_each_other_in_a_circle_through_a_string_neither():

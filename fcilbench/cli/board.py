@@ -14,12 +14,12 @@ from fcilbench.boards.reference import Reference
 from fcilbench.boards.render import render
 from fcilbench.boards.report import render_report
 from fcilbench.cli import console, options
-from fcilbench.cli.plan import prepare
-from fcilbench.cli.show import select_rows
 from fcilbench.errors import UsageError, nearest
 from fcilbench.files import write_atomic
 from fcilbench.registry.entrypoints import find, lookup
+from fcilbench.results.chosen import select_rows
 from fcilbench.results.store import NoRowsError, Store
+from fcilbench.workflow.prepare import prepare
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
