@@ -14,7 +14,7 @@ from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
 from fcilbench.spec.params import same
-from fcilbench.spec.row import Row
+from fcilbench.spec.row import ROLES_SINCE, Row
 from fcilbench.tables import cut
 
 
@@ -63,6 +63,9 @@ class Plugins:
                 yield f"params.{kind}.{line(wrong[0])} is not what the plugin makes of it"
             elif answer.identity != record.identity:
                 yield f"params.{kind} are not those of its identity, plugins.{kind}.identity"
+        method = self.method(row)
+        if method is not None and row.schema_version >= ROLES_SINCE and method.get("roles", {}) != row.roles:
+            yield f"its roles are {row.roles}, those that its method declares are {method.get('roles', {})}"
         data = self._of(row, "dataset")
         if data is not None and not data.problems:
             yield from _data_problems(row, data.facts)

@@ -62,6 +62,7 @@ def build_row(
         coords=cell.coords,
         plugins=plugin_records(cell),
         params=row_params(cell),
+        roles=cell.aggregator.roles,
         seed=cell.seeds.index,
         status=status,
         failure=failure,

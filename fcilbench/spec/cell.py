@@ -14,6 +14,7 @@ from fcilbench.spec.protocol import (
     Protocol,
     Runtime,
     Seeds,
+    TaskIdentity,
     identity_field,
     runtime_field,
 )
@@ -28,6 +29,13 @@ PLUGIN_KINDS: dict[PluginKind, str] = {
 """The axes of the grid that are plugins, each with its kind of plugin in the registry."""
 
 
+Role = Literal["method", "control", "reference"]
+"""What a method is for those who compare: a competitor; a control, which a claim must beat; or centralised training,
+which has no rank."""
+Roles = dict[TaskIdentity, Role]
+"""The roles of a method by task identity; where none is named, it is a method."""
+
+
 class PluginUse(Closed):
     """One plugin with the values of all its hyperparameters.
 
@@ -38,6 +46,7 @@ class PluginUse(Closed):
         params: Every hyperparameter, defaults included.
         identity: The hyperparameters that identify the cell, with a file's digest instead of its path.
         code_digest: Digest of the plugin's normalised source; if it changes, a finished cell is stale.
+        roles: The roles that an aggregator declares (`Aggregator.role`).
     """
 
     name: str = identity_field()
@@ -46,6 +55,7 @@ class PluginUse(Closed):
     params: dict[str, Any] = runtime_field(default_factory=dict)
     identity: dict[str, Any] = identity_field(default_factory=dict)
     code_digest: str = runtime_field("")
+    roles: Roles = runtime_field(default_factory=dict)
 
 
 class Cell(Closed):

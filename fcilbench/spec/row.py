@@ -1,7 +1,7 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`. Rows of older versions are read and written with their version.
+version 4 its `visits`, version 5 `roles`. Rows of older versions are read and written with their version.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from fcilbench.errors import UsageError
-from fcilbench.spec.cell import PluginKind
+from fcilbench.spec.cell import PluginKind, Roles
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import Closed, SeedRole, TaskIdentity
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+ROLES_SINCE = 5
+"""Schema version of the first rows that say what role their method has."""
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -103,6 +105,7 @@ class Row(Closed):
         cell_id: Identity of the cell, 64 hexadecimal digits.
         suite_digest: Digest of the resolved suite in the store (`suites.jsonl`); `None` if it was not kept.
         coords: Label of the cell on each axis of the grid, and `seed`.
+        roles: What its method declares to be (`Aggregator.role`): boards need not have the plugin.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
@@ -118,7 +121,7 @@ class Row(Closed):
         ended: End of the last attempt, UTC.
     """
 
-    schema_version: Literal[1, 2, 3, 4] = Field(4, alias="schema")
+    schema_version: Literal[1, 2, 3, 4, 5] = Field(5, alias="schema")
     identity_version: int
     cell_id: str = Field(pattern="^[0-9a-f]{64}$")
     suite: str
@@ -126,6 +129,7 @@ class Row(Closed):
     coords: dict[str, str | int]
     plugins: dict[PluginKind, PluginRecord]
     params: RowParams
+    roles: Roles = Field(default_factory=dict)
     seed: int = Field(ge=0)
     seeds: dict[SeedRole, int]
     status: Status

@@ -50,3 +50,10 @@ def test_what_a_notebook_calls_imports_no_typer():
     names = "fcilbench.cli.terminal, fcilbench.workflow.train, fcilbench.workflow.again, fcilbench.workflow.studies"
     script = f"import sys, {names}; sys.exit('typer' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_rows_say_what_their_methods_declare_to_be(finished):
+    """The third party's plugin declares a control; its row says so, with and without the plugin."""
+    roles = {row["coords"]["aggregator"]: row["roles"] for row in finished.json("show")["rows"]}
+    everywhere = dict.fromkeys(("none", "inferred", "oracle"), "control")
+    assert roles == {"fedavg": {"oracle": "control"}, "sum": {}, "acme": everywhere}

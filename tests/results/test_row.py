@@ -100,7 +100,7 @@ def test_json_round_trip_keeps_every_field(make_cell, make_row):
     assert again.metrics["faa/none"].value == 0.30000000000000004
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_golden_rows_of_every_version_are_read_and_stay_of_their_version(version):
     """The files were written by hand and never change; a later schema must still read them."""
     raw = json.loads((GOLDEN / f"row-v{version}.json").read_text())
@@ -116,7 +116,8 @@ def test_golden_rows_of_every_version_are_read_and_stay_of_their_version(version
     assert row.started == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert (row.suite_digest, row.code.engine_version) == ((None, None) if version == 1 else ("sha256:" + "5" * 64, 1))
     assert (row.cost.rounds, row.cost.tasks) == ((50, 10) if version >= 3 else (0, 0))
-    assert row.cost.visits == (500 if version == 4 else 0)
+    assert row.cost.visits == (500 if version >= 4 else 0)
+    assert row.roles == ({"oracle": "control"} if version >= 5 else {})
     assert json.loads(row.to_json())["schema"] == version
 
 
@@ -124,20 +125,20 @@ def test_current_rows_and_the_golden_ones_fit_the_exported_schema(make_cell, mak
     schema = row_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
-    for version in (1, 2, 3, 4):
+    for version in (1, 2, 3, 4, 5):
         golden = json.loads((GOLDEN / f"row-v{version}.json").read_text())
         check.validate(golden)
     check.validate(json.loads(make_row(make_cell(), {"faa/none": None}).to_json()))
     check.validate(json.loads(make_row(make_cell(), "failed").to_json()))
     assert not check.is_valid({**golden, "status": "fine"})
-    assert not check.is_valid({**golden, "schema": 5})
+    assert not check.is_valid({**golden, "schema": 6})
     assert not check.is_valid({**golden, "unknown": 1})
     assert not check.is_valid({key: value for key, value in golden.items() if key != "cell_id"})
 
 
-def test_the_exported_schema_is_the_one_of_version_4():
+def test_the_exported_schema_is_the_one_of_version_5():
     """A changed schema needs a new version and a golden file of its own; prose may change."""
-    golden = json.loads((GOLDEN / "row-v4.schema.json").read_text())
+    golden = json.loads((GOLDEN / "row-v5.schema.json").read_text())
     assert _without_prose(row_schema()) == _without_prose(golden)
 
 
