@@ -216,14 +216,6 @@ class Aggregator(Plugin):
         """
         return {"theta": server.vector}
 
-    def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
-        """Returns the state vector `[D]` for a task from what `export` returned and the initial state vector `[D]`.
-
-        Raises:
-            ValueError: If the tensors were exported from another pretrained model.
-        """
-        return tensors["theta"]
-
 
 def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Returns the float32 cross-entropy of logits `[B, C]` over the slice of the batch's task, mean over its samples.
