@@ -23,8 +23,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from fcilbench.execution.portable import PORTABLE
 from fcilbench.results.processor import processor
+from fcilbench.worker.portable import PORTABLE
 
 ROOT = Path(__file__).parents[1]
 PLAIN = {

@@ -49,17 +49,16 @@ def run(
     Example:
         >>> fcilbench.run("suites/quickstart.yaml", jobs=2).rows[["aggregator", "faa/none"]]  # doctest: +SKIP
     """
-    import typer
+    from fcilbench.cli import console
+    from fcilbench.cli.terminal import SCREEN, show_run
+    from fcilbench.data.root import use_data_root
+    from fcilbench.workflow import train
 
-    from fcilbench.cli.options import use_data_root
-    from fcilbench.cli.run import run as run_verb
-    from fcilbench.errors import INTERRUPTED
-
+    console.log_to_stderr()
     if data is not None:
         use_data_root(Path(data))
-    try:
-        run_verb(Path(suite), out=Path(out), jobs=jobs, gpus=gpus)
-    except typer.Exit as end:
-        if end.exit_code == INTERRUPTED:
-            raise KeyboardInterrupt from None
+    ended = train.run(Path(suite), Path(out), jobs=jobs, gpus=gpus, screen=SCREEN)
+    show_run(ended)
+    if ended.summary.interrupted:
+        raise KeyboardInterrupt
     return load(out)

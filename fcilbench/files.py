@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic replacement; and the neighbour of one that does not exist.
+"""Files that survive a crash: atomic replacement; the neighbour of one that does not exist; and where caches lie.
 
 Every file that another process may read, or that a crash must not leave half-written, is written through this module.
 Torch-free.
@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+CACHE = "FCILBENCH_CACHE"
+"""Environment variable: folder of the caches; unset means the user's cache folder."""
 
 
 @contextmanager
@@ -72,3 +75,13 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_root() -> Path:
+    """Returns the folder of the caches, of plugins' descriptions and of decoded data; it need not exist."""
+    override = os.environ.get(CACHE)
+    if override:
+        return Path(override)
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("fcilbench"))

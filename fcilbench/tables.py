@@ -1,4 +1,4 @@
-"""Text of boards and commands: tables (aligned, Markdown, CSV), nested values by dotted path."""
+"""Text of boards and commands: tables (aligned, Markdown, CSV), nested values by dotted path, times."""
 
 from __future__ import annotations
 
@@ -144,3 +144,17 @@ def _row(cells: Sequence[str], widths: Sequence[int], right: Collection[int]) ->
             row.append(blanks + text if index in right else text + blanks)
         lines.append((" " * _GAP).join(row).rstrip())
     return lines
+
+
+def duration(seconds: float) -> str:
+    """Returns a time for people to read.
+
+    Example:
+        >>> duration(3725), duration(42.4), duration(0.25)
+        ('1h02', '42 s', '0.2 s')
+    """
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

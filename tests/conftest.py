@@ -61,6 +61,15 @@ PROVENANCE = Provenance(
 )
 
 
+EVERYWHERE = ("none", "inferred", "oracle")
+ROLES: dict[str, dict[str, str]] = {
+    "fedavg": {"oracle": "control"},
+    "joint": dict.fromkeys(EVERYWHERE, "reference"),
+    **dict.fromkeys(("ncm", "ridge"), dict.fromkeys(EVERYWHERE, "control")),
+}
+"""What the built-ins declare."""
+
+
 def _cell(
     aggregator: str = "fedavg",
     seed: int = 0,
@@ -89,7 +98,9 @@ def _cell(
             "data_fingerprint": data,
             "backbone": use("timm", "vit", {"model": "vit_tiny"}),
             "partition": {"dirichlet": 0.5},
-            "aggregator": use(aggregator, aggregator, options, code),
+            "aggregator": use(aggregator, aggregator, options, code).model_copy(
+                update={"roles": ROLES.get(aggregator, {})}
+            ),
             "stress": use(stress, stress, {}),
             "seeds": {"index": seed, "base": base},
             "evaluate": {"task_identity": evaluate},

@@ -28,12 +28,12 @@ from torch import nn
 
 from fcilbench.api import Corpus, Dataset, FeatureExtractor, Samples, TextBackbone, TokenIds
 from fcilbench.engine.portable import make_portable
-from fcilbench.execution.portable import PORTABLE
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.plugins.stressors.none import NoStress
 from fcilbench.spec.protocol import Partition, Protocol
+from fcilbench.worker.portable import PORTABLE
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = GOLDEN / "versions.json"

@@ -26,7 +26,6 @@ def same(value, told):
 def test_every_method_has_a_section():
     named = {part for name in SECTIONS for part in name.split(", ")}
     assert named - {"Low-rank adapters"} == METHODS.keys()  # an option of backbones, not a method
-    assert len(DOCUMENTED) == 14
 
 
 @pytest.mark.parametrize(("name", "text"), DOCUMENTED)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.api.stressor import SomeClients, Stressor, Turn, Upload
     from fcilbench.boards.build import BaseBoard, Figures
     from fcilbench.boards.model import Board, Column, Group
-    from fcilbench.boards.scenario import Sample as BoardCell
+    from fcilbench.boards.scenario import BoardCell
     from fcilbench.data.content import number as number_samples
     from fcilbench.data.content import split_samples
     from fcilbench.data.images import ImageDataset, ImageFiles, class_folders, class_tree
@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.data.root import file_digest, find_data, find_weights
     from fcilbench.errors import DataError, PluginError, PrerequisiteError, UsageError
     from fcilbench.execution.base import (
-        TERMINAL,
         Device,
         Executor,
         Job,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.plugins.aggregators.lwf import distillation
     from fcilbench.plugins.aggregators.ncm import FrozenFeatures, write_head
     from fcilbench.plugins.aggregators.prompts import PromptedViT, PromptMethod
-    from fcilbench.registry.process import Event, died
     from fcilbench.results.store import Store
     from fcilbench.spec.archive import Archive
     from fcilbench.spec.outcome import UNCONVERGED
@@ -69,6 +67,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
     from fcilbench.vectors.ridge import solve_ridge
     from fcilbench.vectors.sums import client_weights, weighted_sum
+    from fcilbench.worker.events import TERMINAL, Event, died
 
 __all__ = ["Aggregator", "No", "Request", "masked_cross_entropy", "seen_cross_entropy"]
 __all__ += ["Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from fcilbench.api.message import Message, Wire
 from fcilbench.api.predict import AllClasses, MostConfident, Predictors, TrueTask
 from fcilbench.api.schedule import Schedule
 from fcilbench.api.server import Server, Updates
+from fcilbench.errors import nearest
+from fcilbench.spec.cell import Role, Roles
 from fcilbench.spec.plugin import Plugin
-from fcilbench.spec.protocol import Protocol
+from fcilbench.spec.protocol import Protocol, TaskIdentity
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,37 @@ class Aggregator(Plugin):
             once, and send their `statistics` only.
         lr_range: Learning rates between which `fcilbench tune` draws, log-uniformly; `None` is the protocol's range. A
             method that trains few weights on a frozen backbone needs larger ones.
+        role: What boards show it as: a `method`; a `control`, which a claim must beat (‡); or a `reference` that
+            competes with nothing (§), as centralised training. A map says it for single task identities:
+            `{"oracle": "control"}`. A subclass does not inherit it.
     """
 
     trains: ClassVar[bool] = True
     lr_range: ClassVar[tuple[float, float] | None] = None
+    role: ClassVar[Role | Mapping[TaskIdentity, Role]] = "method"
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns whether the method trains, the range of its learning rate, and whether it rearranges the schedule."""
+        """Returns what a plan and a board must know of the method.
+
+        That is whether it trains, the range of its learning rate, whether it rearranges the schedule, and its roles.
+
+        Raises:
+            ValueError: If its `role` is none.
+        """
         own = cls.build_schedule is not Aggregator.build_schedule
-        return {"trains": cls.trains, "lr_range": cls.lr_range, "own_schedule": own}
+        return {"trains": cls.trains, "lr_range": cls.lr_range, "own_schedule": own, "roles": cls._roles()}
+
+    @classmethod
+    def _roles(cls) -> Roles:
+        """Returns the class's own roles by task identity, without those of a method."""
+        given, identities = vars(cls).get("role", "method"), get_args(TaskIdentity)
+        roles: Roles = dict(given if isinstance(given, Mapping) else dict.fromkeys(identities, given))
+        for words, legal in ((roles, identities), (roles.values(), get_args(Role))):
+            for word in words:
+                if word not in legal:
+                    raise ValueError(f"role = {given!r}: unknown {word!r}{nearest(str(word), legal)}")
+        return {identity: role for identity, role in roles.items() if role != "method"}
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Changes the network once, on the server, before anything is sent: freeze it, insert adapters or prompts.
@@ -243,14 +266,6 @@ class Aggregator(Plugin):
         A packed form may add the scalar `dense_bytes`: the bytes of the same tensors unpacked.
         """
         return {"theta": server.vector}
-
-    def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
-        """Returns the state vector `[D]` for a task from what `export` returned and the initial state vector `[D]`.
-
-        Raises:
-            ValueError: If the tensors were exported from another pretrained model.
-        """
-        return tensors["theta"]
 
 
 def masked_cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:

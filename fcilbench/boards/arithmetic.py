@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from fcilbench.boards.scenario import Sample
+from fcilbench.boards.scenario import BoardCell
 
 _UNKNOWN = "an instruction set that was not recorded"
 
 
-def arithmetic_notes(methods: Mapping[str, Sequence[Sample]], computed: Mapping[str, str]) -> tuple[str, ...]:
+def arithmetic_notes(methods: Mapping[str, Sequence[BoardCell]], computed: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the note of a block whose results were not all computed by the same instruction set.
 
     Args:
@@ -19,10 +19,10 @@ def arithmetic_notes(methods: Mapping[str, Sequence[Sample]], computed: Mapping[
     """
     counts: Counter[str] = Counter()
     own: dict[str, set[str]] = defaultdict(set)
-    for label, samples in methods.items():
-        for sample in samples:
-            if sample.row is not None and sample.status == "ok" and sample.row.cell_id in computed:
-                name = computed[sample.row.cell_id] or _UNKNOWN
+    for label, cells in methods.items():
+        for cell in cells:
+            if cell.row is not None and cell.status == "ok" and cell.row.cell_id in computed:
+                name = computed[cell.row.cell_id] or _UNKNOWN
                 counts[name] += 1
                 own[name].add(label)
     if len(counts) < 2:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fcilbench.boards.arithmetic import arithmetic_notes
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
 from fcilbench.boards.notes import Here, block_notes, board_notes
-from fcilbench.boards.reference import Reference
-from fcilbench.boards.scenario import Sample, by_method, labels, recipe_of, samples, split
+from fcilbench.boards.paper import PaperFigures
+from fcilbench.boards.scenario import BoardCell, board_cells, by_method, labels, recipe_of, role_under, roles_of, split
 from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
@@ -24,16 +24,6 @@ from fcilbench.tables import texts
 
 Figures = dict[str, dict[str, dict[int, float | None]]]
 """Figures of one method: by group key, metric name and seed; what was not measured is absent."""
-
-CONTROLS: Mapping[str, Callable[[Scored], bool]] = {
-    **dict.fromkeys(("fcilbench/ncm", "fcilbench/ridge"), lambda _: True),
-    "fcilbench/fedavg": lambda key: key == "oracle" or key.startswith("inferred:"),
-}
-"""What a claim must beat: training-free methods everywhere, and FedAvg's one model where all have the same task, since
-it is told to all of them (oracle) or the same selector picks it for all of them."""
-
-REFERENCE = "fcilbench/joint"
-"""Centralised training: no competitor, so it has no rank and is no best; notes say where it is no reference."""
 
 
 class BaseBoard(ABC):
@@ -50,7 +40,7 @@ class BaseBoard(ABC):
         rows: Iterable[Row],
         planned: Mapping[str, Cell] | None = None,
         here: Here | None = None,
-        reference: Reference | None = None,
+        paper: PaperFigures | None = None,
     ) -> Board:
         """Returns the board of some rows.
 
@@ -59,37 +49,37 @@ class BaseBoard(ABC):
             planned: The cells that were planned, by id. If given, only they are shown, and those without a row
                 count as `missing`; otherwise the rows themselves are the plan.
             here: This checkout, against which stale rows are marked.
-            reference: Printed figures to stand beside the measured ones.
+            paper: Printed figures to stand beside the measured ones.
         """
         found, clean = [], []
-        for scenario, members in split(samples(rows, planned), **self.split):
+        for scenario, members in split(board_cells(rows, planned), **self.split):
             if groups := self.groups(members):
-                block = self._block(scenario, members, groups, here, reference)
+                block = self._block(scenario, members, groups, here, paper)
                 found.append((block, texts(scenario)))
                 # A clean scenario and its stressed ones have the same data and seeds: they count once.
-                clean += [block] if any(not _stress(sample) for sample in members) else []
+                clean += [block] if any(not _stress(cell) for cell in members) else []
         blocks, overall = tuple(block for block, _ in found), _overall(clean)
-        notes = (*self.notes, *board_notes(found, overall), *(reference.notes(blocks) if reference else ()))
+        notes = (*self.notes, *board_notes(found, overall), *(paper.notes(blocks) if paper else ()))
         return Board(board=self.name, title=self.title, blocks=blocks, overall=overall, notes=notes)
 
     @abstractmethod
-    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+    def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns the column groups of a scenario's block; none if the board does not show the scenario."""
 
     @abstractmethod
-    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+    def figures(self, members: Sequence[BoardCell], groups: Sequence[Group]) -> Figures:
         """Returns the figures of one method's finished cells in the groups of its block."""
 
     def _block(
         self,
         scenario: Mapping[str, Any],
-        members: Sequence[Sample],
+        members: Sequence[BoardCell],
         groups: tuple[Group, ...],
         here: Here | None,
-        reference: Reference | None,
+        paper: PaperFigures | None,
     ) -> Block:
         methods = by_method(members)
-        entries = [self._entry(label, methods[label], groups, here, reference) for label in sorted(methods)]
+        entries = [self._entry(label, methods[label], groups, here, paper) for label in sorted(methods)]
         ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
         recipes = [texts({"protocol": recipe_of(own[0])}) for own in methods.values()]
         shared = {key: value for key, value in recipes[0].items() if all(each[key] == value for each in recipes)}
@@ -110,27 +100,28 @@ class BaseBoard(ABC):
     def _entry(
         self,
         label: str,
-        members: Sequence[Sample],
+        members: Sequence[BoardCell],
         groups: Sequence[Group],
         here: Here | None,
-        reference: Reference | None,
+        paper: PaperFigures | None,
     ) -> Entry:
-        ended = [sample for sample in members if sample.status == "ok"]
-        lost = [sample for sample in members if sample.status != "ok"]
-        rows = [sample.row for sample in members if sample.row]
+        ended = [cell for cell in members if cell.status == "ok"]
+        lost = [cell for cell in members if cell.status != "ok"]
+        rows = [cell.row for cell in members if cell.row]
         plugin, found = members[0].plugins["aggregator"].name, self.figures(ended, groups)
-        printed, formulas = reference.printed(members[0]) if reference else ({}, {})
+        roles = roles_of(members)
+        printed, formulas = paper.printed(members[0]) if paper else ({}, {})
         shown = {column.metric for group in groups for column in group.columns}
         return Entry(
             aggregator=label,
             plugin=plugin,
-            control=tuple(key for key in _scored(members) if plugin in CONTROLS and CONTROLS[plugin](key)),
-            reference=plugin == REFERENCE,
+            control=tuple(key for key in _scored(members) if role_under(roles, key) == "control"),
+            reference="reference" in roles.values(),
             ok=len(ended),
             planned=len(members),
-            seeds=len({sample.seed for sample in ended}),
-            stale=sum(_row(sample).cell_id in here.stale for sample in ended) if here else 0,
-            failures=dict(sorted(Counter(sample.status for sample in lost).items())),
+            seeds=len({cell.seed for cell in ended}),
+            stale=sum(_row(cell).cell_id in here.stale for cell in ended) if here else 0,
+            failures=dict(sorted(Counter(cell.status for cell in lost).items())),
             reasons=tuple(sorted({f"{each.status}: {_why(each)}" for each in rows if each.reason})),
             estimates={
                 group.key: {
@@ -151,11 +142,11 @@ class AccuracyBoard(BaseBoard):
     name = "accuracy"
     title = "Accuracy board"
 
-    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+    def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns a group for each task identity and selector, of the metric that ranks and of those that a row has."""
         first, *others = (METRICS[name] for name in _shown(self.name))
         groups, identities, measured = [], _scored(members), set[str]()
-        for row in (sample.row for sample in members if sample.row):
+        for row in (cell.row for cell in members if cell.row):
             unseen = [each.name for each in others if not all(f"{each.name}/{own}" in measured for own in identities)]
             measured |= metric_values(row, unseen).keys()
         for identity in identities:
@@ -163,13 +154,13 @@ class AccuracyBoard(BaseBoard):
             groups.append(Group(key=identity, columns=tuple(map(_column, columns))))
         return tuple(groups)
 
-    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+    def figures(self, members: Sequence[BoardCell], groups: Sequence[Group]) -> Figures:
         """Returns the metrics of each seed, by task identity."""
         found: Figures = defaultdict(lambda: defaultdict(dict))
-        for sample in members:
-            for key, value in metric_values(_row(sample), _shown(self.name)).items():
+        for cell in members:
+            for key, value in metric_values(_row(cell), _shown(self.name)).items():
                 name, _, identity = key.partition("/")
-                found[identity][name][sample.seed] = value.value
+                found[identity][name][cell.seed] = value.value
         return found
 
 
@@ -181,15 +172,15 @@ class OverheadBoard(BaseBoard):
     split: ClassVar = {"hardware": True}
     notes = ("costs have no rank: seconds also depend on what else ran on the machine",)
 
-    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+    def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns the group of all costs, and one of each selector that learns; none if nothing was computed."""
-        rows = [_row(sample) for sample in members if sample.status == "ok"]
+        rows = [_row(cell) for cell in members if cell.status == "ok"]
         labels = sorted({label for row in rows for label in row.cost.selectors})
         keys = {"cost": tuple(_column(METRICS[name]) for name in _shown(self.name))}
         keys |= {f"selector {label}": _SELECTOR_COSTS for label in labels}
         return tuple(Group(key=key, columns=columns, ranked=False) for key, columns in keys.items()) if rows else ()
 
-    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+    def figures(self, members: Sequence[BoardCell], groups: Sequence[Group]) -> Figures:
         """Returns the costs of each seed."""
         costs = {name: cost for name in _shown(self.name) if (cost := METRICS[name].cost)}
         found: Figures = {
@@ -215,9 +206,9 @@ class RobustnessBoard(BaseBoard):
     title = "Robustness board"
     split: ClassVar = {"stress": False}
 
-    def groups(self, members: Sequence[Sample]) -> tuple[Group, ...]:
+    def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns for each task identity the summary and the details by stressor; none without a stressed cell."""
-        stresses = sorted({_stress(sample) for sample in members} - {""})
+        stresses = sorted({_stress(cell) for cell in members} - {""})
         summary = _faa_columns(
             {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
         )
@@ -228,15 +219,15 @@ class RobustnessBoard(BaseBoard):
             groups.append(Group(key=f"{identity}, by stressor", columns=details, ranked=False))
         return tuple(groups)
 
-    def figures(self, members: Sequence[Sample], groups: Sequence[Group]) -> Figures:
+    def figures(self, members: Sequence[BoardCell], groups: Sequence[Group]) -> Figures:
         """Returns the accuracy of each seed under every stressor, and what it comes to beside the clean cell."""
         found: Figures = {}
         stresses = [column.metric for column in groups[1].columns]
         for identity in _scored(members):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
-            for sample in members:
-                faa = metric_values(_row(sample), ("faa",)).get(f"faa/{identity}")
-                values[sample.seed][_stress(sample)] = faa.value if faa else None
+            for cell in members:
+                faa = metric_values(_row(cell), ("faa",)).get(f"faa/{identity}")
+                values[cell.seed][_stress(cell)] = faa.value if faa else None
             summary: dict[str, dict[int, float | None]] = defaultdict(dict)
             for seed, own in values.items():
                 clean, under = own.get(""), [value for name in stresses if (value := own.get(name)) is not None]
@@ -262,14 +253,14 @@ def _why(row: Row) -> str:
     return f"{row.failure.type}: {row.reason}" if row.failure else row.reason
 
 
-def _row(sample: Sample) -> Row:
-    assert sample.row is not None  # it has a result
-    return sample.row
+def _row(cell: BoardCell) -> Row:
+    assert cell.row is not None  # it has a result
+    return cell.row
 
 
-def _stress(sample: Sample) -> str:
+def _stress(cell: BoardCell) -> str:
     """Returns a stressor with its severity, e.g. `label-shift[clients=2]`, and nothing for a clean cell."""
-    record = sample.plugins["stress"]
+    record = cell.plugins["stress"]
     options = ", ".join(f"{name}={value}" for name, value in record.identity.items())
     short = record.name.rpartition("/")[2]
     return "" if record.name == "fcilbench/none" else f"{short}[{options}]" if options else short
@@ -294,9 +285,9 @@ def _faa_columns(titles: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-def _scored(members: Sequence[Sample]) -> list[Scored]:
+def _scored(members: Sequence[BoardCell]) -> list[Scored]:
     """Returns the task identities and selectors under which a scenario is scored, each of which is a group."""
-    return scored_order(key for sample in members[:1] for key in sample.params.evaluate)
+    return scored_order(key for cell in members[:1] for key in cell.params.evaluate)
 
 
 def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:

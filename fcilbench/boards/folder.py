@@ -10,8 +10,8 @@ from typing import Any
 
 from fcilbench.boards.model import Board
 from fcilbench.boards.notes import Here, coverage_notes, origin_notes
+from fcilbench.boards.paper import PaperFigures
 from fcilbench.boards.records import environment_of, is_printable, read_suite
-from fcilbench.boards.reference import Reference
 from fcilbench.boards.render import render
 from fcilbench.boards.report import render_index, render_report
 from fcilbench.boards.tuning import tuning_notes
@@ -43,7 +43,7 @@ def build_boards(
     rows: Sequence[Row],
     store: Store,
     planned: Mapping[str, Cell] | None = None,
-    reference: Reference | None = None,
+    paper: PaperFigures | None = None,
     *,
     portable: bool = False,
 ) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def build_boards(
     lacking = coverage_notes(rows, suites.values()) if portable else ()
     more = (*([missing] if missing else []), *odd, *lacking, *tuning, *origin_notes(rows, here))
     for name in names:
-        built = _build(lookup("boards", name), rows, planned, here, reference)
+        built = _build(lookup("boards", name), rows, planned, here, paper)
         told = built.notes
         if name == "robustness" and not built.blocks:
             told = ("no stressed cells: the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]",)
@@ -75,12 +75,12 @@ def _build(
     rows: Sequence[Row],
     planned: Mapping[str, Cell] | None,
     here: Here,
-    reference: Reference | None,
+    paper: PaperFigures | None,
 ) -> Board:
     """Returns a board by its plugin; what a third party's board does wrong is told as its own fault."""
     plugin: Any = load(ref)
     with blaming(ref):
-        built = plugin().build(rows, planned, here, reference)
+        built = plugin().build(rows, planned, here, paper)
         if not isinstance(built, Board):
             raise PluginError(f"board {ref.name}: build returned {type(built).__name__}, not a Board")
         if ref.dist != "fcilbench":

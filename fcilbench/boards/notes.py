@@ -10,28 +10,28 @@ from typing import Any
 
 from fcilbench.boards.model import Block, Entry, Group, Overall
 from fcilbench.boards.records import read_suite
-from fcilbench.boards.scenario import METHOD_FIELDS, Sample, recipe_of
+from fcilbench.boards.scenario import METHOD_FIELDS, BoardCell, recipe_of
 from fcilbench.boards.stats import LEAST_SEEDS
 from fcilbench.registry.entrypoints import normalise
 from fcilbench.spec.cell import PLUGIN_KINDS, PluginKind
 from fcilbench.spec.outcome import UNCONVERGED
 from fcilbench.spec.row import Row
+from fcilbench.suite.schema import AXES
 from fcilbench.tables import cut
 
-CONTROL = "‡"
+CONTROL_MARK = "‡"
 """Mark of a control."""
-REFERENCE = "§"
+REFERENCE_MARK = "§"
 """Mark of the centralised reference."""
 _SOUND = "the centralised reference: not ranked"
 _DOUBT = "no reference"
-_AXES = ("dataset", "backbone", "partition", "aggregator", "stress")
 INTERVAL = "± is the half width of the 95 % confidence interval of the mean over seeds (Student t)"
 
 
 def block_notes(
-    groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]
+    groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[BoardCell]]
 ) -> tuple[str, ...]:
-    """Returns the notes of one block: of its column groups, its entries and the samples of each method."""
+    """Returns the notes of one block: of its column groups, its entries and the cells of each method."""
     ranked = [group for group in groups if group.ranked]
     competitors = [entry for entry in entries if not entry.reference]
     return (
@@ -69,8 +69,8 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
     if any(e.control for block, _ in blocks for e in block.entries):
         told = "where the task is told (oracle)" + (" or one selector picks it for all" if picking else "")
         notes.append(
-            f"{CONTROL} marks controls, which a claim must beat: training-free methods on frozen features, and {told} "
-            "the head of FedAvg's one model, the fair control of task modules"
+            f"{CONTROL_MARK} marks controls, which a claim must beat: training-free methods on frozen features, and "
+            f"{told} the head of FedAvg's one model, the fair control of task modules"
         )
     if picking:
         names = ", ".join(name for name in picking if ", by stressor" not in name)
@@ -86,7 +86,7 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
     if any(e.reference for block, _ in blocks for e in block.entries):
         doubted = any(_DOUBT in note for block, _ in blocks for note in block.notes)
         what = f"centralised training: not ranked, and {_DOUBT} where a note says so" if doubted else _SOUND
-        notes.append(f"{REFERENCE} marks {what}")
+        notes.append(f"{REFERENCE_MARK} marks {what}")
     if overall:
         notes.append(
             "mean rank over scenarios without stress, of methods with a rank in every one of them; mean ranks that "
@@ -152,12 +152,12 @@ def _control_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[st
 
 
 def _reference_notes(
-    groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]
+    groups: Sequence[Group], entries: Sequence[Entry], methods: Mapping[str, Sequence[BoardCell]]
 ) -> list[str]:
     """Says where centralised training is no reference: it did not converge, or a control has a better mean."""
     notes = []
     for entry in (each for each in entries if each.reference):
-        rows = [sample.row for sample in methods[entry.aggregator] if sample.row and sample.row.status == "ok"]
+        rows = [cell.row for cell in methods[entry.aggregator] if cell.row and cell.row.status == "ok"]
         short = sum(any(warning.startswith(UNCONVERGED) for warning in row.warnings) for row in rows)
         if short:
             notes.append(f"{entry.aggregator} is {_DOUBT}: {UNCONVERGED} in {short} of {len(rows)} cells")
@@ -184,7 +184,7 @@ def _merged(notes: Sequence[tuple[str, str]], groups: Sequence[Group]) -> list[s
     return [text if len(found) == len(groups) else f"{', '.join(found)}: {text}" for text, found in by_text.items()]
 
 
-def _seed_notes(entries: Sequence[Entry], methods: Mapping[str, Sequence[Sample]]) -> list[str]:
+def _seed_notes(entries: Sequence[Entry], methods: Mapping[str, Sequence[BoardCell]]) -> list[str]:
     notes = [
         f"{entry.aggregator}: figures cover {entry.ok} of {entry.planned} planned cells"
         for entry in entries
@@ -207,7 +207,7 @@ def _undefined_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[
     return _merged(notes, groups)
 
 
-def _method_notes(methods: Mapping[str, Sequence[Sample]]) -> list[str]:
+def _method_notes(methods: Mapping[str, Sequence[BoardCell]]) -> list[str]:
     notes = []
     recipes = {label: recipe_of(group[0]) for label, group in sorted(methods.items())}
     for name in METHOD_FIELDS:
@@ -246,7 +246,7 @@ def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any] | Non
             notes.append(f"the suite names {', '.join(absent)} ({axis}), of which there are no rows")
     done: dict[tuple[str, ...], set[int]] = defaultdict(set)
     for row in found:
-        done[tuple(str(row.coords.get(axis, "")) for axis in _AXES)] |= {row.seed} if row.status == "ok" else set()
+        done[tuple(str(row.coords.get(axis, "")) for axis in AXES)] |= {row.seed} if row.status == "ok" else set()
     most = max((suite.seeds.count for suite in known), default=0)
     short = [f"{' / '.join(key)} {len(own)}" for key, own in sorted(done.items()) if len(own) < most]
     if short:

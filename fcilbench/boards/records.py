@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fcilbench.boards.scenario import method_of, recipe_of, samples, scenario_of
+from fcilbench.boards.scenario import board_cells, method_of, recipe_of, scenario_of
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.results.store import Store
@@ -114,9 +114,9 @@ def is_printable(row: Row) -> bool:
     """Says whether boards can make figures of a row: a stranger's may have matrices or parameters without sense."""
     try:
         row.to_json()  # not with half a character in it
-        (sample,) = samples([row], None)
-        digest({"scenario": scenario_of(sample), "method": method_of(sample), "hardware": sample.hardware})
-        {*recipe_of(sample).values()}  # of a recipe whose values are lists there is no set
+        (cell,) = board_cells([row], None)
+        digest({"scenario": scenario_of(cell), "method": method_of(cell), "hardware": cell.hardware})
+        {*recipe_of(cell).values()}  # of a recipe whose values are lists there is no set
         metric_values(row, METRICS)
         _ = [metric.cost(row) for metric in METRICS.values() if metric.cost]
     except Exception:  # whatever is wrong with it

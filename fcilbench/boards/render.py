@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group, Rank
-from fcilbench.boards.notes import CONTROL, INTERVAL, REFERENCE
+from fcilbench.boards.notes import CONTROL_MARK, INTERVAL, REFERENCE_MARK
 from fcilbench.errors import UsageError, nearest
 from fcilbench.escape import clean, escape_markdown, escape_tex, line, markdown_paragraph, tex_comment, tex_row
 from fcilbench.spec.protocol import Protocol
@@ -101,8 +101,8 @@ def table_of(block: Block, groups: Sequence[Group]) -> list[Head]:
 
     def name(entry: Entry) -> str:
         where = [key for key in entry.control if key in ranked]
-        mark = f" {CONTROL}{'' if {*where} >= ranked else ', '.join(where)}" if where else ""
-        return entry.aggregator + (f" {REFERENCE}" if entry.reference else mark)
+        mark = f" {CONTROL_MARK}{'' if {*where} >= ranked else ', '.join(where)}" if where else ""
+        return entry.aggregator + (f" {REFERENCE_MARK}" if entry.reference else mark)
 
     heads = [
         Head("", "aggregator", name),

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from fcilbench.boards.model import Block, Board, Entry, Group
-from fcilbench.boards.notes import CONTROL, REFERENCE
+from fcilbench.boards.notes import CONTROL_MARK, REFERENCE_MARK
 from fcilbench.boards.records import environment_of, rounds_of
 from fcilbench.boards.render import Head, facts_of, group_title, notes_of, overall_tables, table_of
 from fcilbench.boards.scenario import METHOD_FIELDS
@@ -38,7 +38,9 @@ def render_report(boards: Sequence[Board], rows: Iterable[Row], store: Store, ti
     place = {cell_id: number for number, cell_id in enumerate(whole)}
     data = {**_data(whole.values(), store), "charts": []}
     shown = [_board(board, place, whole, data["charts"]) for board in boards if board.blocks]
-    return _page(title=title, boards=shown, control=CONTROL, reference=REFERENCE, count=len(whole), data=_packed(data))
+    return _page(
+        title=title, boards=shown, control=CONTROL_MARK, reference=REFERENCE_MARK, count=len(whole), data=_packed(data)
+    )
 
 
 def render_index(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

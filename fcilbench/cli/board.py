@@ -10,16 +10,16 @@ import typer
 from fcilbench.boards.build import AccuracyBoard
 from fcilbench.boards.figures import FIGURES, draw
 from fcilbench.boards.folder import REPORT, build_boards, write_site
-from fcilbench.boards.reference import Reference
+from fcilbench.boards.paper import PaperFigures
 from fcilbench.boards.render import render
 from fcilbench.boards.report import render_report
 from fcilbench.cli import console, options
-from fcilbench.cli.plan import prepare
-from fcilbench.cli.show import select_rows
 from fcilbench.errors import UsageError, nearest
 from fcilbench.files import write_atomic
 from fcilbench.registry.entrypoints import find, lookup
+from fcilbench.results.chosen import select_rows
 from fcilbench.results.store import NoRowsError, Store
+from fcilbench.workflow.prepare import prepare
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
@@ -60,8 +60,8 @@ def board(
         rows = list({item.cell_id: item.row for item in items if item.row}.values())
         if not rows:
             raise NoRowsError(store.root)
-    printed = Reference.load(reference) if reference else None
-    built = build_boards(names, rows, store, planned, printed)
+    paper = PaperFigures.load(reference) if reference else None
+    built = build_boards(names, rows, store, planned, paper)
     if chosen == "html":
         text = render_report(list(built.values()), rows, store)
     else:

@@ -12,6 +12,7 @@ import typer
 from fcilbench.cli import console, options
 from fcilbench.data.root import missing_data
 from fcilbench.errors import PREREQUISITE, USAGE
+from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.probe import probe_cells
 from fcilbench.registry import catalog
@@ -42,7 +43,7 @@ def check(
 
     with catalog.session():  # what describes the plugins also probes them
         results, expansion = run_checks(suite, set_ or (), probe if deep else None, params)
-    console.warn_of_bf16((cell.protocol.precision for cell in expansion.cells), choose_devices("auto"))
+    console.warn(slow_bf16((cell.protocol.precision for cell in expansion.cells), choose_devices("auto")))
     problems = [each for result in results for each in result.problems]
     cells = len(expansion.cells) + len(expansion.blocked)
     absent = map(str, missing_data(expansion.facts).values())

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import INTERNAL, FcilbenchError, PrerequisiteError, UsageError
 from fcilbench.escape import clean, line
-from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.tables import comma_separated, markdown, text_table
 
 if TYPE_CHECKING:
@@ -54,14 +53,9 @@ def say(text: str, style: str | None = None) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a warning on standard error."""
-    err().print(f"warning: {_one_line(text)}", style="yellow", markup=False)
-
-
-def warn_of_bf16(precisions: Iterable[str], devices: Sequence[str] = ("",), executor: str = "local") -> None:
-    """Warns, once a command, that cells would run in bf16 on a processor without instructions for it."""
-    if text := slow_bf16(precisions, devices, executor):
-        warn(text)
+    """Prints a warning on standard error, if there is one."""
+    if text:
+        err().print(f"warning: {_one_line(text)}", style="yellow", markup=False)
 
 
 def show(text: str | Iterable[str]) -> None:
@@ -155,17 +149,3 @@ def log_to_stderr() -> None:
     logger.propagate = False
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines())
-
-
-def duration(seconds: float) -> str:
-    """Returns a time for people to read.
-
-    Example:
-        >>> duration(3725), duration(42.4), duration(0.25)
-        ('1h02', '42 s', '0.2 s')
-    """
-    if seconds >= 3600:
-        return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -17,7 +17,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Description
 from fcilbench.registry.entrypoints import find, lookup
 
-app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
+app = options.group("List, fetch and verify data sets.")
 
 
 @options.command(app, "data list", "list")

@@ -17,7 +17,7 @@ from fcilbench import __version__
 from fcilbench.cli import console, options
 from fcilbench.data.root import data_root
 from fcilbench.errors import PREREQUISITE, PrerequisiteError
-from fcilbench.execution.devices import choose_devices, find_gpus
+from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.probe import probe_cells, verify_datasets
 from fcilbench.registry import catalog
 from fcilbench.registry.entrypoints import KINDS, find, lookup
@@ -25,6 +25,7 @@ from fcilbench.results.provenance import source_state
 from fcilbench.suite.expand import expand, missing_lines, probe_combinations
 from fcilbench.suite.load import load_suite
 from fcilbench.tracking.base import parse_tracking, tracking_uri, unreachable, without_password
+from fcilbench.worker.gpus import find_gpus
 
 _LOW_DISK = 5e9  # bytes; a checkpoint of ten ViT-B clients with their state is of this order
 _GB = 1e9

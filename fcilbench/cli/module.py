@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcilbench.cli import console, options
-from fcilbench.cli.show import find_row
 from fcilbench.errors import PrerequisiteError, UsageError
+from fcilbench.results.chosen import find_row
 from fcilbench.results.store import Store
 
 if TYPE_CHECKING:
     from fcilbench.federation.outcome import ModuleFile
 
-app = typer.Typer(help="Write and read the deployable module of a finished cell.", no_args_is_help=True)
+app = options.group("Write and read the deployable module of a finished cell.")
 
 
 @options.command(app, "module export 9f2c -o module.safetensors")

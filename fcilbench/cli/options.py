@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import enum
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from fcilbench.cli import console
-from fcilbench.data.root import ENVIRONMENT, data_root
+from fcilbench.data.root import use_data_root
 from fcilbench.errors import UsageError
 from fcilbench.execution.base import executor_class
 
@@ -31,12 +31,18 @@ class Form(enum.StrEnum):
     HTML = "html"
 
 
+def group(help_: str | None = None, cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """Returns an app for the commands of a group."""
+    return typer.Typer(help=help_, cls=cls, no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+
+
 def command(app: typer.Typer, example: str, name: str | None = None) -> Callable[[Verb], Verb]:
     """Makes a function a command of an app: with an example in its help, and with `-q` and `-v`, which all have."""
 
     def add(function: Verb) -> Verb:
         def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
             console.state.quiet, console.state.verbose = quiet, verbose
+            console.log_to_stderr()
             function(**values)
 
         own, kind = inspect.signature(function, eval_str=True), inspect.Parameter.KEYWORD_ONLY
@@ -48,13 +54,6 @@ def command(app: typer.Typer, example: str, name: str | None = None) -> Callable
         return function
 
     return add
-
-
-def use_data_root(value: Path | None) -> Path:
-    """Returns the data root and puts it into the environment, where plugins and worker processes look for it."""
-    root = data_root(value)
-    os.environ[ENVIRONMENT] = str(root)
-    return root
 
 
 def _folder(param: typer.CallbackParam, value: Path) -> Path:

@@ -25,7 +25,7 @@ from fcilbench.tables import flatten
 if TYPE_CHECKING:
     from fcilbench.testing.check import Result
 
-app = typer.Typer(help="List, describe, test and start plugins.", no_args_is_help=True)
+app = options.group("List, describe, test and start plugins.")
 _MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 

@@ -11,9 +11,10 @@ from typing_extensions import override
 from fcilbench.cli import console
 from fcilbench.escape import line
 from fcilbench.execution.base import RunDisplay
-from fcilbench.registry.process import Event
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.row import Row
+from fcilbench.tables import duration
+from fcilbench.worker.events import Event
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -187,4 +188,4 @@ def ending(row: Row) -> str:
         return f"{text}  {raised}{row.reason}"
     metrics = [(name, metric.value) for name, metric in row.metrics.items() if name.startswith("faa/")]
     figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics if value is not None)
-    return f"{text}  {console.duration(row.cost.wall_s)}  {figures}"
+    return f"{text}  {duration(row.cost.wall_s)}  {figures}"

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any
 
 import typer
 
-from fcilbench.boards.notes import coverage_notes
 from fcilbench.cli import console, options
 from fcilbench.cli.progress import cell_name
-from fcilbench.cli.reproduce import Reproduction, expectation_text, parse_tolerances, train_again
-from fcilbench.cli.show import select_rows
+from fcilbench.cli.terminal import SCREEN
 from fcilbench.errors import CELLS_FAILED
-from fcilbench.execution.data_check import data_problems
-from fcilbench.execution.devices import choose_devices
-from fcilbench.results.agreement import off_in_the_mean
+from fcilbench.results.chosen import select_rows
 from fcilbench.results.frames import SUFFIXES, write_rows
 from fcilbench.results.merge import Conflict
 from fcilbench.results.merge import export as export_rows
 from fcilbench.results.merge import merge as merge_stores
 from fcilbench.results.store import Store
-from fcilbench.results.verify import verify as verify_store
 from fcilbench.tracking.base import open_tracker, parse_tracking
 from fcilbench.tracking.base import sync as sync_store
+from fcilbench.workflow.again import parse_tolerances
+from fcilbench.workflow.again import verify as verify_folder
 
-app = typer.Typer(help="Merge, export, verify and track results folders.", no_args_is_help=True)
+app = options.group("Merge, export, verify and track results folders.")
 
 
 @options.command(app, "results merge machine-a machine-b --out all")
@@ -110,50 +104,22 @@ def verify(
     their mean. A clean verdict says what it rests on.
     Exit codes: 0; 3 if there is a problem; 5 if a cell of the sample cannot run here.
     """
-    store = Store(folder)
-    found = verify_store(store)
-    rows, problems = found.rows, [*found.problems, *data_problems(found.rows, console.say)]
-    for note in found.notes:
-        console.say(f"note: {note}")
-    for number, text in problems:
-        console.show([f"{store.rows_path}:{number}: {text}"])
-    # The order of the lines must not choose the sample.
-    wrong = {number for number, _ in problems}
-    results = sorted((row.cell_id, n) for n, row in rows.items() if row.status == "ok" and n not in wrong)
-    drawn = Random(seed).sample(results, min(sample, len(results)))
-    precisions = [rows[number].params.protocol.get("precision", "") for _, number in drawn]
-    console.warn_of_bf16(precisions, choose_devices(gpus))
-    trained, given = [], parse_tolerances(tolerance)
-    for cell_id, number in drawn:
-        done = train_again(store, rows[number], out, gpus=gpus, offline=offline, tolerance=given)
-        if done.found is not None:
-            trained.append(done)
-            console.say(f"cell {cell_id[:12]}: expected {expectation_text(done.found.expectation)}; {done.verdict}")
-        if done.problem:
-            problems.append((number, f"cell {cell_id[:12]}: not reproduced: {done.problem}"))
-            console.show([f"{store.rows_path}:{number}: {problems[-1][1]}"])
-    for text in _off_in_the_mean(trained):
-        problems.append((0, text))
-        console.show([f"{store.rows_path}: {text}"])
-    suites = [store.suite(digest) for digest in {row.suite_digest for row in rows.values()} if digest]
-    for text in coverage_notes(rows.values(), suites):
-        console.say(f"note: {text}")
-    counts = Counter(done.verdict for done in trained if not done.problem)
-    rests = f" ({', '.join(f'{number} {verdict}' for verdict, number in counts.items())})" if counts else ""
-    end = f"{len(problems)} problems" if problems else "no problem: clean as far as docs/trust.md says can be known"
-    console.say(f"{folder}: {len(rows)} rows checked, {len(drawn)} of them trained again{rests}; {end}")
-    if problems:
+    verified = verify_folder(
+        folder,
+        out,
+        sample=sample,
+        seed=seed,
+        tolerance=parse_tolerances(tolerance),
+        gpus=gpus,
+        offline=offline,
+        screen=SCREEN,
+        show=lambda problem: console.show([problem]),
+    )
+    if verified.broken_off:
+        raise typer.Exit(verified.broken_off)
+    console.say(f"{folder}: {verified.verdict}")
+    if verified.problems:
         raise typer.Exit(CELLS_FAILED)
-
-
-def _off_in_the_mean(trained: Sequence[Reproduction]) -> list[str]:
-    """Returns the metrics in which the cells of a sample are together further off than each alone may be."""
-    judged = [(each.found.expectation, each.differences) for each in trained if each.found]
-    return [
-        f"{metric} of the {len(judged)} cells trained again is {abs(mean):.4f} {'above' if mean > 0 else 'below'} what "
-        f"they give here, in the mean, and the spread between instruction sets explains {limit:.4f}"
-        for metric, (mean, limit) in off_in_the_mean(judged).items()
-    ]
 
 
 @options.command(app, "results sync mlflow --tracking mlflow=http://tracking:5000")

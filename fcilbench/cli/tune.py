@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from typer.core import TyperGroup
 
 from fcilbench.cli import console, options
-from fcilbench.cli.progress import RunProgress
-from fcilbench.cli.run import open_trackers
-from fcilbench.errors import CELLS_FAILED, INTERRUPTED, NothingSelectedError, PrerequisiteError
+from fcilbench.cli.terminal import SCREEN
+from fcilbench.errors import CELLS_FAILED, INTERRUPTED, PrerequisiteError
 from fcilbench.execution.base import RunOptions
-from fcilbench.execution.devices import choose_devices, default_jobs
-from fcilbench.execution.supervisor import Observer, Summary, supervise
-from fcilbench.registry import catalog
-from fcilbench.results.store import Store
-from fcilbench.spec.identity import cell_id
-from fcilbench.suite.load import load_suite
-from fcilbench.suite.select import parse_selectors
-from fcilbench.tracking.base import tracking_uri
+from fcilbench.suite.lock import AXES
+from fcilbench.tables import duration
 
 if TYPE_CHECKING:
     from fcilbench.tuning.lock import Found
-    from fcilbench.tuning.study import Subject
 
 
 class _SuiteFirst(TyperGroup):
@@ -39,10 +29,8 @@ class _SuiteFirst(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_SuiteFirst,
-    no_args_is_help=True,
-    help="Tune the methods of a suite at equal budgets. `tune SUITE` is short for `tune start SUITE`.",
+app = options.group(
+    "Tune the methods of a suite at equal budgets. `tune SUITE` is short for `tune start SUITE`.", cls=_SuiteFirst
 )
 
 
@@ -67,46 +55,31 @@ def start(
     validation split of the training data; test data are never used. The same command again continues up to the budget;
     several processes may share the work. `fcilbench run SUITE --params LOCK` uses the result.
     """
-    from fcilbench.tuning.lock import found_by
-    from fcilbench.tuning.search import Search
-    from fcilbench.tuning.study import open_storage, storage_url, trial_suite
+    from fcilbench.workflow.studies import tune
 
-    devices = choose_devices(gpus)
-    loaded, subjects = _subjects(suite, set_, only)
-    _say_budget(subjects)
-    console.warn_of_bf16((cell.protocol.precision for each in subjects for cell in each.cells), devices, executor)
-    store = Store(out / "tuning")
-    store.prepare()
-    trials = trial_suite(loaded.suite)
-    jobs = jobs or default_jobs(devices, trials.runtime.threads)
-    digest = store.save_suite(trials.model_dump(mode="json", exclude_none=True))
-    settings = RunOptions(executor, tuple(devices), jobs, offline=offline, suite_digest=digest)
-    database = open_storage(storage_url(store.root, storage))
-    observers: list[Observer] = [*open_trackers(store, tracking or f"mlflow={tracking_uri(out)}"), RunProgress()]
-    facts = {"trials": sum(each.trials for each in subjects), "rounds": sum(each.budget for each in subjects)}
-    search, name, summary = Search(subjects, database, store, console.say), trials.name, Summary()
-    if search.open:
-        with contextlib.closing(search), catalog.session():
-            supervise([], store, summary, name, facts, observers=observers, options=settings, feed=search)
-    lock = store.root / f"{loaded.suite.name}.lock.yaml"
-    same = [word for each in set_ or () for word in ("-s", each)]
-    command = shlex.join(["fcilbench", "run", str(suite), "--params", str(lock), "--out", str(out), *same])
-    _end(found_by(subjects, database), lock, command, search.trouble, summary.interrupted)
-
-
-def _end(found: Sequence[Found], lock: Path, command: str, trouble: str | None, interrupted: bool) -> None:
-    """Writes the lock file, shows what was found and the command that uses it; ends with the exit code of failures."""
-    from fcilbench.tuning.lock import write_lock
-
-    write_lock(lock, found)
-    _show(found, options.Form.TABLE)
-    console.say(f"wrote {lock}{'' if all(each.complete for each in found) else ', of unfinished studies'}")
-    if interrupted:
+    tuned = tune(
+        suite,
+        out,
+        overrides=set_ or (),
+        only=only or (),
+        storage=storage,
+        gpus=gpus,
+        jobs=jobs,
+        options=RunOptions(executor, offline=offline),
+        tracking=tracking,
+        screen=SCREEN,
+    )
+    _show(tuned.studies, options.Form.TABLE)
+    unfinished = "" if all(study.complete for study in tuned.studies) else ", of unfinished studies"
+    console.say(f"wrote {tuned.lock}{unfinished}")
+    if tuned.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if trouble:
-        raise PrerequisiteError(f"tuning stopped: {trouble}", hint="the same command continues up to the budget")
-    console.say(f"Next: {command}")
-    if any(each.subject.space and each.best is None and not each.skipped for each in found):
+    if tuned.trouble:
+        raise PrerequisiteError(f"tuning stopped: {tuned.trouble}", hint="the same command continues up to the budget")
+    same = [word for each in set_ or () for word in ("-s", each)]
+    command = ["fcilbench", "run", str(suite), "--params", str(tuned.lock), "--out", str(out), *same]
+    console.say(f"Next: {shlex.join(command)}")
+    if any(study.subject.space and study.best is None and not study.skipped for study in tuned.studies):
         raise typer.Exit(CELLS_FAILED)
 
 
@@ -123,19 +96,12 @@ def show(
     form: options.Format = options.Form.TABLE,
 ) -> None:
     """Show the best values, their importances and the cost of each method and scenario; trains nothing."""
-    from fcilbench.tuning.lock import found_by, plot
-    from fcilbench.tuning.study import open_storage, storage_url
+    from fcilbench.tuning.lock import plot
+    from fcilbench.workflow.studies import studies
 
-    _, subjects = _subjects(suite, set_, only)
-    folder = out / "tuning"
-    if storage is None and not (folder / "studies.db").is_file():
-        raise NothingSelectedError(f"no studies in {folder}", hint="`fcilbench tune SUITE --out DIR` makes them")
-    database = open_storage(storage_url(folder, storage))
-    found = found_by(subjects, database)
+    found, others = studies(suite, out, overrides=set_ or (), only=only or (), storage=storage)
     _show(found, form)
-    name = f"{subjects[0].cells[0].suite} "
-    others = (each.study_name.startswith(name) for each in database.get_all_studies())
-    if not any(each.finished for each in found) and any(others):
+    if others:
         console.warn(
             "no trial has these settings and this code; studies with other settings are here: pass the same -s"
         )
@@ -143,30 +109,6 @@ def show(
         for each in found:
             for file in plot(each, plots):
                 console.say(f"wrote {file}")
-
-
-def _subjects(suite: Path, overrides: Sequence[str] | None, only: Sequence[str] | None) -> tuple[Any, list[Subject]]:
-    """Loads a suite and returns it with the methods and scenarios that `--only` selects."""
-    from fcilbench.tuning.study import subjects_of
-
-    loaded, chosen = load_suite(suite, overrides or ()), parse_selectors(only or ())
-    firsts = [(each, each.cells[0]) for each in subjects_of(loaded, chosen)]
-    subjects = [each for each, cell in firsts if chosen.matches(cell_id(cell), cell.coords)]
-    if not subjects:
-        message = chosen.why_nothing("the grid", [cell.coords for _, cell in firsts]) if firsts and only else None
-        raise NothingSelectedError(message or "no method is selected", hint="look at the suite's exclude rules")
-    return loaded, subjects
-
-
-def _say_budget(subjects: Sequence[Subject]) -> None:
-    for each in subjects:
-        cell, name = each.cells[0], " ".join(each.where.values())
-        if each.space:
-            counts = {"trial": each.trials, "seed": len(each.cells), "task": each.tasks, "round": cell.protocol.rounds}
-            product = " x ".join(f"{number} {word}{'s' * (number > 1)}" for word, number in counts.items())
-            console.say(f"{name}: {product} = at most {each.budget} rounds; draws {', '.join(each.space)}")
-        else:
-            console.say(f"{name}: no hyperparameters to tune, spends nothing")
 
 
 def _show(found: Sequence[Found], form: options.Form) -> None:
@@ -181,11 +123,10 @@ def _show(found: Sequence[Found], form: options.Form) -> None:
         shown = f"does not run: {each.skipped}" if each.skipped else shown
         ranking = ", ".join(f"{key.partition('.')[2]} {value:.2f}" for key, value in importances.items())
         score = "" if record.score is None else f"{record.score:.4f}"
-        spend = (f"{record.rounds}/{record.budget}", console.duration(record.seconds))
+        spend = (f"{record.rounds}/{record.budget}", duration(record.seconds))
         rows.append((*each.subject.where.values(), state, record.pruned, record.failed, *spend, score, shown, ranking))
         records.append({**each.rule, "importances": importances, "skipped": each.skipped})
-    axes = ("dataset", "backbone", "partition", "aggregator")
-    headers = (*axes, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
+    headers = (*AXES, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
     console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))
     for each in found:
         name = " ".join(each.subject.where.values())

@@ -29,8 +29,7 @@ from fcilbench.data.content import number
 from fcilbench.data.images import decoded
 from fcilbench.data.root import file_digest, find_layout
 from fcilbench.errors import DataError
-from fcilbench.files import replacing, write_atomic
-from fcilbench.registry.catalog import CACHE, cache_root
+from fcilbench.files import CACHE, cache_root, replacing, write_atomic
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples done and of all samples while a cache is made, at most some 400 times."""

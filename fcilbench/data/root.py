@@ -34,6 +34,13 @@ def data_root(option: Path | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
+def use_data_root(value: Path | None) -> Path:
+    """Returns the data root and puts it into the environment, where plugins and worker processes look for it."""
+    root = data_root(value)
+    os.environ[ENVIRONMENT] = str(root)
+    return root
+
+
 def find_weights(name: str) -> Path:
     """Finds a weights file: an absolute path, else relative to here, else to `weights/` under the data root.
 

@@ -1,6 +1,6 @@
 """The rest of portable numbers: the functions of torch that choose their code by the processor whatever is asked.
 
-The variables of `fcilbench.execution.portable` reach all of torch but six functions that MKL's vector mathematics
+The variables of `fcilbench.worker.portable` reach all of torch but six functions that MKL's vector mathematics
 computes from the processor's approximate reciprocals, which differ between vendors. Here numpy computes them: its
 square root is the processor's exact one, and the others come from the C library.
 """
@@ -33,7 +33,7 @@ def make_portable(device: str = "cpu") -> object:
 
     Raises:
         PrerequisiteError: If the device is no CPU, or the process was not started with
-            `fcilbench.execution.portable.PORTABLE`.
+            `fcilbench.worker.portable.PORTABLE`.
     """
     if device != "cpu":
         raise PrerequisiteError("runtime.portable: portable numbers are computed on a CPU", hint="add --gpus none")

@@ -10,13 +10,13 @@ from pathlib import Path
 from fcilbench.escape import line
 from fcilbench.execution.lease import Lease, Owner, acquire
 from fcilbench.files import write_atomic
-from fcilbench.registry.process import Event
 from fcilbench.results.row import code_digest
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.row import Failure, Row, Status, parse_row
 from fcilbench.tables import cut
+from fcilbench.worker.events import Event
 
 _NOTE = "cell.json"
 """File in a cell's folder that says how many attempts there were, and with which plugin code."""

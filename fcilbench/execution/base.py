@@ -14,15 +14,13 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 from pydantic import ValidationError
 
 from fcilbench.errors import UsageError, nearest
-from fcilbench.execution.portable import PORTABLE
 from fcilbench.registry import entrypoints
-from fcilbench.registry.process import WORKER, Event, WorkerProcess, wait_for
 from fcilbench.spec.cell import Cell
 from fcilbench.spec.params import Params
 from fcilbench.spec.row import Row
-
-TERMINAL = frozenset({"finished", "skipped", "failed", "oom", "died"})
-"""The events that end a job: a worker sends one as its last one, or `died` stands for a worker that sent none."""
+from fcilbench.worker.events import TERMINAL, Event
+from fcilbench.worker.portable import PORTABLE
+from fcilbench.worker.process import WORKER, WorkerProcess, wait_for
 
 Device = Literal["cpu", "cuda"]
 _LOOK_SECONDS = 0.5
@@ -84,9 +82,8 @@ class Job:
 class Executor(Protocol):
     """Runs jobs, and reports their deaths instead of failing. Constructed as `Class(options)`.
 
-    `poll` returns the events of each job: `ready` with the `environment` of its worker; `started`, when its wall-clock
-    limit begins to count; `phase`, `round` and others; and last one of `TERMINAL` (`died` has a `type` such as
-    `SIGKILL` and a `reason` of one line).
+    `poll` returns the events of each job, typed in `fcilbench.worker.events`: `ready`, `started`, those of the
+    experiment, and last one of `TERMINAL`; `died` stands for a worker that ended without one.
 
     Attributes:
         Settings: The options that may follow its name on the command line; by default none.
@@ -213,7 +210,7 @@ class RunDisplay:
         """An executor has taken an attempt at a cell, which runs at a place such as `gpu0`."""
 
     def cell_event(self, cell_id: str, event: Event) -> None:
-        """The worker reports a phase, a round, a task or a log line."""
+        """The worker reports a phase, a round, a task, or how far it is with decoding data."""
 
     def cell_retried(self, cell: Cell, cell_id: str, reason: str) -> None:
         """An attempt failed, and the cell waits for the next one."""

@@ -10,9 +10,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fcilbench.errors import UsageError
-from fcilbench.execution.base import TERMINAL, Device, Executor, Job, RunOptions, job_environment
-from fcilbench.registry.process import WORKER, Event, WorkerProcess, died, wait_for, worker_environment
+from fcilbench.execution.base import Device, Executor, Job, RunOptions, job_environment
 from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.worker.events import TERMINAL, Event, died
+from fcilbench.worker.process import WORKER, WorkerProcess, wait_for, worker_environment
 
 _LOOK = 0.1  # seconds; a worker may die while a child of it keeps the pipe open
 

@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution.base import (
-    TERMINAL,
     Device,
     Executor,
     Job,
@@ -32,8 +31,8 @@ from fcilbench.execution.base import (
     executor_settings,
     job_environment,
 )
-from fcilbench.registry.process import Event, died
 from fcilbench.spec.params import Field, Params
+from fcilbench.worker.events import TERMINAL, Event, died
 
 
 class RaySettings(Params):
@@ -109,7 +108,7 @@ class RayExecutor(Executor):
         try:
             event: Event = ray.get(next(events))
         except ray.exceptions.OutOfMemoryError as error:
-            return {"event": "oom", "kind": "oom", "type": "OutOfMemoryError", "message": str(error).splitlines()[0]}
+            return {"event": "oom", "type": "OutOfMemoryError", "message": str(error).splitlines()[0]}
         except (ray.exceptions.RayError, StopIteration) as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             return died(reason, type(error).__name__)

@@ -20,7 +20,6 @@ from typing_extensions import override
 from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.base import (
-    TERMINAL,
     Device,
     Executor,
     Job,
@@ -29,8 +28,9 @@ from fcilbench.execution.base import (
     executor_settings,
     job_environment,
 )
-from fcilbench.registry.process import Event, LineBuffer, decode, died
 from fcilbench.spec.params import Field, Params
+from fcilbench.worker.events import TERMINAL, Event, died
+from fcilbench.worker.wire import LineBuffer, events_of
 
 try:
     import submitit
@@ -236,5 +236,4 @@ def _read(submitted: _Submitted) -> list[Event]:
     except FileNotFoundError:
         return []
     submitted.offset += len(chunk)
-    events = [event for line in submitted.lines.feed(chunk) if (event := decode(line)) is not None]
-    return [event for event in events if event.pop("token", None) == submitted.job.token]
+    return events_of(submitted.job.token, submitted.lines.feed(chunk))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
 from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, stopped
-from fcilbench.execution.base import TERMINAL, Executor, Job, RunDisplay, RunOptions, executor_class
+from fcilbench.execution.base import Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.registry.entrypoints import blaming, lookup
 from fcilbench.results.provenance import Provenance, capture
@@ -27,6 +27,7 @@ from fcilbench.results.store import Store
 from fcilbench.spec.outcome import Cost
 from fcilbench.spec.row import Row
 from fcilbench.tracking.base import Tracker
+from fcilbench.worker.events import TERMINAL
 
 if TYPE_CHECKING:
     from fcilbench.suite.plan import Plan

@@ -19,10 +19,10 @@ from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.record import ClientRecord
 from fcilbench.files import replacing
+from fcilbench.spec.events import CurveEvent
 from fcilbench.spec.protocol import Scored
 
 FORMAT = 6
-Event = dict[str, Any]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Progress:
         curve: Events so far: one a round, one a task.
         metrics: What was measured of the final model beside its accuracy, by `<metric>/<task identity>`.
         visits: Clients with samples that took part in a round, summed over the rounds so far.
-        not_finite: The first of all that clients sent that was not finite, as in `RoundResult`.
+        not_finite: The first non-finite thing any client sent.
         selectors: What each selector keeps, by label, see `fcilbench.federation.selection.Selection`.
     """
 
@@ -51,7 +51,7 @@ class Progress:
     server_state: int = 0
     client_state: int = 0
     client_state_mean: float = 0.0
-    curve: list[Event] = field(default_factory=list)
+    curve: list[CurveEvent] = field(default_factory=list)
     metrics: dict[str, float | None] = field(default_factory=dict)
     model_digest: str = ""
     merged: int = 0

@@ -16,7 +16,7 @@ from fcilbench.engine.meters import Stopwatch, peak_memory, reset_peak_memory
 from fcilbench.engine.precision import all_finite, forbid_tf32
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
-from fcilbench.federation.checkpoint import Event, Progress
+from fcilbench.federation.checkpoint import Progress
 from fcilbench.federation.convergence import Best, held_out_accuracy
 from fcilbench.federation.evaluation import Evaluator, needed
 from fcilbench.federation.experiment import Experiment, Federation, RoundContext, Unsupported, build, place_replay
@@ -26,10 +26,11 @@ from fcilbench.federation.round import collect_task_statistics, run_round, updat
 from fcilbench.federation.selection import selections
 from fcilbench.federation.server import tree_nbytes
 from fcilbench.files import write_atomic
+from fcilbench.spec.events import Accuracy, CurveEvent, ExperimentEvent, RoundEnded, TaskEnded
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.protocol import Scored
 
-Listener = Callable[[Event], None]
+Listener = Callable[[ExperimentEvent], None]
 
 
 def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | None = None) -> Outcome:
@@ -133,26 +134,26 @@ class _Run:
         self._progress.visits += result.visited
         self._progress.not_finite = self._progress.not_finite or result.not_finite
         self._measure_state()
-        measured = {}
+        measured: Accuracy | None = None
         if "curve" in self._experiment.runtime.analysis and context.round in (0, (context.phase.rounds - 1) // 2):
             with self._watch("evaluation"):
-                measured = {"accuracy": self._accuracy_midway()}
-        self._record(
-            {
-                "event": "round",
-                "task": context.phase.after,
-                "tasks": self._tasks,
-                "round": context.round,
-                "rounds": context.phase.rounds,
-                "loss": result.loss if result.loss is not None and math.isfinite(result.loss) else None,
-                "seconds": self._since(before),
-                "bytes_up": channel.bytes_up - sent[0],
-                "bytes_down": channel.bytes_down - sent[1],
-                "visits": result.visited,
-                "logs": _logs(self._server.logs),
-                **measured,
-            }
-        )
+                measured = self._accuracy_midway()
+        event: RoundEnded = {
+            "event": "round",
+            "task": context.phase.after,
+            "tasks": self._tasks,
+            "round": context.round,
+            "rounds": context.phase.rounds,
+            "loss": result.loss if result.loss is not None and math.isfinite(result.loss) else None,
+            "seconds": self._since(before),
+            "bytes_up": channel.bytes_up - sent[0],
+            "bytes_down": channel.bytes_down - sent[1],
+            "visits": result.visited,
+            "logs": _logs(self._server.logs),
+        }
+        if measured is not None:
+            event["accuracy"] = measured
+        self._record(event)
 
     def _measure_state(self) -> None:
         """Notes what server and clients keep at this moment, where it is more than ever before."""
@@ -198,7 +199,7 @@ class _Run:
             raise PluginError(f"the method left a global model that is not finite after task {server.task.index + 1}")
         federation.channel.publish(server.vector, server.counters)
         self._measure_state()
-        measured = {}
+        margins = None
         bills = self._select(context)
         with self._watch("evaluation"):
             predictors, keys = aggregator.predictors(server), self._experiment.scored
@@ -210,26 +211,26 @@ class _Run:
                 if "geometry" in self._experiment.runtime.analysis:
                     metrics, margins = geometry(federation, predictors)
                     self._progress.metrics |= metrics
-                    measured = {"margins": margins}
                 self._progress.model_digest = model_digest(predictors, server)
         if federation.evaluator.unanswered:
             server.warn("a deployed model has logits of NaN or infinity; they count as wrong answers")
         for identity, row in accuracy.items():
             self._progress.accuracy.setdefault(identity, {})[context.phase.after] = row
-        self._record(
-            {
-                "event": "task",
-                "task": context.phase.after,
-                "tasks": self._tasks,
-                "accuracy": accuracy,
-                "seconds": self._since(before),
-                "bytes_up": channel.bytes_up - sent[0],
-                "bytes_down": channel.bytes_down - sent[1],
-                "logs": _logs(server.logs),
-                **({"selectors": bills} if bills else {}),
-                **measured,
-            }
-        )
+        event: TaskEnded = {
+            "event": "task",
+            "task": context.phase.after,
+            "tasks": self._tasks,
+            "accuracy": accuracy,
+            "seconds": self._since(before),
+            "bytes_up": channel.bytes_up - sent[0],
+            "bytes_down": channel.bytes_down - sent[1],
+            "logs": _logs(server.logs),
+        }
+        if bills:
+            event["selectors"] = bills
+        if margins is not None:
+            event["margins"] = margins
+        self._record(event)
 
     def _select(self, context: RoundContext) -> dict[str, dict[str, int]]:
         """Lets selectors learn of the task that ends; returns the bytes of each by label."""
@@ -254,7 +255,7 @@ class _Run:
     def _since(self, before: dict[str, float]) -> dict[str, float]:
         return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: CurveEvent) -> None:
         self._progress.curve.append(event)
         self._on_event(event)
 

@@ -19,12 +19,9 @@ from typing import Any
 
 import fcilbench
 from fcilbench.errors import Problem
-from fcilbench.files import write_atomic
+from fcilbench.files import cache_root, write_atomic
 from fcilbench.registry.entrypoints import PluginRef
-from fcilbench.registry.process import Asker
-
-CACHE = "FCILBENCH_CACHE"
-"""Environment variable: folder of the cache; unset means the user's cache folder."""
+from fcilbench.worker.process import Asker
 
 
 @dataclass(frozen=True)
@@ -129,16 +126,6 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
             if not {"problem", "problems"} & answer.keys():
                 _store(entry, answer, files)
         return answer
-
-
-def cache_root() -> Path:
-    """Returns the folder of the cache; it need not exist."""
-    override = os.environ.get(CACHE)
-    if override:
-        return Path(override)
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("fcilbench"))
 
 
 def _cache_entry(question: dict[str, Any], environment: str) -> Path:

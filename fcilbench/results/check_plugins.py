@@ -13,7 +13,7 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.params import same
-from fcilbench.spec.row import Row, Use
+from fcilbench.spec.row import ROLES_SINCE, Row, Use
 from fcilbench.tables import cut
 
 
@@ -60,6 +60,9 @@ class Plugins:
                 yield f"params.{place}.{line(wrong[0])} is not what the plugin makes of it"
             elif answer.identity != record.identity:
                 yield f"params.{place} are not those of its identity, plugins.{place}.identity"
+        method = self.method(row)
+        if method is not None and row.schema_version >= ROLES_SINCE and method.get("roles", {}) != row.roles:
+            yield f"its roles are {row.roles}, those that its method declares are {method.get('roles', {})}"
         data = self._of(row, "dataset")
         if data is not None and not data.problems:
             yield from _data_problems(row, data.facts)

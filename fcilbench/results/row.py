@@ -73,6 +73,7 @@ def build_row(
         plugins=plugin_records(cell),
         params=row_params(cell),
         selectors=selector_records(cell),
+        roles=cell.aggregator.roles,
         seed=cell.seeds.index,
         status=status,
         failure=failure,

@@ -15,6 +15,7 @@ from fcilbench.spec.protocol import (
     Runtime,
     Scored,
     Seeds,
+    TaskIdentity,
     identity_field,
     runtime_field,
     scored_under,
@@ -36,6 +37,13 @@ KINDS_WITH_PARAMS = (*PLUGIN_KINDS.values(), SELECTORS)
 """Kinds of plugin that derive from `fcilbench.spec.plugin.Plugin` and have options."""
 
 
+Role = Literal["method", "control", "reference"]
+"""What a method is for those who compare: a competitor; a control, which a claim must beat; or centralised training,
+which has no rank."""
+Roles = dict[TaskIdentity, Role]
+"""The roles of a method by task identity; where none is named, it is a method."""
+
+
 class PluginUse(Closed):
     """One plugin with the values of all its hyperparameters.
 
@@ -46,6 +54,7 @@ class PluginUse(Closed):
         params: Every hyperparameter, defaults included.
         identity: The hyperparameters that identify the cell, with a file's digest instead of its path.
         code_digest: Digest of the plugin's normalised source; if it changes, a finished cell is stale.
+        roles: The roles that an aggregator declares (`Aggregator.role`).
     """
 
     name: str = identity_field()
@@ -54,6 +63,7 @@ class PluginUse(Closed):
     params: dict[str, Any] = runtime_field(default_factory=dict)
     identity: dict[str, Any] = identity_field(default_factory=dict)
     code_digest: str = runtime_field("")
+    roles: Roles = runtime_field(default_factory=dict)
 
 
 OWN = PluginUse(name="fcilbench/own", label="own", version="1")

@@ -1,8 +1,8 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`, version 5 `selectors`, `client_state` and `client_state_mean`. Rows of older versions are read
-and written with their version.
+version 4 its `visits`, version 5 `roles`, `selectors`, `client_state` and `client_state_mean`. Rows of older versions
+are read and written with their version.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from fcilbench.errors import UsageError
-from fcilbench.spec.cell import PLUGIN_KINDS, SELECTORS, PluginKind
+from fcilbench.spec.cell import PLUGIN_KINDS, SELECTORS, PluginKind, Roles
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import SELECTOR_LABEL, Closed, Scored, SeedRole
 
 SCHEMA_VERSION = 5
+ROLES_SINCE = 5
+"""Schema version of the first rows that say what role their method has."""
 
 Status = Literal["ok", "failed", "oom", "timeout", "killed", "skipped", "interrupted"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -129,6 +131,7 @@ class Row(Closed):
         coords: Label of the cell on each axis of the grid, and `seed`.
         selectors: What picked the task of a sample under `inferred:<label>`, by label; the method's own rule is not
             among them.
+        roles: What its method declares to be (`Aggregator.role`): boards need not have the plugin.
         seed: Index of the repetition.
         seeds: Derived seed of each role.
         failure: Why there is no result; set for `failed`, mostly set for `oom`, `timeout`, `killed`.
@@ -153,6 +156,7 @@ class Row(Closed):
     plugins: dict[PluginKind, PluginRecord]
     params: RowParams
     selectors: dict[SelectorLabel, SelectorRecord] = Field(default_factory=dict)
+    roles: Roles = Field(default_factory=dict)
     seed: int = Field(ge=0)
     seeds: dict[SeedRole, int]
     status: Status

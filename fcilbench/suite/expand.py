@@ -284,6 +284,7 @@ def _use(entry: GridEntry, answer: Resolved) -> PluginUse:
         params=answer.params,
         identity=answer.identity,
         code_digest=answer.code_digest,
+        roles=answer.facts.get("roles", {}),
     )
 
 

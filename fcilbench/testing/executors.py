@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.execution import lease
-from fcilbench.execution.base import TERMINAL, Executor, Job, RunOptions
+from fcilbench.execution.base import Executor, Job, RunOptions
 from fcilbench.spec.identity import cell_id
 from fcilbench.testing import scripted_worker
 from fcilbench.testing.cells import PluginSubject, cell, check_contract, check_torch_free
 from fcilbench.testing.check import CheckFailed, Checks
+from fcilbench.worker.events import TERMINAL
 
 CHECKS: Checks[PluginSubject] = Checks()
 _WORKER = (sys.executable, str(Path(scripted_worker.__file__)))
@@ -63,7 +64,7 @@ class _Bed:
     def look(self, seconds: float = 0.1) -> None:
         """Takes the events that have come."""
         for job, event in self.executor.poll(seconds):
-            self.events[job.token].append(event)
+            self.events[job.token].append(dict(event))
 
     def wait(self, until: Callable[[], bool], else_: str) -> None:
         """Takes events until something holds."""

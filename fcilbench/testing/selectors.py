@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from fcilbench.api import Aggregator, Client, Message, Selector, Stressor, Task, TestSamples, nbytes
-from fcilbench.federation.run import run_experiment
+from fcilbench.federation.run import Listener, run_experiment
 from fcilbench.plugins.stressors.clients import Dropout
+from fcilbench.spec.events import ExperimentEvent
 from fcilbench.spec.outcome import Outcome, SelectorCost
 from fcilbench.spec.protocol import Runtime
 from fcilbench.testing.bench import BENCHES, UNEVEN, Bench
@@ -69,9 +70,7 @@ class SelectorSubject(Subject[Selector]):
         with tempfile.TemporaryDirectory() as folder:
             return run_experiment(self.bench.experiment(Aggregator()), Path(folder))
 
-    def run(
-        self, workdir: Path | None = None, on_event: Callable[[dict[str, Any]], None] | None = None, **changes: Any
-    ) -> Run:
+    def run(self, workdir: Path | None = None, on_event: Listener | None = None, **changes: Any) -> Run:
         """Runs FedAvg under the method's own rule and under a fresh instance; `changes` are those of the bench."""
         selector, picked, sent = self.make(), list[Picked](), [0]
         own_pick, own_statistics = selector.pick, selector.statistics
@@ -169,7 +168,7 @@ def resume(subject: SelectorSubject) -> None:
     subject.needs_a_rule()
     runtime, rounds = Runtime(checkpoint="round"), itertools.count(1)
 
-    def listen(event: dict[str, Any], rounds: Iterator[int] = rounds) -> None:
+    def listen(event: ExperimentEvent, rounds: Iterator[int] = rounds) -> None:
         if event["event"] == "round" and next(rounds) == 5:  # in the third task
             raise _Stopped
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fcilbench.api import Aggregator
+from fcilbench.spec.events import ExperimentEvent
 from fcilbench.spec.protocol import Runtime
 from fcilbench.testing.bench import UNEVEN
 from fcilbench.testing.check import CheckFailed, Checks
@@ -59,7 +60,7 @@ def resume(subject: AggregatorSubject) -> None:
     for stop in (5, 6):  # in the first and in the second round of the third task, before it is saved
         rounds = itertools.count(1)
 
-        def listen(event: dict[str, Any], rounds: Iterator[int] = rounds, stop: int = stop) -> None:
+        def listen(event: ExperimentEvent, rounds: Iterator[int] = rounds, stop: int = stop) -> None:
             if event["event"] == "round" and next(rounds) == stop:
                 raise Stopped
 

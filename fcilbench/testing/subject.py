@@ -18,7 +18,7 @@ import torch
 from fcilbench.api import Aggregator, Message, Predictors, Server, Updates
 from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import Unsupported
-from fcilbench.federation.run import run_experiment
+from fcilbench.federation.run import Listener, run_experiment
 from fcilbench.spec.outcome import Outcome
 from fcilbench.testing.bench import BENCHES, Bench, Edit
 from fcilbench.testing.check import CheckFailed, NotApplicable, Subject
@@ -92,7 +92,7 @@ class AggregatorSubject(Subject[Aggregator]):
         edit: Edit | None = None,
         aggregator: Aggregator | None = None,
         workdir: Path | None = None,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
+        on_event: Listener | None = None,
         **changes: Any,
     ) -> Run:
         """Runs an instance, by default a fresh one, on the bench; the check does not apply if the method declines.

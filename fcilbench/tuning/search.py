@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 
 from fcilbench.errors import SuiteError
 from fcilbench.execution.assignments import Assignment, Feed
-from fcilbench.registry.process import Event
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.spec.cell import Cell
@@ -31,6 +30,7 @@ from fcilbench.tuning.study import (
     origin,
     retry_lost,
 )
+from fcilbench.worker.events import Event
 
 _LOOK_SECONDS = 2.0
 """Time between two looks at the trials of other processes while this one is idle."""

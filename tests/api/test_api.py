@@ -2,13 +2,18 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
 from pydantic import ValidationError
 
 from fcilbench import api
+from fcilbench.api import Aggregator
 from fcilbench.api.message import nbytes, pack_symmetric, unpack_symmetric
+from fcilbench.plugins.aggregators.fedavg import FedAvg
+from fcilbench.plugins.aggregators.joint import Joint
+from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.spec.params import search_space
 from fcilbench.spec.protocol import Partition, Protocol, Seeds
@@ -87,3 +92,25 @@ def test_params_carry_spaces_and_reject_unknown_names():
     assert set(search_space(Sum.Params)) == {"lambda_s", "k_pct", "target"}
     with pytest.raises(ValueError, match="lambda_S"):
         Sum.Params(lambda_S=0.4)
+
+
+def test_a_role_is_declared_and_not_inherited():
+    class Prior(Ncm):
+        role: ClassVar = {"none": "control", "oracle": "method"}
+
+    class Misspelt(Ncm):
+        role = "contrl"
+
+    everywhere = ("none", "inferred", "oracle")
+    assert [each.facts()["roles"] for each in (Aggregator, FedAvg, type("Mine", (FedAvg,), {}), Prior)] == [
+        {},
+        {"oracle": "control"},
+        {},
+        {"none": "control"},
+    ]
+    assert (Ncm.facts()["roles"], Joint.facts()["roles"]) == (
+        dict.fromkeys(everywhere, "control"),
+        dict.fromkeys(everywhere, "reference"),
+    )
+    with pytest.raises(ValueError, match=r"'contrl' \(did you mean 'control'"):
+        Misspelt.facts()

@@ -9,7 +9,7 @@ import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
 from fcilbench.boards.notes import Here, coverage_notes
-from fcilbench.boards.reference import Printed, Reference
+from fcilbench.boards.paper import PaperFigures, Printed
 from fcilbench.boards.render import render
 from fcilbench.boards.tuning import tuning_notes
 from fcilbench.errors import UsageError
@@ -173,8 +173,30 @@ def test_controls_and_stale_rows_are_marked(row_of):
     assert "best control ncm: not beaten by fedavg, sum in the mean" in board.blocks[0].notes
 
 
+def test_a_third_party_declares_a_control_that_is_not_installed_here(row_of):
+    """Rows say what their method is; for rows of before they did, the names of the built-ins say it."""
+    prior = row_of("prior", 0, 0.6)
+    plugins = {**prior.plugins, "aggregator": prior.plugins["aggregator"].model_copy(update={"name": "acme/prior"})}
+    acme = prior.model_copy(update={"plugins": plugins, "roles": {"none": "control"}})
+    rows = [acme, row_of("sum", 0, 0.5), row_of("ncm", 0, 0.4)]
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert [(entry.plugin, entry.control) for entry in block.entries] == [
+        ("fcilbench/ncm", ("none", "inferred", "oracle")),
+        ("acme/prior", ("none",)),
+        ("fcilbench/sum", ()),
+    ]
+    assert "best control prior: not beaten by sum in the mean" in block.notes
+    before = [row.model_copy(update={"schema_version": 4, "roles": {}}) for row in (acme, row_of("joint", 0, 0.4))]
+    (block,) = AccuracyBoard().build([*before, row_of("fedavg", 0, 0.5)]).blocks
+    assert [(entry.plugin, entry.control, entry.reference) for entry in block.entries] == [
+        ("fcilbench/fedavg", ("oracle",), False),
+        ("fcilbench/joint", (), True),
+        ("acme/prior", (), False),
+    ]
+
+
 def test_printed_figures_stand_beside_measured_ones(row_of):
-    reference = Reference(
+    paper = PaperFigures(
         source="a paper",
         protocol={"clients": 10, "rounds": 5},
         records=[
@@ -187,27 +209,27 @@ def test_printed_figures_stand_beside_measured_ones(row_of):
     )
     rows = [row_of("fedavg", seed, value) for seed, value in enumerate((0.5, 0.7))]
     rows += [row_of("sum", 0, 0.6), row_of("sum", 0, 0.6, lambda_s=0.2)]
-    board = AccuracyBoard().build(rows, reference=reference)
+    board = AccuracyBoard().build(rows, paper=paper)
     found = {entry.aggregator: entry.estimates["none"]["faa"] for entry in board.blocks[0].entries}
     assert (found["fedavg"].paper, found["fedavg"].difference) == (0.55, pytest.approx(0.05))
     assert [found[name].paper for name in found if name.startswith("sum")] == [0.9, None]
     text = render(board)
     assert "+5.00" in text
     assert any("not the paper's protocol: rounds 2 instead of 5" in note for note in board.notes)
-    overhead = OverheadBoard().build(rows, reference=reference)
+    overhead = OverheadBoard().build(rows, paper=paper)
     assert "80 B (n=2) O(D)" in render(overhead, width=250)
     own = [row.model_copy(update={"coords": {**row.coords, "backbone": "vit-b16"}}) for row in rows[:1]]
     paper = [
         board.blocks[0].entries[0].estimates["cost"]["bytes_up"].paper
-        for board in (overhead, OverheadBoard().build(own, reference=reference))
+        for board in (overhead, OverheadBoard().build(own, paper=paper))
     ]
     assert paper == [None, 330e6]  # bytes of ViT-B/16 say nothing of another backbone, as its accuracy does
 
 
 def test_every_figure_of_the_paper_is_there(tmp_path):
-    reference = Reference.load(PAPER)
+    paper = PaperFigures.load(PAPER)
     found = {}
-    for each in reference.records:
+    for each in paper.records:
         found.setdefault(each.table, []).append(each)
     assert {table: len(own) for table, own in found.items()} == {
         "Table 2": 6 + 13 * 18,
@@ -225,7 +247,7 @@ def test_every_figure_of_the_paper_is_there(tmp_path):
     assert {each.metric for each in found["Table 11"]} == {"sharpness", "separation"}  # inter-class cosine distances
     (tmp_path / "bad.json").write_text(json.dumps({"records": 1}))
     with pytest.raises(UsageError, match=r"bad.json is no file of printed figures"):
-        Reference.load(tmp_path)
+        PaperFigures.load(tmp_path)
 
 
 def test_a_row_tuned_with_another_budget_is_marked(make_cell, make_row):

@@ -8,6 +8,7 @@ from fcilbench.plugins.aggregators.fedavg import FedAvg
 class Acme(FedAvg):
     "Raises, or sleeps, when it should aggregate."
     version = "1"
+    role = "control"
     def aggregate(self, updates, server):
         if os.environ.get("ACME") == "sleep":
             time.sleep(600)

@@ -13,7 +13,7 @@ import typer
 
 from fcilbench import __version__
 from fcilbench.cli import console
-from fcilbench.cli.main import app
+from fcilbench.cli.main import Verbs, app
 from fcilbench.errors import PluginError, Problem
 from fcilbench.suite.yaml import InvalidSuiteError
 
@@ -65,6 +65,41 @@ def test_each_option_is_declared_once_and_means_one_thing():
     assert [flag for flag in meanings if source.count(f'"{flag}"') != 1] == []
     others = [path for path in folder.glob("*.py") if path.name != "options.py"]
     assert [path.name for path in others if "typer.Option(" in path.read_text()] == ["main.py"]  # --version
+
+
+LOADED = ["cli", "cli.console", "cli.lazy", "cli.main", "errors", "escape", "tables"]
+"""The modules that the help of the command line itself imports: of fcilbench these, and of what shows them Typer."""
+
+
+def test_help_imports_no_verb_and_nothing_that_draws(cli):
+    """What keeps `--help` within ten times `python -c pass`: names and summaries are in `cli.main`."""
+    script = (
+        "import sys, json\nfrom fcilbench.cli.main import main\nsys.argv = ['fcilbench', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nsys.stderr.write(json.dumps(sorted(sys.modules)))"
+    )
+    out, err = cli.start(code=script).communicate()
+    loaded = json.loads(err)
+    assert [name for name in loaded if name.startswith("fcilbench.")] == [f"fcilbench.{name}" for name in LOADED]
+    assert {"rich", "pydantic", "ruamel", "platformdirs"}.isdisjoint(loaded)
+    words = " ".join(out.split())
+    assert [name for name, verb in Verbs.verbs.items() if f"{name} {verb.summary}" not in words] == []
+
+
+@pytest.mark.parametrize("name", Verbs.verbs)
+def test_a_summary_is_the_first_paragraph_of_the_help(name):
+    command = typer.main.get_command(app).commands[name]
+    first = " ".join(command.help.partition("\n\n")[0].split())
+    assert (Verbs.verbs[name].summary, command.name) == (first, name)
+
+
+def test_a_command_is_imported_when_it_is_called_and_a_wrong_one_is_told_the_nearest(cli):
+    group = typer.main.get_command(app)
+    listed = group.commands.listed("schema")
+    assert (listed.name, listed.params, listed.callback) == ("schema", [], None)
+    assert [param.name for param in group.commands["schema"].params] == ["what", "quiet", "verbose"]
+    assert group.commands.listed("schema") is group.commands["schema"]
+    wrong = cli("scema", "suite")
+    assert (wrong.returncode, "schema" in wrong.stderr) == (2, True)
 
 
 LIGHT = ["torch", "timm", "transformers", "sklearn", "mlflow"]

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from fcilbench.cli import console, progress
-from fcilbench.cli.console import duration
 from fcilbench.cli.progress import cell_name, standing
+from fcilbench.tables import duration
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.cli.plan import prepare
-from fcilbench.cli.reproduce import suite_of
 from fcilbench.results.row import row_params
 from fcilbench.results.store import Store
+from fcilbench.workflow.again import suite_of
+from fcilbench.workflow.prepare import prepare
 
 _GROWS = ("runtime", "aggregator")
 PUBLISHED = Store(Path(__file__).parents[2] / "leaderboards" / "quickstart")

@@ -10,7 +10,7 @@ import torch
 
 from fcilbench.engine.portable import REPLACED, make_portable
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.portable import PORTABLE
+from fcilbench.worker.portable import PORTABLE
 
 PROGRAM = """
 import json, math, torch

@@ -1,7 +1,8 @@
 import pytest
 
 from fcilbench.errors import PrerequisiteError, UsageError
-from fcilbench.execution.devices import choose_devices, default_jobs, find_gpus
+from fcilbench.execution.devices import choose_devices, default_jobs
+from fcilbench.worker.gpus import find_gpus
 
 ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 81000, 550.54
 1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 79000, 550.54

@@ -5,10 +5,10 @@ import sys
 import torch
 
 from fcilbench.execution.base import Job
-from fcilbench.execution.jobs import serve
 from fcilbench.results import private
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.protocol import Partition, Seeds
+from fcilbench.worker.jobs import serve
 
 PLUGIN = """
 from fcilbench.plugins.aggregators.fedavg import FedAvg

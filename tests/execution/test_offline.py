@@ -4,7 +4,7 @@ import sys
 SCRIPT = """
 import socket, sys, tempfile, os
 from fcilbench.errors import PrerequisiteError
-from fcilbench.execution.worker import refuse_network
+from fcilbench.worker.main import refuse_network
 refuse_network(); refuse_network()
 def refused(call):
     try:
@@ -32,7 +32,7 @@ socket.create_connection(("localhost", port)).close()
 socket.create_connection(("127.0.0.1", port)).close()
 path = os.path.join(tempfile.mkdtemp(), "s"); unix = socket.socket(socket.AF_UNIX); unix.bind(path); unix.listen()
 socket.socket(socket.AF_UNIX).connect(path)
-from fcilbench.execution.worker import _here
+from fcilbench.worker.main import _here
 assert [_here(host) for host in ("::1", "127.3.2.1", "fe80::1%eth0", "")] == [True, True, False, True]
 print("done")
 """

@@ -3,10 +3,10 @@
 import pytest
 
 from fcilbench.execution.base import Job, RunOptions, job_environment
-from fcilbench.execution.portable import PORTABLE
 from fcilbench.execution.supervisor import run_plan
 from fcilbench.results.processor import processor, torch_capability
 from fcilbench.spec.protocol import Runtime
+from fcilbench.worker.portable import PORTABLE
 
 
 def portable(cell, wanted=True):

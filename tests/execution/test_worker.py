@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.execution.base import TERMINAL, Job
-from fcilbench.registry.process import Event, WorkerProcess
+from fcilbench.execution.base import Job
 from fcilbench.spec.cell import Cell, PluginUse
 from fcilbench.spec.outcome import Outcome
 from fcilbench.spec.protocol import Partition, Protocol, Seeds
+from fcilbench.worker.events import TERMINAL, Event
+from fcilbench.worker.process import WorkerProcess
 
 VIT = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 16, "patch_size": 8, "depth": 1}}
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE
-from fcilbench.registry import process
 from fcilbench.results.store import Store
+from fcilbench.worker import process
 
 pytestmark = pytest.mark.slow
 ENDS: dict[str, tuple[str, str, str]] = {

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import Problem
-from fcilbench.registry import digest, process
+from fcilbench.registry import digest
 from fcilbench.registry.catalog import Resolved, describe, resolve, session
 from fcilbench.registry.entrypoints import lookup
+from fcilbench.worker import process
 
 RING = '''
 """A module."""

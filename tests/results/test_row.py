@@ -124,6 +124,7 @@ def test_golden_rows_of_every_version_are_read_and_stay_of_their_version(version
     bill = SelectorCost(bytes_up=47841280, bytes_down=0, state=2979336, module=6152)
     assert row.cost.selectors == ({"ridge": bill} if version == 5 else {})
     assert [use.place for use in row.uses][4:] == (["selector ridge"] if version == 5 else [])
+    assert row.roles == ({"oracle": "control"} if version >= 5 else {})
     assert json.loads(row.to_json())["schema"] == version
 
 

@@ -8,13 +8,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from fcilbench.boards.tuning import tuning_notes
-from fcilbench.cli.plan import describe, prepare
 from fcilbench.errors import SuiteError
 from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand, run_checks
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.lock import UNSEALED, content_digest
 from fcilbench.suite.schema import TunedRule
+from fcilbench.workflow.prepare import describe, prepare
 
 STUDY = {
     "digest": "sha256:" + "a" * 64,

@@ -2,8 +2,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fcilbench.cli.plan import describe, prepare
-from fcilbench.cli.run import train
 from fcilbench.errors import PrerequisiteError, SuiteError, UsageError
 from fcilbench.execution.base import RunOptions
 from fcilbench.results.provenance import Provenance
@@ -17,6 +15,8 @@ from fcilbench.suite.load import load_suite
 from fcilbench.suite.plan import make_plan
 from fcilbench.suite.select import parse_selectors
 from fcilbench.tuning.study import subjects_of
+from fcilbench.workflow.prepare import describe, prepare
+from fcilbench.workflow.train import train
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = "sha256:env"

@@ -70,7 +70,7 @@ def test_suites_that_it_names_exist():
 def test_every_hook_that_the_table_names_exists_and_no_other():
     hooks = {name for row in re.findall(r"^\| (`.+?) \|", TEXT, re.MULTILINE) for name in re.findall(r"`(\w+)\(", row)}
     own = {name for name in vars(Aggregator) if name[0] != "_" and callable(getattr(Aggregator, name))}
-    assert hooks == own - {"Params", "build_schedule", "facts", "restore", "wants_task_statistics"}
+    assert hooks == own - {"Params", "build_schedule", "facts", "wants_task_statistics"}
 
 
 def test_the_aggregator_is_the_third_party_package_and_under_40_lines():

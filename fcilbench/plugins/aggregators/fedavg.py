@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -20,6 +20,7 @@ class FedAvg(Aggregator):
     """
 
     version = "1"
+    role: ClassVar = {"oracle": "control"}  # the head of its one model is the fair control of task modules
 
     class Params(BaseParams):
         """Hyperparameters of FedAvg."""

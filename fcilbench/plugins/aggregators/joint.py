@@ -37,6 +37,7 @@ class Joint(Aggregator):
     """
 
     version = "2"
+    role = "reference"
     breaks: ClassVar[Mapping[str, str]] = {
         "measured-bytes": "there are no clients: all data are in one place, and nothing crosses a network",
         "accuracy-matrix": "all tasks are trained at once, so only the final accuracies exist",

@@ -81,6 +81,7 @@ class Ncm(FrozenFeatures):
     """
 
     version = "2"  # the backbone is no part of the model that is sent and deployed
+    role = "control"
 
     class Params(BaseParams):
         """Hyperparameters of the nearest class mean."""

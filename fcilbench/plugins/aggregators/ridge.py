@@ -34,6 +34,7 @@ class Ridge(FrozenFeatures):
     """
 
     version = "2"  # the backbone is no part of the model that is sent and deployed
+    role = "control"
 
     class Params(BaseParams):
         """Hyperparameters of ridge regression."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -295,15 +294,6 @@ class Sum(Aggregator):
             # tau_uni in fp16, one mask of D bits and one fp32 scale a task.
             "dense_bytes": torch.tensor(2 * size + len(scales) * (-(-size // 8) + 4) + nbytes(rest)),
         }
-
-    def restore(self, tensors: Message, task: int, pretrained: torch.Tensor) -> torch.Tensor:
-        """Returns theta_infer of a task: theta_pre + m_k s_k tau_uni, with tau_uni rounded to fp16."""
-        packed = Packed(**{field.name: tensors[field.name] for field in fields(Packed)})
-        body = pretrained[: int(packed.shape[0])]
-        if list(_digest(body)) != tensors["pretrained"].tolist():
-            raise ValueError("this is not the pretrained backbone that the module was made with")
-        moved = body + packed.task_vector(task).to(body.device)
-        return torch.cat([moved, tensors["head"].to(body.device), tensors["buffers"].to(body.device)])
 
 
 def _digest(vector: torch.Tensor) -> bytes:

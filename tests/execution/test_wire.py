@@ -1,6 +1,6 @@
 import pytest
 
-from fcilbench.registry.process import LineBuffer, decode, encode
+from fcilbench.worker.wire import LineBuffer, decode, encode
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What a worker does with a cell: builds the experiment, runs it, and reports how it ended.
 
-This is the only module of `execution/` that imports torch.
+This is the only module of the room that imports torch when it is imported; the parent never imports it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from fcilbench.api.selector import Selector
 from fcilbench.data.root import data_root
 from fcilbench.engine.portable import make_portable
 from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
-from fcilbench.execution.devices import find_gpus
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
 from fcilbench.registry import entrypoints
-from fcilbench.registry.process import Event
 from fcilbench.results.private import hide_homes
 from fcilbench.results.provenance import machine_facts
 from fcilbench.spec.cell import OWN, PLUGIN_KINDS, SELECTORS, Cell, PluginUse
 from fcilbench.spec.plugin import Plugin
+from fcilbench.worker.events import Emit, Failed, OutOfMemory
+from fcilbench.worker.gpus import find_gpus
 
-Emit = Callable[[Event], None]
 _BUILT_IN = "fcilbench.plugins"
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG})
 _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -162,7 +161,7 @@ def _clean_up() -> None:
         torch.cuda.empty_cache()
 
 
-def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
+def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Failed | OutOfMemory:
     text = hide_homes("".join(traceback.format_exception(error)))
     if len(text) > _LONGEST_TRACEBACK:
         text = f"{text[: _LONGEST_TRACEBACK // 2]}\n...\n{text[-_LONGEST_TRACEBACK // 2 :]}"
@@ -172,15 +171,16 @@ def _failure(error: BaseException, workdir: Path, roots: set[str]) -> Event:
     with suppress(OSError):
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     message = (str(error) or repr(error))[:_LONGEST_MESSAGE]
-    event = {"type": type(error).__name__, "message": message, "traceback_path": path.name}
+    type_ = type(error).__name__
+    if _disk_trouble(error) is None and _out_of_memory(error):
+        return OutOfMemory(event="oom", type=type_, message=message, traceback_path=path.name)
     if disk := _disk_trouble(error):
-        message = f"{disk.strerror}: {disk.filename or workdir}"
-        return {"event": "failed", "kind": "environment", **event, "message": message}
-    if _out_of_memory(error):
-        return {"event": "oom", **event}
-    place = _place(error, roots - {_BUILT_IN}) or _place(error, {_BUILT_IN})
-    kind = _kind(error, place)
-    return {"event": "failed", "kind": kind, **event, "message": message + place * (kind == "plugin")}
+        kind, message = "environment", f"{disk.strerror}: {disk.filename or workdir}"
+    else:
+        place = _place(error, roots - {_BUILT_IN}) or _place(error, {_BUILT_IN})
+        kind = _kind(error, place)
+        message += place * (kind == "plugin")
+    return Failed(event="failed", kind=kind, type=type_, message=message, traceback_path=path.name)
 
 
 def _kind(error: BaseException, place: str) -> str:

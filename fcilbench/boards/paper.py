@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import Field
 
 from fcilbench.boards.model import Block
-from fcilbench.boards.scenario import Sample
+from fcilbench.boards.scenario import BoardCell
 from fcilbench.errors import UsageError
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.protocol import Closed
@@ -43,7 +43,7 @@ class Printed(Closed):
     backbone: str = "vit-b16"
 
 
-class Reference(Closed):
+class PaperFigures(Closed):
     """The printed figures of one paper, with the protocol that it names."""
 
     source: str
@@ -52,7 +52,7 @@ class Reference(Closed):
     records: tuple[Printed, ...]
 
     @classmethod
-    def load(cls, folder: Path) -> Reference:
+    def load(cls, folder: Path) -> PaperFigures:
         """Reads every `*.json` of a folder.
 
         Raises:
@@ -70,15 +70,15 @@ class Reference(Closed):
             raise UsageError(f"{folder} holds no *.json of printed figures", hint="e.g. --reference leaderboards/paper")
         return found[0].model_copy(update={"records": tuple(record for file in found for record in file.records)})
 
-    def printed(self, sample: Sample) -> tuple[dict[str, float], dict[str, str]]:
-        """Returns what the paper prints for a sample's data set, beta and method: figures and formulas, by metric."""
-        plugins = sample.plugins
+    def printed(self, cell: BoardCell) -> tuple[dict[str, float], dict[str, str]]:
+        """Returns what the paper prints for a cell's data set, beta and method: figures and formulas, by metric."""
+        plugins = cell.plugins
         method = plugins["aggregator"]
         records = [record for record in self.records if record.aggregator == _short(method.name)]
         switches = {name for record in records for name in record.options}  # others, e.g. a rank, are tuned
         options = {name: value for name, value in method.identity.items() if name in switches}
-        beta = sample.params.partition.get("value") if sample.params.partition.get("kind") == "dirichlet" else None
-        label = str(sample.coords.get("backbone", ""))
+        beta = cell.params.partition.get("value") if cell.params.partition.get("kind") == "dirichlet" else None
+        label = str(cell.coords.get("backbone", ""))
         found: dict[str, float] = {}
         for record in records:
             fits = record.dataset in (None, _short(plugins["dataset"].name)) and record.beta in (None, beta)

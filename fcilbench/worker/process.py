@@ -1,13 +1,12 @@
-"""The parent's side of a worker process, and the JSON lines that both sides exchange.
+"""The parent's side of a worker process: starts it, sends requests, and receives events until it dies.
 
-There is one kind of worker, `python -P -m fcilbench.execution.worker`. It answers `describe`, `resolve`, `probe`,
-`verify` and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
+There is one kind of worker, `python -P -m fcilbench.worker.main`. It answers `describe`, `resolve`, `probe`, `verify`
+and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -21,54 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.files import write_all
+from fcilbench.worker.events import Died, Event, died
+from fcilbench.worker.wire import LineBuffer, encode, events_of
 
-Event = dict[str, Any]
-"""One message of a worker: a JSON object whose `event` names its kind, e.g. `{"event": "round", "loss": 0.4, ...}`."""
-
-WORKER = (sys.executable, "-P", "-m", "fcilbench.execution.worker")
-LARGEST_LINE = 1 << 24
-"""Bytes of the longest line that is accepted; a longer one is dropped."""
+WORKER = (sys.executable, "-P", "-m", "fcilbench.worker.main")
 ANSWER_SECONDS = 600.0
 """How long a worker may be silent about a question; a cold import of a deep-learning package takes a minute."""
 
 _CHUNK, _CHUNKS_PER_READ = 1 << 16, 16
 _LAST_WORDS = 2000
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """Returns a message as one line; a value that JSON does not know is written as its `repr`."""
-    return json.dumps(message, default=repr, separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Event | None:
-    """Returns the event on a line, or `None` if the line is no event, such as stray output of a plugin."""
-    try:
-        body = json.loads(line)
-        if b"\\ud" in line:  # a lone surrogate, which no file can hold, becomes a question mark
-            body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) and isinstance(body.get("event"), str) else None
-
-
-class LineBuffer:
-    """Cuts a stream of bytes into lines; drops lines longer than `largest`."""
-
-    def __init__(self, largest: int = LARGEST_LINE) -> None:
-        self._largest = largest
-        self._rest = bytearray()
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the lines that `chunk` completes, without their newline."""
-        lines = []
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            self._rest += end
-            if len(self._rest) <= self._largest:
-                lines.append(bytes(self._rest))
-            self._rest.clear()
-        self._rest += rest[: self._largest + 1 - len(self._rest)]  # no more than tells that it is too long
-        return lines
 
 
 def worker_environment() -> dict[str, str]:
@@ -122,10 +82,10 @@ class WorkerProcess:
         The last one is `died` if the process has ended.
         """
         death = self.death()  # before reading: its last events came before its death
-        events = [event for event in self._read() if event.pop("token", None) == token]
+        events = events_of(token, self._read())
         return events if death is None else [*events, death]
 
-    def _read(self) -> list[Event]:
+    def _read(self) -> list[bytes]:
         lines: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(_CHUNKS_PER_READ):
@@ -134,9 +94,9 @@ class WorkerProcess:
                     self._deaf = True
                     break
                 lines += self._lines.feed(chunk)
-        return [event for line in lines if (event := decode(line)) is not None]
+        return lines
 
-    def death(self) -> Event | None:
+    def death(self) -> Died | None:
         """Returns the `died` event once the process has ended, else `None`.
 
         It kills a process whose event pipe is closed, of which no event can come any more.
@@ -173,17 +133,12 @@ class WorkerProcess:
         return self._output.read().decode(errors="replace").strip()
 
 
-def died(reason: str, type_: str = "exit") -> Event:
-    """Returns the event of a job that ended without a last event of its own."""
-    return {"event": "died", "type": type_, "reason": reason}
-
-
-def _obituary(code: int, last_words: str) -> Event:
+def _obituary(code: int, last_words: str) -> Died:
     """Returns the `died` event of a worker, from the exit code of `Popen` and the end of the output."""
     if code >= 0:
         last = last_words.rpartition("\n")[2]
         return died(f"the worker exited with code {code}" + (f": {last}" if last else ""))
-    known = -code in {each.value for each in signal.Signals}
+    known = -code in {number.value for number in signal.Signals}
     name = signal.Signals(-code).name if known else f"signal {-code}"
     hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
     return died(f"the worker died of {name}{hint}", name)
@@ -215,10 +170,9 @@ class Asker:
         while time.monotonic() < deadline:
             wait_for([worker], 0.1)
             for event in worker.receive(token):
-                kind = event.pop("event")
-                if kind == "answer":
-                    return event
-                if kind == "died":
+                if event["event"] == "answer":
+                    return event["answer"]
+                if event["event"] == "died":
                     self.close()
                     return {"problem": event["reason"]}
                 deadline = time.monotonic() + ANSWER_SECONDS

@@ -1,11 +1,11 @@
 """The worker: a process that imports plugins and answers one request after the other.
 
-Started as `python -P -m fcilbench.execution.worker REQUESTS EVENTS`, where the two numbers are the pipes it reads
-requests from and writes events to (`fcilbench.registry.process`). A request has a `token` and an `ask`:
+Started as `python -P -m fcilbench.worker.main REQUESTS EVENTS`, where the two numbers are the pipes it reads
+requests from and writes events to (`fcilbench.worker.process`). A request has a `token` and an `ask`:
 
-    describe, resolve    about a plugin (`registry.describe`); one `answer`
-    probe, verify        about a cell or a data set (`execution.probe`); `decoding` events, then one `answer`
-    run                  trains a cell (`execution.jobs`); ends with one of `TERMINAL`
+    describe, resolve    about a plugin (`worker.describe`); one `answer`
+    probe, verify        about a cell or a data set (`worker.probe`); `decoding` events, then one `answer`
+    run                  trains a cell (`worker.jobs`); ends with one of `TERMINAL`
 
 Standard output and error are for what the plugins print. When the pipe of requests closes, the parent is gone, and the
 worker ends.
@@ -33,7 +33,8 @@ from typing import Any
 
 from fcilbench.errors import PluginError, PrerequisiteError
 from fcilbench.files import write_all
-from fcilbench.registry.process import LARGEST_LINE, Event, encode
+from fcilbench.worker.events import Emit, Event
+from fcilbench.worker.wire import LARGEST_LINE, encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -85,23 +86,23 @@ def _emitter(descriptor: int) -> Callable[[str, Event], None]:
     return emit
 
 
-def _serve(request: dict[str, Any], emit: Callable[[Event], None]) -> None:
+def _serve(request: dict[str, Any], emit: Emit) -> None:
     ask = request.pop("ask")
     if ask == "run":
         _redirect_output(Path(request["workdir"]) / "log.txt", request["cell_id"])
         if request["offline"]:
             refuse_network()
-        from fcilbench.execution import jobs  # imports torch
+        from fcilbench.worker import jobs  # imports torch
 
         jobs.serve(request, emit)
     elif ask in ("probe", "verify"):
-        from fcilbench.execution import probe
+        from fcilbench.worker import probe
 
-        emit({"event": "answer", **probe.answer(ask, request, emit)})
+        emit({"event": "answer", "answer": probe.answer(ask, request, emit)})
     else:
-        from fcilbench.registry import describe
+        from fcilbench.worker import describe
 
-        emit({"event": "answer", **describe.answer({"ask": ask, **request})})
+        emit({"event": "answer", "answer": describe.answer({"ask": ask, **request})})
 
 
 def _listen(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:

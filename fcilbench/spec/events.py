@@ -1,0 +1,70 @@
+"""What an experiment reports while it runs, and what its curve (`rounds.jsonl`) keeps: one JSON object an event."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from fcilbench.spec.protocol import Scored
+
+Accuracy = dict[Scored, list[float]]
+"""Accuracy on each task seen so far, by task identity or selector."""
+
+
+class Decoding(TypedDict):
+    """A data set is being decoded: `done` of `total` samples."""
+
+    event: Literal["decoding"]
+    done: int
+    total: int
+
+
+class PhaseStarted(TypedDict):
+    """The training of a task starts; tasks count from 0."""
+
+    event: Literal["phase"]
+    task: int
+    tasks: int
+
+
+class RoundEnded(TypedDict):
+    """A round has ended; rounds count from 0 in each task.
+
+    `loss` is the mean local loss, `None` if no client has a finite one; `seconds` are by phase of work; `bytes_up` and
+    `bytes_down` are those of the round; `logs` is what the method logs. `accuracy` is there if the curve is analysed.
+    """
+
+    event: Literal["round"]
+    task: int
+    tasks: int
+    round: int
+    rounds: int
+    loss: float | None
+    seconds: dict[str, float]
+    bytes_up: int
+    bytes_down: int
+    visits: int
+    logs: dict[str, float | None]
+    accuracy: NotRequired[Accuracy]
+
+
+class TaskEnded(TypedDict):
+    """A task has ended and was evaluated; bytes, seconds and logs are those since its last round.
+
+    `selectors` are the bytes up and down of each selector that learns, by label.
+    """
+
+    event: Literal["task"]
+    task: int
+    tasks: int
+    accuracy: Accuracy
+    seconds: dict[str, float]
+    bytes_up: int
+    bytes_down: int
+    logs: dict[str, float | None]
+    selectors: NotRequired[dict[str, dict[str, int]]]
+    margins: NotRequired[Any]
+
+
+CurveEvent = RoundEnded | TaskEnded
+"""What a curve keeps."""
+ExperimentEvent = Decoding | PhaseStarted | CurveEvent
