@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
         MostConfident,
         Predictors,
         TrueTask,
+        confidence,
     )
     from fcilbench.api.schedule import Convergence, Indices, Phase, Schedule, Task
     from fcilbench.api.selector import Selector, SelectorServer, TestSamples, labelled_features, task_of
@@ -76,6 +77,7 @@ __all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"]
 __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers", "merge_adapters"]
 __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
 __all__ += ["ONE_SCALE", "AllClasses", "DecisionRule", "Logits", "Module", "MostConfident", "Predictors", "TrueTask"]
+__all__ += ["confidence"]
 __all__ += ["UNCONVERGED", "Convergence", "Indices", "Phase", "Schedule", "Task"]
 __all__ += ["Memory", "Rehearsal", "class_balanced", "herded", "herding", "quotas", "reservoir"]
 __all__ += ["Selector", "SelectorServer", "TestSamples", "labelled_features", "task_of"]

@@ -181,7 +181,7 @@ def test_a_third_party_declares_a_control_that_is_not_installed_here(row_of):
     rows = [acme, row_of("sum", 0, 0.5), row_of("ncm", 0, 0.4)]
     (block,) = AccuracyBoard().build(rows).blocks
     assert [(entry.plugin, entry.control) for entry in block.entries] == [
-        ("fcilbench/ncm", ("none", "inferred", "oracle")),
+        ("fcilbench/ncm", ("none",)),
         ("acme/prior", ("none",)),
         ("fcilbench/sum", ()),
     ]
@@ -189,7 +189,7 @@ def test_a_third_party_declares_a_control_that_is_not_installed_here(row_of):
     before = [row.model_copy(update={"schema_version": 4, "roles": {}}) for row in (acme, row_of("joint", 0, 0.4))]
     (block,) = AccuracyBoard().build([*before, row_of("fedavg", 0, 0.5)]).blocks
     assert [(entry.plugin, entry.control, entry.reference) for entry in block.entries] == [
-        ("fcilbench/fedavg", ("oracle",), False),
+        ("fcilbench/fedavg", (), False),
         ("fcilbench/joint", (), True),
         ("acme/prior", (), False),
     ]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fcilbench.api.message import Message
-from fcilbench.api.schedule import Task
-from fcilbench.api.selector import Selector, TestSamples
+from fcilbench.api import Message, Selector, Task, TestSamples
 
 
 class Energy(Selector):

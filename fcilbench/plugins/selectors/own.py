@@ -1,6 +1,6 @@
 """The method's own rule."""
 
-from fcilbench.api.selector import Selector
+from fcilbench.api import Selector
 
 
 class Own(Selector):

@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message
-from fcilbench.api.schedule import Task
-from fcilbench.api.selector import Selector, SelectorServer, TestSamples, labelled_features, task_of
+from fcilbench.api import Client, Message, Selector, SelectorServer, Task, TestSamples, labelled_features, task_of
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fcilbench.api.client import Client
-from fcilbench.api.message import Message, pack_symmetric, unpack_symmetric
-from fcilbench.api.selector import SelectorServer, labelled_features
+from fcilbench.api import Client, Message, SelectorServer, labelled_features, pack_symmetric, unpack_symmetric
 from fcilbench.plugins.selectors.prototype import Prototype
 from fcilbench.vectors.class_means import MISSING, class_sums
 from fcilbench.vectors.ridge import gcv_strength, solve_ridge
