@@ -17,7 +17,7 @@ RIDGE = PluginUse(name="fcilbench/ridge", label="ridge", version="1", code_diges
 def row_of(make_cell, make_row):
     """Returns `row_of(method, seed, own, ridge, ...)`: a row with these accuracies under `inferred` and a selector."""
 
-    def make(method, seed, own, ridge, cost=None, picker=RIDGE, **cell):
+    def make(method, seed, own, ridge, cost=None, *, picker=RIDGE, **cell):
         made = make_cell(method, seed, evaluate=("inferred", "oracle"), **cell).model_copy(
             update={"selectors": (OWN, picker)}
         )
