@@ -17,6 +17,7 @@ from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
+from fcilbench.errors import SuiteError
 from fcilbench.federation.tasks import TaskStream
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
@@ -248,3 +249,17 @@ def test_processes_that_start_together_make_one_database(database):
         storages = list(pool.map(one, range(4)))
     optuna.create_study(storage=storages[0], study_name="one")
     assert [[each.study_name for each in storage.get_all_studies()] for storage in storages] == [["one"]] * 4
+
+
+def test_trials_are_scored_under_the_selector_that_the_suite_names(tmp_path):
+    """One task identity and one selector, under the label that the suite gives it; another label is refused."""
+    file = tmp_path / "picked.yaml"
+    lines = "evaluate: {selectors: [own, {use: ridge, label: r1}, energy]}\ntuning: {task_identity: 'inferred:r1'}\n"
+    kept = [line for line in SUITE.splitlines() if not line.startswith(("tuning:", "evaluate:"))]
+    file.write_text("\n".join(kept) + "\n" + lines)
+    subjects = subjects_of(load_suite(file), Selector())
+    cell = subjects[0].cells[0]
+    assert cell.scored == ["inferred:r1"]
+    assert [(use.name, use.label) for use in cell.selectors] == [("fcilbench/ridge", "r1")]
+    with pytest.raises(SuiteError, match=r"evaluate\.selectors has no 'r2'"):
+        subjects_of(load_suite(file, ["tuning.task_identity='inferred:r2'"]), Selector())
