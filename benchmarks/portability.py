@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def operations_table(emulators: Mapping[str, Sequence[str]]) -> str:
 def cells_table(runs: Any, emulators: Mapping[str, Sequence[str]]) -> str:
     methods = sorted(runs.METHODS)
     here = runs.computed(methods)
-    found = {name: runs.computed(methods, emulator=emulator) for name, emulator in emulators.items()}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # an emulator uses one core
+        started = {name: pool.submit(runs.computed, methods, emulator=own) for name, own in emulators.items()}
+        found = {name: future.result() for name, future in started.items()}
     rows = []
     for method in methods:
         for modality in runs.MODALITIES:

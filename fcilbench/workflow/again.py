@@ -17,13 +17,15 @@ from fcilbench.execution.base import RunOptions
 from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.data_check import data_problems
 from fcilbench.execution.devices import choose_devices
+from fcilbench.registry import catalog
+from fcilbench.registry.entrypoints import lookup
 from fcilbench.results.agreement import ONE_CELL, Expectation, expected, off_in_the_mean, spread_measured
 from fcilbench.results.compare import Comparison, compare
 from fcilbench.results.row import task_identities
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify as verify_store
-from fcilbench.spec.cell import OWN
+from fcilbench.spec.cell import OWN, PLUGIN_KINDS, PluginKind
 from fcilbench.spec.protocol import Runtime
 from fcilbench.spec.row import Row
 from fcilbench.workflow.prepare import prepare
@@ -247,9 +249,9 @@ def parse_tolerances(given: Sequence[str] | None) -> dict[str, float]:
 def suite_of(row: Row) -> dict[str, Any]:
     """Returns a suite with a row's cell, made from the parameters that the row records."""
     params = row.params
-    options = {kind: getattr(params, kind) for kind in row.plugins}
+    options = {str(kind): _options(row, kind) for kind in row.plugins}
     # A method may have an option with the name of a protocol field, as `joint` has `batch_size`.
-    options["aggregator"] = {f"aggregator.{name}": value for name, value in params.aggregator.items()}
+    options["aggregator"] = {f"aggregator.{name}": value for name, value in options["aggregator"].items()}
     axes: dict[str, Any] = {
         kind: [{"use": record.name.removeprefix("fcilbench/"), **options[kind]}] for kind, record in row.plugins.items()
     }
@@ -265,6 +267,13 @@ def suite_of(row: Row) -> dict[str, Any]:
         "evaluate": {"task_identity": list(task_identities(params.evaluate)), **_selectors(row)},
         "runtime": {key: value for key, value in params.runtime.items() if key in Runtime.model_fields},
     }
+
+
+def _options(row: Row, kind: PluginKind) -> dict[str, Any]:
+    """Returns the options of a row's plugin, without those that it had at a default and that are no options here."""
+    record, params = row.plugins[kind], getattr(row.params, kind)
+    (here,) = catalog.describe([lookup(PLUGIN_KINDS[kind], record.name)])
+    return {key: value for key, value in params.items() if here.problem or key in (*here.field_names, *record.identity)}
 
 
 def _selectors(row: Row) -> dict[str, Any]:
