@@ -23,7 +23,7 @@ from fcilbench.api import Backbone, Plugin
 from fcilbench.errors import PrerequisiteError, UsageError, nearest
 from fcilbench.registry import entrypoints
 from fcilbench.registry.validation import explain, validate
-from fcilbench.spec.cell import PLUGIN_KINDS
+from fcilbench.spec.cell import KINDS_WITH_PARAMS
 from fcilbench.testing import boards, client, executors, merging, state, stressors, trackers
 from fcilbench.testing.bench import BENCHES, Bench, quiet_torch
 from fcilbench.testing.cells import PluginSubject
@@ -136,7 +136,7 @@ def case(
         raise UsageError(f"there are no checks for {kind}{nearest(kind, CHECKS)}")
     ref = entrypoints.lookup(kind, name)
     cls = entrypoints.load(ref)
-    if kind not in PLUGIN_KINDS.values():  # of the half without torch: no hyperparameters, so no identity
+    if kind not in KINDS_WITH_PARAMS:  # of the half without torch: no hyperparameters, so no identity
         given = dict(options or {})
         if given and kind != "executors":
             raise UsageError(f"{ref.name}: {kind} take no parameters")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from .forge import Folder
 
-NCM = 9
-"""Index of the first row of ncm, of schema 4."""
+NCM = 6
+"""Index of the first row of ncm."""
 FORGERIES: dict[str, tuple[Callable[[Folder], None], str, int]] = {}
 """By name: the change, what `verify` says of it, and the line at which it says so."""
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fcilbench.cli.reproduce import suite_of
 from fcilbench.results.stale import stale_rows
 from fcilbench.results.store import Store
 from fcilbench.results.verify import verify
 from fcilbench.suite.schema import Suite
+from fcilbench.workflow.again import suite_of
 
 from . import forge
 

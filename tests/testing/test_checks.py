@@ -108,7 +108,7 @@ class VotesAsStatistics(Aggregator):
 def test_an_int8_method_passes_every_check_and_as_statistics_the_attack_is_declined():
     for cls, felt in ((Votes, "passed"), (VotesAsStatistics, "skipped")):
         found = {each.check: each for each in Case("aggregators", on(cls), cls.breaks).results()}
-        assert {each.status for each in found.values()} == {"passed", "skipped", "declared"}, found
+        assert {each.status for each in found.values()} <= {"passed", "skipped", "declared"}, found
         assert found["attack-felt"].status == felt
         assert found["measured-bytes"].status == "passed"
     assert "cannot touch" in found["attack-felt"].found

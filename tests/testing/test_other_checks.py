@@ -148,7 +148,7 @@ def test_missing_data_are_no_failure(tmp_path):
         ("boards", "accuracy", {"x": 1}, "fcilbench/accuracy: boards take no parameters"),
         ("aggregators", "fedagv", {}, "did you mean 'fedavg'"),
         ("aggregators", "fedavg", {"weighting": "odd"}, "fcilbench/fedavg: weighting: "),
-        ("backbones", "timm", {}, "fcilbench/timm: missing key 'model'"),
+        ("backbones", "timm", {"weights": "none"}, "fcilbench/timm: missing key 'model'"),
     ],
 )
 def test_errors_of_the_kit(kind, name, options, text):
