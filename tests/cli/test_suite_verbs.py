@@ -164,7 +164,7 @@ class TestAfterARun:
         statuses = {row["coords"]["aggregator"]: row["status"] for row in rows}
         assert statuses == {"fedavg": "ok", "sum": "ok", "acme": "failed"}
         failure = next(row["failure"] for row in rows if row["status"] == "failed")
-        message = "no good (acme_fcil.py:9 in aggregate)"
+        message = "no good (acme_fcil.py:10 in aggregate)"
         assert (failure["kind"], failure["type"], failure["message"]) == ("plugin", "ValueError", message)
         assert "no good" in (cli.folder / "results" / failure["traceback_path"]).read_text()
         assert "Accuracy board" in done.stdout

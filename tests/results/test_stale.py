@@ -53,12 +53,14 @@ PACKAGE = {
 }
 GOSSIP, FEDAVG = "acme-gossip/gossip", "fcilbench/fedavg"
 API = """
+_others = __getattr__
+
 
 def __getattr__(name):
-    from fcilbench.plugins.aggregators.fedavg import FedAvg
     if name == "FedAvg":
+        from fcilbench.plugins.aggregators.fedavg import FedAvg
         return FedAvg
-    raise AttributeError(name)
+    return _others(name)
 """
 
 
