@@ -1,8 +1,8 @@
 """What evaluation costs beside training, by the selectors that a cell is scored under.
 
-    python -m benchmarks.selectors [--method sum] [--tasks 20] [--test 5] [--json FILE]
+    python -m benchmarks.selectors [--method sum] [--tasks 20] [--test 2] [--json FILE]
 
-CIFAR-100 with 20 training images a class and a ViT-Tiny without weights on images of 32 x 32, 5 clients, 2 rounds of 2
+CIFAR-100 with 20 training images a class and four blocks of a ViT-Tiny without weights, 5 clients, 2 rounds of 2
 epochs: what counts is how many images pass the network, not what it has learned. `own` is SUM's most confident module:
 each sample passes all T modules, as it did in SUM's evaluation whatever its selector was.
 """
@@ -39,7 +39,7 @@ SCORED: dict[str, dict[str, Any]] = {
 
 def cost(method: Aggregator, tasks: int, test: int, scored: dict[str, Any]) -> Cost:
     """Returns what a cell costs."""
-    size = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 32, "patch_size": 8}}
+    size = {"model": "vit_tiny_patch16_224", "weights": "none", "args": {"img_size": 32, "patch_size": 8, "depth": 4}}
     experiment = Experiment(
         dataset=Cifar100(Cifar100.Params(train_per_class=20, test_per_class=test)),
         backbone=Timm(Timm.Params.model_validate(size)),
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--method", choices=METHODS, default="sum")
     parser.add_argument("--tasks", type=int, default=20)
-    parser.add_argument("--test", type=int, default=5, help="test images of each class")
+    parser.add_argument("--test", type=int, default=2, help="test images of each class")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []

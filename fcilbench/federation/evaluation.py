@@ -147,11 +147,26 @@ class Evaluator:
         """Returns the logits of each module on the samples of the tasks that it must see; others are NaN."""
         found: Logits = {}
         for name, asked in wanted.items():
-            net = self._deploy(name, predictors)
-            found[name] = {
-                task: self._logits(net, task, self._test, self._index[task], tasks[-1].seen, rows=rows)
-                for task, rows in asked.items()
-            }
+            net, seen = self._deploy(name, predictors), tasks[-1].seen
+            some = {task: rows for task, rows in asked.items() if not (task in self._features or bool(rows.all()))}
+            found[name] = self._logits_of(net, some, seen)
+            for task in (task for task in asked if task not in some):
+                found[name][task] = self._logits(net, task, self._test, self._index[task], seen)
+        return found
+
+    def _logits_of(self, net: Net, masks: Mapping[int, torch.Tensor], seen: int) -> TaskLogits:
+        """Returns float32 logits `[n, seen]` of the samples of each task, NaN for those that are not in its mask.
+
+        The samples of all tasks pass together, in batches: there may be few of each.
+        """
+        found = {task: self._start.vector.new_full((len(rows), seen), math.nan) for task, rows in masks.items()}
+        if masks:
+            index = torch.cat([self._index[task][rows] for task, rows in masks.items()])
+            with torch.no_grad(), self._arithmetic():
+                logits = net.head(self._forward(net, self._test, index))[:, :seen]
+            counts = [int(rows.sum()) for rows in masks.values()]
+            for (task, rows), own in zip(masks.items(), torch.split(logits, counts), strict=True):
+                found[task][rows] = own
         return found
 
     def _picks(self, picker: Picker, tasks: Sequence[Task], heads: Sequence[TaskLogits] = ()) -> list[torch.Tensor]:
@@ -237,29 +252,11 @@ class Evaluator:
             and all(torch.equal(tensor, other.frozen[name]) for name, tensor in one.frozen.items())
         )
 
-    def _logits(
-        self,
-        net: Net,
-        key: Hashable,
-        data: DeviceData,
-        index: torch.Tensor,
-        seen: int,
-        *,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key.
-
-        Those of samples that are not in the mask `rows` `[n]` need not be computed, and are then NaN.
-        """
-        if rows is None or bool(rows.all()) or key in self._features:
-            features = self._features_of(net, key, data, index)
-            with torch.no_grad(), self._arithmetic():
-                return net.head(features)[:, :seen]
-        found = self._start.vector.new_full((len(index), seen), math.nan)
-        if bool(rows.any()):
-            with torch.no_grad(), self._arithmetic():
-                found[rows] = net.head(self._forward(net, data, index[rows]))[:, :seen]
-        return found
+    def _logits(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor, seen: int) -> torch.Tensor:
+        """Returns float32 logits `[n, seen]` of the samples at `index`, which are always the same for one key."""
+        features = self._features_of(net, key, data, index)
+        with torch.no_grad(), self._arithmetic():
+            return net.head(features)[:, :seen]
 
     def _features_of(self, net: Net, key: Hashable, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
         """Returns the features `[n, F]` of all samples of a key, which are kept while the backbone stays the same."""
