@@ -43,7 +43,7 @@ def test_contributings_recipe_compares_a_method_with_a_published_board_without_r
     assert "mine: 1 ok; 1 trained in this run" in done["run mine.yaml"].stderr
     methods = [line.split()[0] for line in done["board accuracy"].stdout.splitlines() if " 1/1 " in line]
     assert sorted({*methods}) == ["acme-fcil/gossip", "fedavg", "joint", "ncm", "sum"]
-    assert "5 rows, 1 of them trained again, 0 problems" in done["results verify"].stderr
+    assert "5 rows checked, 1 of them trained again (1 equal to the bit); no problem" in done["results verify"].stderr
     assert "the suite names" not in done["results verify"].stderr  # all of which have rows, the third party's too
     page = (tmp_path / "leaderboards" / "mine" / "README.md").read_text()
     assert "acme-fcil/gossip" in page
