@@ -8,9 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fcilbench.boards.arithmetic import arithmetic_notes
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
-from fcilbench.boards.notes import Here, block_notes, board_notes
+from fcilbench.boards.notes import Here, arithmetic_notes, block_notes, board_notes
 from fcilbench.boards.paper import PaperFigures
 from fcilbench.boards.scenario import BoardCell, board_cells, by_method, labels, recipe_of, role_under, roles_of, split
 from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks

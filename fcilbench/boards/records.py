@@ -49,7 +49,7 @@ class Study(BaseModel):
 
 
 class Rule(BaseModel):
-    """A `tuned` rule."""
+    """A rule of a suite's `tuned` list as boards read it: which cells it is about, and the study behind it."""
 
     where: dict[str, Any] = {}
     study: Study | None = None

@@ -178,7 +178,6 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     index, ood = _test_positions(test_labels, tasks, device), None
     if corpus.outside is not None:
         ood = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
-    batch_size, text = experiment.runtime.eval_batch_size, isinstance(experiment.backbone, TextBackbone)
     schedule, held_out = _schedule(experiment, phases, stressed)
     federation = Federation(
         experiment=experiment,
@@ -192,13 +191,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         trainer=Trainer(
             model, train, protocol, experiment.runtime.capture == "auto", method.rates(), tasks=tasks.tasks
         ),
-        server=FederationServer(
-            *(model.vector, model.counters, model.layout, tasks.tasks),
-            protocol=protocol,
-            seed=experiment.seeds.of("train"),
-            model=model,
-            image_input=None if text else experiment.backbone.image_input(),
-        ),
+        server=_server(experiment, model, tasks),
         # A centralised reference has no clients that could misbehave; wrong labels are in its data all the same.
         channel=Channel(
             model.layout,
@@ -206,7 +199,12 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
             schedule.federated,
         ),
         evaluator=Evaluator(
-            model, test=test, index=index, ood=ood, precision=protocol.precision, batch_size=batch_size
+            model,
+            test=test,
+            index=index,
+            ood=ood,
+            precision=protocol.precision,
+            batch_size=experiment.runtime.eval_batch_size,
         ),
         class_names=corpus.class_names,
         fingerprint=fingerprint,
@@ -214,6 +212,18 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
         federation.server.warn("stress: every label stays right, as after a shift by all classes of a task")
     return federation
+
+
+def _server(experiment: Experiment, model: FlatModel, tasks: TaskStream) -> FederationServer:
+    """Builds the server's side of the federation."""
+    text = isinstance(experiment.backbone, TextBackbone)
+    return FederationServer(
+        *(model.vector, model.counters, model.layout, tasks.tasks),
+        protocol=experiment.protocol,
+        seed=experiment.seeds.of("train"),
+        model=model,
+        image_input=None if text else experiment.backbone.image_input(),
+    )
 
 
 def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None) -> tuple[Corpus, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -187,10 +187,7 @@ def verify(
         screen.say(f"note: {note}")
     for number, text in (*checked.problems, *not_here):
         add(number, text)
-    # The order of the lines must not choose the sample.
-    wrong = {number for number, _ in problems}
-    results = sorted((row.cell_id, n) for n, row in rows.items() if row.status == "ok" and n not in wrong)
-    drawn = Random(seed).sample(results, min(sample, len(results)))
+    drawn = _sample(rows, {number for number, _ in problems}, sample, seed, screen)
     precisions = [rows[number].params.protocol.get("precision", "") for _, number in drawn]
     if slow := slow_bf16(precisions, choose_devices(gpus)):
         screen.warn(slow)
@@ -210,6 +207,25 @@ def verify(
     for text in coverage_notes(rows.values(), suites):
         screen.say(f"note: {text}")
     return Verified(len(rows), problems, trained)
+
+
+def _sample(
+    rows: Mapping[int, Row], wrong: Collection[int], size: int, seed: int, screen: Screen
+) -> list[tuple[str, int]]:
+    """Draws cells with the lines of their results, of those that are not `wrong` and can be trained again here."""
+    # The order of the lines must not choose the sample.
+    results = sorted((row.cell_id, n) for n, row in rows.items() if row.status == "ok" and n not in wrong)
+    drawn = list[tuple[str, int]]()
+    for cell_id, number in Random(seed).sample(results, len(results)):
+        if len(drawn) == size:
+            break
+        try:
+            suite_of(rows[number])
+        except UsageError as error:
+            screen.say(f"note: {error}")
+        else:
+            drawn.append((cell_id, number))
+    return drawn
 
 
 def _off_in_the_mean(trained: Sequence[Reproduction]) -> list[str]:
@@ -270,13 +286,27 @@ def suite_of(row: Row) -> dict[str, Any]:
 
 
 def _options(row: Row, kind: PluginKind) -> dict[str, Any]:
-    """Returns the options of a row's plugin, without those that it had at a default and that are no options here."""
+    """Returns the options of a row's plugin, without those that it had at a default and that are no options here.
+
+    Raises:
+        UsageError: If an option that was chosen is none here: no cell of this fcilbench is that of the row.
+    """
     record, params = row.plugins[kind], getattr(row.params, kind)
     try:
         (here,) = catalog.describe([lookup(PLUGIN_KINDS[kind], record.name)])
     except UsageError:  # a plugin that is not here, which the plan of the suite says better
         return dict(params)
-    return {key: value for key, value in params.items() if here.problem or key in (*here.field_names, *record.identity)}
+    if here.problem:
+        return dict(params)
+    chosen = [key for key in params if key in record.identity and key not in here.field_names]
+    if chosen:
+        commit = f"commit {row.code.git_sha[:12]}" if row.code.git_sha else f"version {record.version} of {record.name}"
+        raise UsageError(
+            f"cell {row.cell_id[:12]} sets {', '.join(f'{key}={params[key]}' for key in chosen)} of {record.name}, "
+            f"which version {here.version} does not have: it cannot be trained again here",
+            hint=f"train it with {commit}, of which the row is",
+        )
+    return {key: value for key, value in params.items() if key in here.field_names}
 
 
 def _selectors(row: Row) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fcilbench.errors import UsageError
 from fcilbench.results.row import row_params
 from fcilbench.results.store import Store
-from fcilbench.workflow.again import suite_of
+from fcilbench.workflow.again import _sample, suite_of
 from fcilbench.workflow.prepare import prepare
+from fcilbench.workflow.screen import Screen
 
 _GROWS = ("runtime", "aggregator")
 PUBLISHED = Store(Path(__file__).parents[2] / "leaderboards" / "quickstart")
@@ -23,3 +25,25 @@ def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path):
     # Settings and options that came later have their defaults.
     known = {part: {name: getattr(here, part)[name] for name in getattr(row.params, part)} for part in _GROWS}
     assert here.model_copy(update=known) == row.params
+
+
+def test_a_row_that_chose_an_option_that_is_gone_is_refused_and_left_out_of_samples(tmp_path):
+    """SUM had its own selector; a row that had it at its default is trained again without it, another one is not."""
+    row = next(row for row in PUBLISHED.scan() if row.coords["aggregator"] == "sum")
+    use, options = row.plugins["aggregator"], {**row.params.aggregator, "selector": "ridge"}
+    params = row.params.model_copy(update={"aggregator": options})
+    at_default = row.model_copy(update={"params": params})
+    assert "aggregator.selector" not in suite_of(at_default)["grid"]["aggregator"][0]
+    chosen = use.model_copy(update={"identity": {**use.identity, "selector": "ridge"}, "version": "3"})
+    gone = at_default.model_copy(update={"plugins": {**row.plugins, "aggregator": chosen}})
+    with pytest.raises(
+        UsageError, match=r"sets selector=ridge of fcilbench/sum, which version 4 does not have"
+    ) as error:
+        suite_of(gone)
+    assert error.value.hint == f"train it with commit {row.code.git_sha[:12]}, of which the row is"
+    said = []
+    rows = {1: gone, 2: row}
+    screen = Screen(said.append)
+    assert _sample(rows, set(), 2, 0, screen) == [(row.cell_id, 2)]
+    assert said == [f"note: {error.value}"]
+    assert _sample(rows, {2}, 2, 0, screen) == []
