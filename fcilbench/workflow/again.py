@@ -230,7 +230,8 @@ def _sample(
 
 def _off_in_the_mean(trained: Sequence[Reproduction]) -> list[str]:
     """Returns the metrics in which the cells of a sample are together further off than each alone may be."""
-    judged = [(each.found.expectation, each.differences) for each in trained if each.found]
+    found = [(each.found.expectation, each.differences) for each in trained if each.found]
+    judged = [pair for pair in found if not pair[0].exact]
     return [
         f"{metric} of the {len(judged)} cells trained again is {abs(mean):.4f} {'above' if mean > 0 else 'below'} what "
         f"they give here, in the mean, and the spread between instruction sets explains {limit:.4f}"
