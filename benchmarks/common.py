@@ -143,6 +143,17 @@ def facts(device: str) -> dict[str, Any]:
     }
 
 
+def origin() -> str:
+    """Returns the date, commit and command of a measurement, for a result that is text."""
+    found = facts("cpu")
+    return f"{found['date']}, commit {found['commit'][:12]}, `{command()}`"
+
+
+def command() -> str:
+    """Returns the command that runs now."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns rows of equal keys as an aligned text table."""
     heads = list(rows[0])
@@ -156,7 +167,7 @@ def write(path: Path | None, name: str, device: str, rows: list[dict[str, Any]])
     if path is None:
         return
     record = json.loads(path.read_text()) if path.exists() else {"facts": facts(device), "benchmarks": {}}
-    record["benchmarks"][name] = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "rows": rows}
+    record["benchmarks"][name] = {"command": command(), "rows": rows}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

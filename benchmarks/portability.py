@@ -24,6 +24,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from benchmarks import common
 from fcilbench.results.processor import processor
 from fcilbench.worker.portable import PORTABLE
 
@@ -117,8 +118,8 @@ def main() -> None:
     runs, own = golden_runs(), processor()
     sets = " ".join(own["instruction_sets"])
     machine = f"This machine: {own['name']}, family {own['family']}, model {own['model']} ({sets})."
-    head = f"{machine}\nVersions: {', '.join(f'{name} {value}' for name, value in runs.versions().items())}."
-    parts = [head]
+    versions = f"Versions: {', '.join(f'{name} {value}' for name, value in runs.versions().items())}."
+    parts = ["# Portable numbers on other processors", f"{common.origin()}. {machine} {versions}"]
     if emulators:
         parts += ["## Operations", operations_table(emulators), "## Cells x processors", cells_table(runs, emulators)]
     text = "\n\n".join([*parts, "## Plain numbers", losses_table(runs)]) + "\n"

@@ -21,6 +21,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks import common
 from benchmarks.portability import PLAIN, ROOT, table
 from fcilbench.results.agreement import SPREAD
 from fcilbench.results.processor import processor
@@ -90,7 +91,8 @@ def main() -> None:
         ]
         for method, own in measured.items()
     ]
-    print(f"{about}\n\n{table(['method', *(f'FAA, {each} (points)' for each in identities)], lines)}")
+    print(f"{common.origin()}. {about}\n")
+    print(table(["method", *(f"FAA, {each} (points)" for each in identities)], lines))
     if options.write:
         SPREAD.write_text(json.dumps({"measured": about, "spread": measured}, indent=1) + "\n", encoding="utf-8")
 
