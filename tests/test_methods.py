@@ -1,4 +1,4 @@
-"""docs/methods.md is true: every built-in method has a section, with the defaults and presets of its `Params`."""
+"""docs/methods is true: every built-in method has a page, with the defaults and presets of its `Params`, and a card."""
 
 import re
 from importlib.metadata import entry_points
@@ -6,10 +6,28 @@ from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", TEXT, re.MULTILINE))
+from fcilbench.api import Aggregator
+from fcilbench.api.aggregator import CARD
+
+FOLDER = Path(__file__).parent.parent / "docs" / "methods"
 METHODS = {point.name: point for point in entry_points(group="fcilbench.aggregators") if point.dist.name == "fcilbench"}
-DOCUMENTED = [(name, text) for name, text in SECTIONS.items() if name in METHODS]
+OTHER_PAGES = {"README", "adapters"}
+FAMILIES = {
+    "adapters",
+    "averaging",
+    "controls",
+    "generators",
+    "geometry",
+    "memory",
+    "merging",
+    "optimisation",
+    "private",
+    "prompts",
+    "prototypes",
+    "reference",
+    "regularisation",
+    "robust",
+}
 
 
 def listed(text, preset):
@@ -23,25 +41,42 @@ def same(value, told):
     return float(told) == value if number else str(value).lower() == told
 
 
-def test_every_method_has_a_section():
-    named = {part for name in SECTIONS for part in name.split(", ")}
-    assert named - {"Low-rank adapters"} == METHODS.keys()  # an option of backbones, not a method
+def page(name):
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "text"), DOCUMENTED)
-def test_defaults_are_those_of_the_parameters(name, text):
-    fields = METHODS[name].load().Params.model_fields
-    told = listed(text, "default")
-    assert told
-    assert {
-        option: fields[option].default for option, value in told.items() if not same(fields[option].default, value)
-    } == {}
+def test_every_method_has_a_page():
+    assert {path.stem for path in FOLDER.glob("*.md")} == METHODS.keys() | OTHER_PAGES
+    assert {name for name in METHODS if not page(name).startswith(f"# {name}\n")} == set()
 
 
-@pytest.mark.parametrize(("name", "text"), DOCUMENTED)
-def test_presets_are_complete(name, text):
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_are_those_of_the_parameters(name):
+    fields, told = METHODS[name].load().Params.model_fields, listed(page(name), "default")
+    wrong = {option for option, value in told.items() if not same(fields[option].default, value)}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_presets_are_complete(name):
     params = METHODS[name].load().Params
-    told, real = listed(text, "original"), getattr(params, "presets", {}).get("original", {})
+    told, real = listed(page(name), "original"), getattr(params, "presets", {}).get("original", {})
     assert told.keys() == real.keys()
     assert all(same(real[option], value) for option, value in told.items())
-    assert told.keys() <= listed(text, "default").keys()
+    assert told.keys() <= listed(page(name), "default").keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_card(name):
+    card = METHODS[name].load().card
+    assert list(card) == list(CARD)
+    assert all(card.values())
+    assert card["family"] in FAMILIES
+
+
+def test_a_misspelt_line_of_a_card_is_an_error():
+    class Wrong(Aggregator):
+        card = {"familly": "robust"}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match=r"unknown 'familly'.*family"):
+        Wrong.facts()

@@ -26,6 +26,9 @@ from fcilbench.spec.cell import Role, Roles
 from fcilbench.spec.plugin import Plugin
 from fcilbench.spec.protocol import Protocol, TaskIdentity
 
+CARD = ("family", "trained", "travels", "memory", "source")
+"""The lines of a method's card, in the order in which lists show them."""
+
 
 @dataclass(frozen=True)
 class No:
@@ -73,23 +76,37 @@ class Aggregator(Plugin):
         role: What boards show it as: a `method`; a `control`, which a claim must beat (‡); or a `reference` that
             competes with nothing (§), as centralised training. A map says it for single task identities:
             `{"oracle": "control"}`. A subclass does not inherit it.
+        card: What readers compare methods by, in a few words each: its `family`, what is `trained`, what `travels`
+            between clients and server, what `memory` a client keeps from one visit to the next, and its `source`. Lists
+            and pages show it; nothing is computed from it, and like a docstring it makes no row stale.
     """
 
     trains: ClassVar[bool] = True
     lr_range: ClassVar[tuple[float, float] | None] = None
     role: ClassVar[Role | Mapping[TaskIdentity, Role]] = "method"
+    card: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
         """Returns what a plan and a board must know of the method.
 
-        That is whether it trains, the range of its learning rate, whether it rearranges the schedule, and its roles.
+        That is whether it trains, the range of its learning rate, whether it rearranges the schedule, its roles, and
+        its card.
 
         Raises:
-            ValueError: If its `role` is none.
+            ValueError: If its `role` is none, or its `card` has an unknown line.
         """
         own = cls.build_schedule is not Aggregator.build_schedule
-        return {"trains": cls.trains, "lr_range": cls.lr_range, "own_schedule": own, "roles": cls._roles()}
+        for line in cls.card:
+            if line not in CARD:
+                raise ValueError(f"card = {dict(cls.card)!r}: unknown {line!r}{nearest(line, CARD)}")
+        return {
+            "trains": cls.trains,
+            "lr_range": cls.lr_range,
+            "own_schedule": own,
+            "roles": cls._roles(),
+            "card": dict(cls.card),
+        }
 
     @classmethod
     def _roles(cls) -> Roles:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fcilbench.testing.check import Result
 
 app = options.group("List, describe, test and start plugins.")
+_CARD = ("trained", "travels", "memory")
+"""The lines of a method's card that have a column each."""
 _MARKS = {"passed": "passed", "declared": "declared", "skipped": "skipped", "failed": "FAILED"}
 
 
@@ -36,9 +38,14 @@ def list_(
 ) -> None:
     """List the installed plugins with version, import time and origin, and what is wrong with those that are unusable.
 
-    The import time of a plugin includes the packages that no plugin before it has imported.
+    With `--kind aggregators` the list compares the methods: their family, what is trained, what travels between clients
+    and server, what memory a client keeps, and the source. The import time of a plugin includes the packages that no
+    plugin before it has imported.
     """
     found = catalog.describe([ref for each in ([kind] if kind else KINDS) for ref in find(each)])
+    if kind == "aggregators":
+        _list_methods(found, form)
+        return
     rows = [
         (
             *(each.ref.name, each.ref.kind.removesuffix("s"), each.version),
@@ -50,6 +57,18 @@ def list_(
     ]
     headers = ("plugin", "kind", "version", "import", "summary or reason", "origin")
     console.show_list(form, headers, rows, key="plugins", records=[_as_json(each) for each in found])
+
+
+def _list_methods(found: Sequence[Description], form: options.Form) -> None:
+    """Shows the methods by family, with the lines of their cards."""
+    rows = []
+    for each in found:
+        card = each.facts.get("card", {})
+        lines = [card.get(line, "") for line in _CARD]
+        rows.append((card.get("family", ""), each.ref.name, *lines, each.fault or card.get("source", "")))
+    headers = ("family", "method", *_CARD, "source, or what is wrong")
+    records = [_as_json(each) for each in found]
+    console.show_list(form, headers, sorted(rows), key="plugins", records=records)
 
 
 @options.command(app, "plugins show sum")

@@ -1,9 +1,10 @@
 """Digest of a plugin's source, read and never executed: its own module and what that imports or derives from.
 
 Of a plugin's own distribution every imported module counts, and of this one those of `fcilbench.plugins` and
-`fcilbench.vectors`; no file of `fcilbench.api` does. Comments, docstrings, layout and the declarations of options do
-not count: an option's value is part of the identity, and `fcilbench.results.stale` compares defaults itself. Dynamic
-imports, data files and other packages are not seen; the plugin's `version` and the environment's digest cover them.
+`fcilbench.vectors`; no file of `fcilbench.api` does. Comments, docstrings, layout, a method's card and the declarations
+of options do not count: an option's value is part of the identity, and `fcilbench.results.stale` compares defaults
+itself. Dynamic imports, data files and other packages are not seen; the plugin's `version` and the environment's digest
+cover them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def code_digest(module: str, dist: str = "", bases: Collection[str] = ()) -> str
 
 
 def normalised(source: str) -> str:
-    """Returns the syntax tree of a source as text, without positions, docstrings and options of `Params`."""
+    """Returns the syntax tree of a source as text, without positions, docstrings, cards and options of `Params`."""
     return _dump(ast.parse(source))
 
 
@@ -73,8 +74,9 @@ def _dump(node: object) -> str:
         kept = value
         if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             kept = value[1:]
-        if name == "body" and isinstance(node, ast.ClassDef) and _is_params(node):
-            kept = [each for each in kept if not _is_option(each)]
+        if name == "body" and isinstance(node, ast.ClassDef):
+            unread = _is_option if _is_params(node) else _is_card
+            kept = [each for each in kept if not unread(each)]
         if kept is not None and kept != [] and name not in ("kind", "type_comment"):
             parts.append(f"{name}={_dump(kept)}")
     return f"{type(node).__name__}({','.join(parts)})"
@@ -83,6 +85,11 @@ def _dump(node: object) -> str:
 def _is_params(node: ast.ClassDef) -> bool:
     names = [node.name, *(ast.unparse(base).rpartition(".")[2] for base in node.bases)]
     return any(name.endswith("Params") for name in names)
+
+
+def _is_card(node: ast.AST) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return isinstance(node, ast.Assign | ast.AnnAssign) and [getattr(each, "id", "") for each in targets] == ["card"]
 
 
 def _is_option(node: ast.AST) -> bool:

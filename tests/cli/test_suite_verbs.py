@@ -233,7 +233,7 @@ class TestAfterARun:
         assert len(figures) == 3 * 3 * shown  # methods, task identities, metrics
 
     def test_a_cell_is_reproduced_from_what_travels_with_it(self, finished):
-        """Exported, trained again from the export alone, and compared with a row whose FAA is 0.45 too high."""
+        """Exported, trained again from the export alone, and compared with a row whose FAA is 0.7 too high."""
         cli = finished
         assert cli("results", "export", "published", "--only", "aggregator:fedavg").stdout == "published: 1 rows\n"
         names = {path.name for path in (cli.folder / "published").iterdir()}
@@ -241,10 +241,10 @@ class TestAfterARun:
         (line,) = (cli.folder / "published" / "rows.jsonl").read_text().splitlines()
         row = json.loads(line)
         del row["checksum"]
-        row["metrics"]["faa/none"]["value"] += 0.45
+        row["metrics"]["faa/none"]["value"] += 0.7
         (cli.folder / "published" / "rows.jsonl").write_text(json.dumps(row) + "\n")
         again = ("reproduce", row["cell_id"][:8], "--from", "published")
-        done = cli(*again, "--tolerance", "*=0.001", "--tolerance", "faa/*=0.46", "--format", "json")
+        done = cli(*again, "--tolerance", "*=0.001", "--tolerance", "faa/*=0.71", "--format", "json")
         assert done.returncode == 0, done.stderr
         body = json.loads(done.stdout)
         assert body["model_digest"]["published"] == body["model_digest"]["here"] == row["model_digest"]
@@ -256,7 +256,7 @@ class TestAfterARun:
             for each in body["metrics"]
             if each["metric"] not in costs
         }
-        assert given == {True: 0.46, False: 0.001}  # both in place of the default, the more specific one first
+        assert given == {True: 0.71, False: 0.001}  # both in place of the default, the more specific one first
         assert [each["metric"] for each in body["metrics"] if each["kept"] != each["other"]] == ["faa/none"]
         assert "the model's digest is equal" in done.stderr
         assert f"cell {row['cell_id'][:12]} is reproduced" in done.stderr

@@ -48,6 +48,14 @@ def test_a_string_that_is_not_a_docstring_counts():
     assert normalised("class A:\n    'doc'\n    x = 'a'") == normalised("class A:\n    x = 'a'")
 
 
+def test_a_card_is_text_for_readers():
+    bare = "class A:\n    x = 1\n"
+    for line in ('card = {"family": "robust"}', 'card: ClassVar = {"family": "robust"}'):
+        assert normalised(f"{bare}    {line}\n") == normalised(bare)
+    assert normalised(f"{bare}    cards = {{}}\n") != normalised(bare)
+    assert normalised("card = 1\n") != normalised("")  # of a module
+
+
 FILES = {
     "acme_p/__init__.py": "",
     "acme_p/gossip.py": "import os\nfrom acme_p import ring\nfrom .deep import tool\nfrom acme_p.const import K\n",

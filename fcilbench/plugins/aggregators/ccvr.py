@@ -79,6 +79,13 @@ class Ccvr(Aggregator):
     """
 
     version = "2"
+    card: ClassVar = {
+        "family": "prototypes",
+        "trained": "the whole model",
+        "travels": "the model; mean and covariance of each class once a task",
+        "memory": "nothing",
+        "source": "Luo et al. 2021, NeurIPS",
+    }
 
     class Params(CcvrParams):
         """Hyperparameters of CCVR."""

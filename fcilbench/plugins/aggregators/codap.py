@@ -151,6 +151,13 @@ class CodaPrompt(PromptMethod):
     """
 
     version = "2"  # only the task's rows of the head travel
+    card: ClassVar = {
+        "family": "prompts",
+        "trained": "prompt components with keys, and the head",
+        "travels": "what is trained",
+        "memory": "nothing",
+        "source": "Smith et al. 2023, CVPR",
+    }
     lr_range = (1e-4, 0.1)
     kit_params: ClassVar[Mapping[str, Any]] = {"components": 8}
     breaks: ClassVar = {

@@ -29,6 +29,13 @@ class Ewc(Aggregator):
     """
 
     version = "2"
+    card: ClassVar = {
+        "family": "regularisation",
+        "trained": "the whole model",
+        "travels": "the model; a diagonal Fisher once a task",
+        "memory": "nothing",
+        "source": "Kirkpatrick et al. 2017, PNAS",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of EWC."""

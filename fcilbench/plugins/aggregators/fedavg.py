@@ -20,6 +20,13 @@ class FedAvg(Aggregator):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "averaging",
+        "trained": "the whole model",
+        "travels": "the model",
+        "memory": "nothing",
+        "source": "McMahan et al. 2017, AISTATS",
+    }
     role: ClassVar = {"oracle": "control"}  # the head of its one model is the fair control of task modules
 
     class Params(BaseParams):

@@ -36,6 +36,13 @@ class FedProto(Aggregator):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "prototypes",
+        "trained": "the whole model",
+        "travels": "the model; the mean feature of each class",
+        "memory": "nothing",
+        "source": "Tan et al. 2022, AAAI",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of FedProto."""

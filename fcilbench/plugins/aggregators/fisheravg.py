@@ -24,6 +24,13 @@ class FisherAvg(Aggregator):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "merging",
+        "trained": "the whole model",
+        "travels": "the model; a diagonal Fisher",
+        "memory": "nothing",
+        "source": "Matena and Raffel 2022, NeurIPS",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of FisherAvg."""

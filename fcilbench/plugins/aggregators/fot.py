@@ -42,6 +42,13 @@ class Fot(Aggregator):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "geometry",
+        "trained": "the whole model",
+        "travels": "the model; a sketch of each layer's inputs once a task",
+        "memory": "nothing",
+        "source": "Bakman et al. 2024, ICLR",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of FOT."""

@@ -37,6 +37,13 @@ class Joint(Aggregator):
     """
 
     version = "2"
+    card: ClassVar = {
+        "family": "reference",
+        "trained": "the whole model",
+        "travels": "nothing: all data are in one place",
+        "memory": "nothing",
+        "source": "none: centralised training",
+    }
     role = "reference"
     breaks: ClassVar[Mapping[str, str]] = {
         "measured-bytes": "there are no clients: all data are in one place, and nothing crosses a network",

@@ -75,6 +75,13 @@ class L2p(PromptMethod):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "prompts",
+        "trained": "a pool of prompts with keys, and the head",
+        "travels": "what is trained",
+        "memory": "nothing",
+        "source": "Wang et al. 2022, CVPR",
+    }
     lr_range = (1e-3, 1.0)
 
     class Params(PresetParams):

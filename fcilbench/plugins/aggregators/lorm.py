@@ -54,6 +54,13 @@ class LoRM(Aggregator):
     """
 
     version = "2"  # the pass for the Grams has the protocol's precision
+    card: ClassVar = {
+        "family": "adapters",
+        "trained": "one low-rank factor of each layer in turn, and the head",
+        "travels": "what is trained; a Gram matrix of each layer",
+        "memory": "nothing",
+        "source": "Salami et al. 2025, ICLR",
+    }
     lr_range = (1e-4, 0.1)
 
     class Params(PresetParams):

@@ -34,6 +34,13 @@ class Lwf(Aggregator):
     """
 
     version = "2"
+    card: ClassVar = {
+        "family": "regularisation",
+        "trained": "the whole model",
+        "travels": "the model",
+        "memory": "nothing",
+        "source": "Li and Hoiem 2016, ECCV",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of LwF."""

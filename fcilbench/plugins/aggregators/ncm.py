@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -81,6 +82,13 @@ class Ncm(FrozenFeatures):
     """
 
     version = "2"  # the backbone is no part of the model that is sent and deployed
+    card: ClassVar = {
+        "family": "controls",
+        "trained": "nothing",
+        "travels": "sums of features of each class once a task",
+        "memory": "nothing",
+        "source": "Mensink et al. 2013, TPAMI",
+    }
     role = "control"
 
     class Params(BaseParams):

@@ -55,6 +55,13 @@ class PILoRA(Aggregator):
     """
 
     version = "2"  # the pass for the class means has the protocol's precision
+    card: ClassVar = {
+        "family": "adapters",
+        "trained": "a low-rank adapter of one attention layer for each task, and class prototypes",
+        "travels": "what is trained; the mean feature of each class",
+        "memory": "nothing",
+        "source": "Guo et al. 2024, ECCV",
+    }
     lr_range = (1e-3, 1.0)
 
     class Params(PresetParams):

@@ -43,6 +43,13 @@ class RegMean(Aggregator):
     """
 
     version = "2"
+    card: ClassVar = {
+        "family": "merging",
+        "trained": "the whole model",
+        "travels": "the model; a Gram matrix of each linear layer",
+        "memory": "nothing",
+        "source": "Jin et al. 2023, ICLR",
+    }
 
     class Params(PresetParams):
         """Hyperparameters of RegMean."""

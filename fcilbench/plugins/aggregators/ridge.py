@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import field_validator
@@ -34,6 +34,13 @@ class Ridge(FrozenFeatures):
     """
 
     version = "2"  # the backbone is no part of the model that is sent and deployed
+    card: ClassVar = {
+        "family": "controls",
+        "trained": "nothing",
+        "travels": "a Gram matrix of features, and sums of each class, once a task",
+        "memory": "nothing",
+        "source": "McDonnell et al. 2023, NeurIPS; Fani et al. 2024, ICML",
+    }
     role = "control"
 
     class Params(BaseParams):

@@ -144,6 +144,13 @@ class Sum(Aggregator):
     """
 
     version = "4"  # no option `selector`: a suite names selectors for every method
+    card: ClassVar = {
+        "family": "geometry",
+        "trained": "the whole model",
+        "travels": "the model; a Gram matrix of the head's inputs",
+        "memory": "nothing",
+        "source": "Kim and Do 2026",
+    }
     breaks: ClassVar[Mapping[str, str]] = {
         "one-client": "the round adds lambda_s times the client's vector, also where there is only one",
         "identical-clients": "projections of equal vectors cancel: n of them step by lambda_s n (2 - n) vectors",

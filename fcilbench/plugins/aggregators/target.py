@@ -99,6 +99,13 @@ class Target(Aggregator):
     """
 
     version = "1"
+    card: ClassVar = {
+        "family": "generators",
+        "trained": "the whole model",
+        "travels": "the model; synthetic images once a task",
+        "memory": "nothing",
+        "source": "Zhang et al. 2023, ICCV",
+    }
     kit_params: ClassVar[Mapping[str, Any]] = {
         "g_ep": 2,
         "synthesis_batch": 4,
