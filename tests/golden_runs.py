@@ -43,7 +43,7 @@ OPTIONS = {
     "coda-prompt": {"components": 6},
     "target": {"g_ep": 4, "g_steps": 4, "kd_steps": 4, "warmup": 2},
 }
-"""Options of methods whose defaults are too large for these networks or would take minutes."""
+"""Options of methods whose defaults are too large for these networks; others have those of the conformance kit."""
 
 
 class Words(Dataset):
@@ -108,7 +108,7 @@ def experiment(method: str, modality: str) -> Experiment:
     }
     plugin = METHODS[method].load()
     return Experiment(
-        aggregator=plugin(plugin.Params(**OPTIONS.get(method, {}))),
+        aggregator=plugin(plugin.Params(**OPTIONS.get(method, plugin.kit_params))),
         stressor=NoStress(),
         data_root=Path(),
         protocol=Protocol(clients=3, rounds=2, local_epochs=3, batch_size=8, lr=1e-2, weight_decay=0.01),
