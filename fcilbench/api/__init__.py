@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy, seen_cross_entropy
     from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
     from fcilbench.api.client import Batch, Client, Context, FisherKind, LayerGram, Net, State
-    from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples
+    from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples, Transform
     from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_layers, merge_adapters
     from fcilbench.api.memory import Memory, Rehearsal, class_balanced, herded, herding, quotas, reservoir
     from fcilbench.api.message import Layout, Message, Piece, Wire, matches, nbytes, pack_symmetric, unpack_symmetric
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.boards.scenario import BoardCell
     from fcilbench.data.content import number as number_samples
     from fcilbench.data.content import split_samples
-    from fcilbench.data.images import ImageDataset, ImageFiles, class_folders, class_tree
+    from fcilbench.data.images import ImageDataset, ImageFiles, Size, class_folders, class_tree, sides
     from fcilbench.data.images import decoded as decoded_images
     from fcilbench.data.images import sized as sized_images
     from fcilbench.data.root import file_digest, find_data, find_weights
@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
 __all__ = ["Aggregator", "No", "Request", "masked_cross_entropy", "seen_cross_entropy"]
 __all__ += ["Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]
 __all__ += ["Batch", "Client", "Context", "FisherKind", "LayerGram", "Net", "State"]
-__all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples"]
+__all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples", "Transform"]
 __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers", "merge_adapters"]
 __all__ += ["Layout", "Message", "Piece", "Wire", "matches", "nbytes", "pack_symmetric", "unpack_symmetric"]
 __all__ += ["ONE_SCALE", "AllClasses", "DecisionRule", "Logits", "Module", "MostConfident", "Predictors", "TrueTask"]
@@ -84,7 +84,8 @@ __all__ += ["Selector", "SelectorServer", "TestSamples", "labelled_features", "t
 __all__ += ["Server", "Updates"]
 __all__ += ["SomeClients", "Stressor", "Turn", "Upload"]
 __all__ += ["FrozenFeatures", "PromptMethod", "PromptedViT", "distillation", "write_head"]
-__all__ += ["ImageDataset", "ImageFiles", "class_folders", "class_tree", "decoded_images", "sized_images"]
+__all__ += ["ImageDataset", "ImageFiles", "Size", "class_folders", "class_tree"]
+__all__ += ["decoded_images", "sides", "sized_images"]
 __all__ += ["number_samples", "split_samples"]
 __all__ += ["file_digest", "find_data", "find_weights", "non_defaults"]
 __all__ += ["class_sums", "client_weights", "nearest_mean_head", "scatter_rows", "solve_ridge", "weighted_sum"]

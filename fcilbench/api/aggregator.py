@@ -42,7 +42,7 @@ class Request:
     """The cell that a method is asked to run on.
 
     Attributes:
-        modality: `vision` or `text`.
+        modality: `vision`, `text` or `array`: what the data set has.
         classes: Number of classes C.
         tasks: Number of classes of each task.
         clients: Number of registered clients N.

@@ -23,16 +23,22 @@ class ImageInput:
     """Size and normalisation of a vision backbone's inputs.
 
     Attributes:
-        size: Height and width in pixels; images are resized to it on the device (bicubic, antialiased).
+        size: Height and width in pixels, one number where they are equal; images are resized to it on the device
+            (bicubic, antialiased).
         channels: Number of channels; single-channel images are repeated.
         mean: Per channel, on the [0, 1] scale.
         std: Per channel, on the [0, 1] scale.
     """
 
-    size: int
+    size: int | tuple[int, int]
     channels: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,10 @@ class FeatureExtractor(nn.Module):
         self.feature_dim, self.channels_last = feature_dim, channels_last
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps `[B, C, size, size]` normalised images, or token ids `[B, length]`, to features `[B, F]`."""
+        """Maps inputs to features `[B, F]`.
+
+        Inputs are normalised images `[B, channels, height, width]`, token ids `[B, length]`, or arrays `[B, ...]`.
+        """
         features: torch.Tensor = self.body(inputs)
         return features
 
@@ -95,9 +104,13 @@ class FeatureExtractor(nn.Module):
 
 
 class Backbone(Plugin):
-    """A backbone plugin; its own `Params` derives from `Backbone.Params`, which has the options of every backbone."""
+    """A backbone plugin; its own `Params` derives from `Backbone.Params`, which has the options of every backbone.
 
-    modality: ClassVar[Modality] = "vision"
+    Attributes:
+        reads: The modalities of the data sets that it takes.
+    """
+
+    reads: ClassVar[tuple[Modality, ...]] = ("vision",)
 
     class Params(_params.Params):
         """Options that every backbone has; the federation applies them to the network that `build` returns."""
@@ -136,9 +149,20 @@ class Backbone(Plugin):
         """Returns size and normalisation of the inputs of a vision backbone.
 
         Raises:
-            TypeError: If the backbone reads text.
+            TypeError: If the backbone does not read images.
         """
         raise TypeError(f"{type(self).__name__} does not read images")
+
+    def input_shape(self) -> tuple[int, ...]:
+        """Returns the shape of one input, by default that of an image: channels, height, width.
+
+        A backbone that reads arrays alone says it here. Arrays of a data set must have this shape.
+
+        Raises:
+            TypeError: If the backbone reads text.
+        """
+        image = self.image_input()
+        return image.channels, *image.shape
 
     def forward_flops(self) -> float | None:
         """Returns the floating-point operations of one input's forward pass (a multiply-add is two), `None`: unknown.
@@ -149,8 +173,8 @@ class Backbone(Plugin):
 
     @classmethod
     def facts(cls) -> dict[str, Any]:
-        """Returns the modality."""
-        return {"modality": cls.modality}
+        """Returns which modalities it reads."""
+        return {"reads": list(cls.reads)}
 
     def instance_facts(self) -> dict[str, Any]:
         """Returns the operations of a forward pass, for estimates of cost."""
@@ -160,7 +184,7 @@ class Backbone(Plugin):
 class TextBackbone(Backbone):
     """A backbone that reads token ids `[B, length]`; it masks the padding itself, so that it changes no logit."""
 
-    modality: ClassVar[Modality] = "text"
+    reads: ClassVar[tuple[Modality, ...]] = ("text",)
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> TokenIds:

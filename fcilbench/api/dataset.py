@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,11 @@ from fcilbench.spec import params as _params
 from fcilbench.spec.archive import Archive
 from fcilbench.spec.plugin import Plugin
 
-Modality = Literal["vision", "text"]
+if TYPE_CHECKING:
+    import torch
+
+Modality = Literal["vision", "text", "array"]
+"""What the samples are: images, texts, or arrays of numbers of any shape, such as spectrograms and series."""
 Labels = npt.NDArray[np.int64]
 
 
@@ -24,8 +29,9 @@ class Samples:
     """Inputs with their labels.
 
     Attributes:
-        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`. A data set may also load images
-            as files that are not decoded yet (`fcilbench.data.images.ImageFiles`).
+        inputs: Vision: uint8 `[n, height, width, channels]`. Text: `str` objects `[n]`. Array: numbers of one type,
+            `[n, ...]`. A data set may also load images as files that are not decoded yet
+            (`fcilbench.data.images.ImageFiles`).
         labels: int64 `[n]`, index into the corpus' class names.
     """
 
@@ -69,6 +75,33 @@ class Augmentation:
     flip: bool = False
 
 
+@dataclass(frozen=True)
+class Transform:
+    """What the arrays of a data set go through on the device on their way into the network: by itself, they are scaled.
+
+    A subclass adds what training does at random: `draw` draws the numbers, `apply` uses them.
+
+    Attributes:
+        mean: What is subtracted: one number, or one for each entry of an array's first axis.
+        std: What it is then divided by, likewise.
+    """
+
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
+        """Draws the random numbers of `count` training inputs, by name, each `[count, ...]`."""
+        return {}
+
+    def apply(self, arrays: torch.Tensor, draws: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the inputs of a batch, float32 `[B, ...]`, of its arrays, float32 `[B, *shape]`.
+
+        It is a function of tensors, as a loss is. `draws` are those of these samples in training, and empty in tests.
+        """
+        mean, std = (arrays.new_tensor(each).reshape(-1, *[1] * (arrays.dim() - 2)) for each in (self.mean, self.std))
+        return (arrays - mean) / std
+
+
 class DatasetParams(_params.Params):
     """Hyperparameters that every data set has."""
 
@@ -84,7 +117,9 @@ class Dataset(Plugin):
     Attributes:
         default_tasks: Number of equal tasks, or classes per task, when a suite does not say.
         fingerprint: Expected content digest (`fcilbench.data.content.number`), or "" if it cannot be declared.
-        augmentation: Training augmentation that the field uses for it.
+        augmentation: Training augmentation that the field uses for it, if it has images.
+        shape: Shape of one array, if it has arrays.
+        transform: What its arrays go through, if it has arrays.
         cached: Whether the decoded samples, arrays of numbers, are kept in the cache folder until the files of the
             layout or the plugin's code change.
         layouts: Alternative sets of paths under the data root, one of which holds the data; () if it needs no files.
@@ -99,6 +134,8 @@ class Dataset(Plugin):
     test_samples: int
     fingerprint: str = ""
     augmentation: Augmentation = Augmentation()
+    shape: tuple[int, ...] = ()
+    transform: Transform = Transform()
     cached: ClassVar[bool] = False
     layouts: tuple[tuple[str, ...], ...] = ()
     archives: ClassVar[tuple[Archive, ...]] = ()
@@ -133,6 +170,7 @@ def _facts(source: Dataset | type[Dataset]) -> dict[str, Any]:
     names = ("modality", "classes", "fingerprint", "licence", "homepage", "citation", "by_hand")
     return {
         **{name: getattr(source, name, None) for name in names},
+        "shape": list(source.shape),
         "default_tasks": list(tasks) if isinstance(tasks, tuple) else tasks,
         "train": getattr(source, "train_samples", None),
         "test": getattr(source, "test_samples", None),

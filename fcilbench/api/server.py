@@ -73,7 +73,7 @@ class Server(Protocol):
         tasks: The tasks of the stream seen so far, the current one included.
         round: Round within the task, from 0.
         clients: Number of registered clients N.
-        image_input: Size and normalisation of a vision backbone's inputs; `None` for text.
+        image_input: Size and normalisation of the images that the backbone reads; `None` for texts and arrays.
     """
 
     vector: torch.Tensor

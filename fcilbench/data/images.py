@@ -1,4 +1,4 @@
-"""Data sets of image files, which are listed first and decoded to uint8 squares in parallel later."""
+"""Data sets of image files, which are listed first and decoded to uint8 of one size in parallel later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ CENTRAL = 256 / 224
 """Ratio of the shorter side to the central crop (He et al. 2016)."""
 
 Pixels = npt.NDArray[np.uint8]
+Side = Annotated[int, _params.Field(ge=8)]
+Size = Side | tuple[Side, Side]
+"""Height and width in pixels, one number where they are equal."""
 _T = TypeVar("_T")
 _AHEAD = 32  # images of a thread that are decoded before they are asked for
 
@@ -35,18 +38,19 @@ class ImageFiles:
     """Images of one split that are still files, as `Samples.inputs`; iteration decodes them one by one.
 
     Attributes:
-        margin: Length of the shorter side before the central crop, in units of `size`.
+        size: Height and width to decode to, one number where they are equal.
+        margin: Size before the central crop, in units of `size`.
     """
 
     files: Sequence[Path]
-    size: int = 224
+    size: Size = 224
     margin: float = 1.0
     dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Images, height, width, channels."""
-        return (len(self.files), self.size, self.size, 3)
+        return (len(self.files), *sides(self.size), 3)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -71,7 +75,7 @@ def decoded(samples: Samples) -> Samples:
     return Samples(inputs, samples.labels)
 
 
-def sized(corpus: Corpus, size: int, margin: float = 1.0) -> Corpus:
+def sized(corpus: Corpus, size: Size, margin: float = 1.0) -> Corpus:
     """Returns the same images with another size to decode to (see `ImageFiles`)."""
     train, test = (
         Samples(replace(each.inputs, size=size, margin=margin), each.labels) for each in (corpus.train, corpus.test)
@@ -86,7 +90,7 @@ class ImageDataset(Dataset):
 
     Attributes:
         name: Folder of the tree under the data root; the name of the plugin.
-        margin: Length of an image's shorter side before the central crop, in units of `size`.
+        margin: Size of an image before the central crop, in units of `size`.
     """
 
     cached = True
@@ -96,11 +100,13 @@ class ImageDataset(Dataset):
     class Params(DatasetParams):
         """Size of the decoded images."""
 
-        size: int = _params.Field(224, ge=8, description="height and width that images are decoded to, in pixels")
+        size: Size = _params.Field(
+            224, description="pixels that images are decoded to: one number, or [height, width] if they are not square"
+        )
 
     def __init__(self, params: _params.Params | None = None) -> None:
         super().__init__(params)
-        self.augmentation = Augmentation(crop_padding=self.params.size // 8, flip=True)
+        self.augmentation = Augmentation(crop_padding=min(sides(self.params.size)) // 8, flip=True)
 
     def official(self, paths: tuple[Path, ...]) -> Corpus:
         """Lists the images of the official layout at `paths`: by default class folders that are split here."""
@@ -179,13 +185,19 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"cannot read folder {folder}: {error.strerror or error}") from error
 
 
-def read_image(path: Path, size: int, margin: float) -> Pixels:
-    """Decodes an image, resizes its shorter side to `size * margin` (bicubic, antialiased) and crops the centre.
+def sides(size: Size) -> tuple[int, int]:
+    """Returns height and width."""
+    return (size, size) if isinstance(size, int) else size
 
-    It rounds as torchvision's `Resize` and `CenterCrop` do, and like them ignores orientation tags.
+
+def read_image(path: Path, size: Size, margin: float) -> Pixels:
+    """Decodes an image, makes it just as large as `size * margin` (bicubic, antialiased) and crops the centre.
+
+    For a square its shorter side becomes `size * margin`. It rounds as torchvision's `Resize` and `CenterCrop` do, and
+    like them ignores orientation tags.
 
     Returns:
-        uint8 `[size, size, 3]`, RGB.
+        uint8 `[height, width, 3]`, RGB.
     """
     try:
         with Image.open(path) as image:
@@ -197,14 +209,16 @@ def read_image(path: Path, size: int, margin: float) -> Pixels:
             f"broken image {path}: {' '.join(str(error).split()) or type(error).__name__}",
             hint="put the official file in its place, or fetch the data set again",
         ) from error
-    short, long = sorted(rgb.size)
-    target = round(size * margin)
-    scaled = max(target, int(target * long / short))
-    shape = (target, scaled) if rgb.width <= rgb.height else (scaled, target)
+    height, width = sides(size)
+    wide, high = round(width * margin), round(height * margin)  # the image must cover both
+    if rgb.width * high <= rgb.height * wide:
+        shape = (wide, max(high, int(wide * rgb.height / rgb.width)))
+    else:
+        shape = (max(wide, int(high * rgb.width / rgb.height)), high)
     if rgb.size != shape:
         rgb = rgb.resize(shape, Image.Resampling.BICUBIC)
-    left, top = round((rgb.width - size) / 2), round((rgb.height - size) / 2)
-    return np.asarray(rgb.crop((left, top, left + size, top + size)))
+    left, top = round((rgb.width - width) / 2), round((rgb.height - height) / 2)
+    return np.asarray(rgb.crop((left, top, left + width, top + height)))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

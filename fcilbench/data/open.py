@@ -67,6 +67,8 @@ def _load(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
     expected = (dataset.classes, dataset.train_samples, dataset.test_samples)
     if found != expected:
         raise DataError(f"{name}: classes, train, test are {found}, expected {expected}")
+    if dataset.modality == "array":
+        _check_arrays(dataset, corpus)
     corpus, digest = number(corpus)
     if dataset.fingerprint and digest != dataset.fingerprint:
         raise DataError(
@@ -74,6 +76,19 @@ def _load(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
             hint="the files under the data root are not the official data; fetch them again",
         )
     return corpus, digest
+
+
+def _check_arrays(dataset: Dataset, corpus: Corpus) -> None:
+    """Raises DataError if arrays have another shape than the plugin declares, or if they are not finite."""
+    name = type(dataset).__name__
+    for split, samples in (("train", corpus.train), ("test", corpus.test)):
+        shape, wanted = samples.inputs.shape[1:], tuple(dataset.shape)
+        if shape != wanted:
+            raise DataError(f"{name}: {split} arrays have shape {shape}, expected {wanted}")
+        broken = ~np.isfinite(samples.inputs).reshape(len(samples), -1).all(axis=1)
+        if broken.any():
+            first = int(np.argmax(broken))
+            raise DataError(f"{name}: {int(broken.sum())} {split} arrays hold NaN or inf, the first is number {first}")
 
 
 def _per_class(samples: Samples, limit: int | None) -> Samples:

@@ -1,4 +1,4 @@
-"""All samples of a split on the device: images as uint8, augmented and resized there in batches, or token ids."""
+"""All samples of a split on the device: images as uint8, augmented and resized there in batches, token ids, arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api import Augmentation, ImageInput, Samples, TokenIds
+from fcilbench.api import Augmentation, ImageInput, Samples, TokenIds, Transform
 from fcilbench.api.schedule import Indices
 
 Draws = Mapping[str, torch.Tensor]
@@ -50,7 +50,7 @@ class DeviceData(ABC):
         return self.plain(index)
 
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """Returns which tokens `[B, length]` of texts are no padding; `None` for images."""
+        """Returns which tokens `[B, length]` of texts are no padding; `None` for anything else."""
         return None
 
 
@@ -94,11 +94,11 @@ class DeviceImages(DeviceData):
         return {name: torch.from_numpy(values).to(self.pixels.device) for name, values in draws.items()}
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
-        """Returns test inputs float32 `[B, channels, size, size]` of the images at `index`."""
+        """Returns test inputs float32 `[B, channels, height, width]` of the images at `index`."""
         return self._finish(self.pixels[index])
 
     def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Returns training inputs float32 `[B, channels, size, size]`: padded crop, flip, resize, normalise."""
+        """Returns training inputs float32 `[B, channels, height, width]`: padded crop, flip, resize, normalise."""
         images = self.pixels[index]
         padding = self.augmentation.crop_padding
         height, width = images.shape[2:]
@@ -113,10 +113,9 @@ class DeviceImages(DeviceData):
 
     def _finish(self, images: torch.Tensor) -> torch.Tensor:
         scaled = images.to(torch.float32) / 255.0
-        size = self.spec.size
-        if scaled.shape[2:] != (size, size):
+        if scaled.shape[2:] != self.spec.shape:
             # Bicubic overshoots; 8-bit pipelines clamp, and so do we.
-            scaled = F.interpolate(scaled, (size, size), mode="bicubic", antialias=True).clamp_(0.0, 1.0)
+            scaled = F.interpolate(scaled, self.spec.shape, mode="bicubic", antialias=True).clamp_(0.0, 1.0)
         normalised = (scaled.expand(-1, self.spec.channels, -1, -1) - self._mean) / self._std
         return normalised.contiguous(memory_format=self._layout)
 
@@ -153,3 +152,30 @@ class DeviceTokens(DeviceData):
     def token_mask(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns which tokens `[B, length]` are no padding."""
         return inputs != self._pad
+
+
+class DeviceArrays(DeviceData):
+    """All arrays of a split on the device, in the type that the data set gives them; inputs are made in batches.
+
+    Args:
+        samples: Numbers `[n, ...]` with internal labels.
+    """
+
+    def __init__(self, samples: Samples, transform: Transform, device: torch.device) -> None:
+        super().__init__(samples.labels, device)
+        values = torch.from_numpy(np.ascontiguousarray(samples.inputs))
+        self._transform, self._values = transform, values.to(device)
+        self.sample_bytes = torch.full((len(values),), values[:1].numel() * values.element_size())
+
+    def draw(self, count: int, random: np.random.Generator) -> dict[str, torch.Tensor]:
+        """Draws what the data set's transform asks for, on the CPU so that every device sees the same."""
+        draws = self._transform.draw(count, random)
+        return {name: torch.from_numpy(values).to(self._values.device) for name, values in draws.items()}
+
+    def plain(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns test inputs float32 `[B, ...]` of the arrays at `index`."""
+        return self._transform.apply(self._values[index].to(torch.float32), {})
+
+    def augmented(self, index: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Returns training inputs float32 `[B, ...]` of the arrays at `index`."""
+        return self._transform.apply(self._values[index].to(torch.float32), draws)

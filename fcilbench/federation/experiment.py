@@ -21,7 +21,7 @@ from fcilbench.api.schedule import Indices, Phase, Schedule, Task
 from fcilbench.api.selector import Selector
 from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.data.open import open_dataset
-from fcilbench.engine.data import DeviceData, DeviceImages, DeviceTokens
+from fcilbench.engine.data import DeviceArrays, DeviceData, DeviceImages, DeviceTokens
 from fcilbench.engine.model import FlatModel, Network, keeping_modes
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
@@ -216,13 +216,13 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
 
 def _server(experiment: Experiment, model: FlatModel, tasks: TaskStream) -> FederationServer:
     """Builds the server's side of the federation."""
-    text = isinstance(experiment.backbone, TextBackbone)
+    images = experiment.dataset.modality == "vision"
     return FederationServer(
         *(model.vector, model.counters, model.layout, tasks.tasks),
         protocol=experiment.protocol,
         seed=experiment.seeds.of("train"),
         model=model,
-        image_input=None if text else experiment.backbone.image_input(),
+        image_input=experiment.backbone.image_input() if images else None,
     )
 
 
@@ -235,9 +235,17 @@ def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None)
         random = stream(experiment.seeds.of("partition"), "validation")
         kept, held = validation_split(corpus.train.labels, share, random)
         corpus = Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
-    if experiment.backbone.modality != experiment.dataset.modality:
-        raise Unsupported(f"a {experiment.backbone.modality} backbone does not read {experiment.dataset.modality} data")
+    _check_inputs(experiment)
     return corpus, fingerprint
+
+
+def _check_inputs(experiment: Experiment) -> None:
+    """Raises Unsupported for a backbone that does not read the data set's samples."""
+    backbone, dataset = experiment.backbone, experiment.dataset
+    if dataset.modality not in backbone.reads:
+        raise Unsupported(f"a backbone for {' and '.join(backbone.reads)} does not read {dataset.modality} data")
+    if dataset.modality == "array" and tuple(dataset.shape) != (wanted := backbone.input_shape()):
+        raise Unsupported(f"the backbone reads arrays of shape {list(wanted)}, the data set has {list(dataset.shape)}")
 
 
 def place(
@@ -245,7 +253,7 @@ def place(
 ) -> DeviceData:
     """Puts samples on the device, images as uint8, texts as token ids, with the answers of the method's query.
 
-    The samples have internal labels; the initial network must be loaded.
+    The samples have internal labels; the initial network must be loaded. Arrays are augmented by their own transform.
     """
     backbone, device = experiment.backbone, model.vector.device
     data: DeviceData
@@ -253,6 +261,8 @@ def place(
         texts = [str(text) for text in samples.inputs]
         sizes = torch.tensor([len(text.encode()) for text in texts], dtype=torch.int64)
         data = DeviceTokens(backbone.encode(texts), samples.labels, device, sizes)
+    elif experiment.dataset.modality == "array":
+        data = DeviceArrays(samples, experiment.dataset.transform, device)
     else:
         nhwc = model.network.extractor.channels_last and device.type == "cpu"
         layout = torch.channels_last if nhwc else torch.contiguous_format
@@ -285,7 +295,7 @@ def place_replay(federation: Federation, samples: Samples | None) -> Replay | No
 
 
 def as_message(samples: Samples) -> Message:
-    """Returns samples as they are sent: images as uint8, texts as UTF-8 bytes with their lengths, labels as int64."""
+    """Returns samples as they are sent: texts as UTF-8 bytes and lengths, others as they are, labels as int64."""
     labels = {"replay/labels": torch.from_numpy(samples.labels)}
     if samples.inputs.dtype != object:
         return {"replay/images": torch.from_numpy(np.ascontiguousarray(samples.inputs)), **labels}
@@ -343,7 +353,7 @@ def _model(experiment: Experiment, sizes: tuple[int, ...], names: tuple[str, ...
     """Builds the network and lets the method prepare or decline it; `names` are those of the classes, in order."""
     backbone, protocol, classes = experiment.backbone, experiment.protocol, len(names)
     facts = {**backbone.facts(), "params": backbone.params.model_dump(mode="json")}
-    request = Request(backbone.modality, classes, sizes, protocol.clients, protocol, facts, names)
+    request = Request(experiment.dataset.modality, classes, sizes, protocol.clients, protocol, facts, names)
     seed_torch(experiment.seeds.of("train"), "init")
     network = Network(backbone.build(), classes)
     backbone.adapt(network.extractor)
@@ -362,8 +372,7 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
     if isinstance(backbone, TextBackbone):
         inputs = torch.from_numpy(backbone.encode(["1 2"]).ids)
     else:
-        image = backbone.image_input()
-        inputs = torch.zeros(1, image.channels, image.size, image.size)
+        inputs = torch.zeros(1, *backbone.input_shape())
     with ExitStack() as hooks, torch.no_grad(), keeping_modes(network):
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(lambda *_, name=name: called.add(name)))

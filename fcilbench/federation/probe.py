@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fcilbench.api.backbone import ImageInput, TextBackbone
+from fcilbench.api.backbone import Backbone
 from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
@@ -21,24 +21,29 @@ _WORDS = ("a", "good", "small", "test", "text")
 
 
 class _Noise(Dataset):
-    """Four classes of noise images at the size that a backbone wants or, without one, of texts of one to five words."""
+    """Four classes of noise of another data set's kind: images and arrays of a backbone's shape, or short texts."""
 
     classes, default_tasks, train_samples, test_samples = 4, 2, 12, 4
 
-    def __init__(self, spec: ImageInput | None) -> None:
+    def __init__(self, like: Dataset, backbone: Backbone) -> None:
         super().__init__()
-        self.modality = "text" if spec is None else "vision"
-        self._spec, self._random = spec, np.random.default_rng(0)
+        # A backbone that does not read the data set is tried on what it reads: the cell itself declines.
+        self.modality = like.modality if like.modality in backbone.reads else backbone.reads[0]
+        self.transform, self._random = like.transform, np.random.default_rng(0)
+        self._wanted = () if self.modality == "text" else backbone.input_shape()
+        self.shape = self._wanted if self.modality == "array" else ()
 
     def load(self, root: Path) -> Corpus:
         train, test = (Samples(self._inputs(4 * count), np.repeat(np.arange(4), count)) for count in (3, 1))
         return Corpus(train, test, tuple("abcd"))
 
     def _inputs(self, count: int) -> npt.NDArray[Any]:
-        if self._spec is None:
+        if self.modality == "text":
             return np.array([" ".join(self._random.choice(_WORDS, 1 + i % 5)) for i in range(count)], dtype=object)
-        size = self._spec.size
-        return self._random.integers(0, 256, (count, size, size, self._spec.channels), dtype=np.uint8)
+        if self.modality == "array":
+            return self._random.standard_normal((count, *self._wanted), dtype=np.float32)
+        channels, height, width = self._wanted
+        return self._random.integers(0, 256, (count, height, width, channels), dtype=np.uint8)
 
 
 def probe(experiment: Experiment) -> None:
@@ -52,10 +57,9 @@ def probe(experiment: Experiment) -> None:
     affected = experiment.stressor.affected(experiment.protocol.clients, np.random.default_rng(0))
     clients = max(2, len(affected))
     short = {"clients": clients, "rounds": 1, "local_epochs": 1, "batch_size": 2, "participation": 1.0}
-    backbone = experiment.backbone
     tiny = replace(
         experiment,
-        dataset=_Noise(None if isinstance(backbone, TextBackbone) else backbone.image_input()),
+        dataset=_Noise(experiment.dataset, experiment.backbone),
         protocol=experiment.protocol.model_copy(update=short),
         partition=Partition(kind="iid", min_samples=0),
         tasks=None,

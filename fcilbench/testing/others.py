@@ -53,8 +53,7 @@ class BackboneSubject(Subject[Backbone]):
         plugin = self.make()
         if isinstance(plugin, TextBackbone):
             return torch.from_numpy(plugin.encode(_TEXTS).ids)
-        spec = plugin.image_input()
-        return torch.randn(4, spec.channels, spec.size, spec.size, generator=torch.Generator().manual_seed(0))
+        return torch.randn(4, *plugin.input_shape(), generator=torch.Generator().manual_seed(0))
 
     def differ(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
         """Returns whether features differ by more than rounding."""
@@ -63,10 +62,10 @@ class BackboneSubject(Subject[Backbone]):
 
 @BACKBONE_CHECKS.add
 def input_(subject: BackboneSubject) -> None:
-    """It declares its input: image size, channels, and mean and positive deviation of each, or it encodes texts.
+    """It declares its input: images with mean and positive deviation of each channel, a shape of arrays, or texts.
 
-    Fix: return `ImageInput(size, channels, mean, std)` with one mean and std a channel, or derive from
-    TextBackbone.
+    Fix: return `ImageInput(size, channels, mean, std)` with one mean and std a channel, derive from TextBackbone, or
+    set `reads = ("array",)` and return a shape from `input_shape`.
     """
     plugin = subject.make()
     if isinstance(plugin, TextBackbone):
@@ -74,8 +73,12 @@ def input_(subject: BackboneSubject) -> None:
         if encoded.ids.shape[0] != len(_TEXTS) or len(encoded.lengths) != len(_TEXTS) or encoded.lengths.min() < 1:
             raise CheckFailed(f"encoding {len(_TEXTS)} texts gave ids {encoded.ids.shape}, lengths {encoded.lengths}")
         return
+    if (shape := plugin.input_shape()) == () or min(shape) < 1:
+        raise CheckFailed(f"input_shape() is {shape!r}")
+    if "vision" not in plugin.reads:
+        return
     spec = plugin.image_input()
-    if not isinstance(spec, ImageInput) or spec.size < 1:
+    if not isinstance(spec, ImageInput):
         raise CheckFailed(f"image_input() is {spec!r}")
     if not len(spec.mean) == len(spec.std) == spec.channels or min(spec.std) <= 0:
         raise CheckFailed(f"{spec.channels} channels with mean {spec.mean} and deviation {spec.std}")
@@ -200,7 +203,7 @@ def default_tasks(subject: DatasetSubject) -> None:
 
 @DATASET_CHECKS.add
 def samples(subject: DatasetSubject) -> None:
-    """It loads with the declared counts and digest; inputs are uint8 images or texts, and no class lacks samples.
+    """It loads with the declared counts and digest as uint8 images, texts or arrays, and no class lacks samples.
 
     Fix: correct `classes`, `train_samples`, `test_samples` or `fingerprint`, or fetch the data again; labels are
     indices into `class_names`; convert images to uint8 `[n, height, width, channels]`, RGB or grey.
@@ -217,7 +220,8 @@ def samples(subject: DatasetSubject) -> None:
     for name, split in (("train", corpus.train), ("test", corpus.test)):
         image = split.inputs.dtype == np.uint8 and split.inputs.ndim == 4 and split.inputs.shape[3] in (1, 3)
         text = plugin.modality == "text" and all(isinstance(each, str) for each in split.inputs[:100])
-        if not (text or (plugin.modality == "vision" and image)):
+        array = plugin.modality == "array" and np.issubdtype(split.inputs.dtype, np.number)
+        if not (text or array or (plugin.modality == "vision" and image)):
             raise CheckFailed(f"{name} inputs are {split.inputs.dtype} {split.inputs.shape}")
         found = set(np.unique(split.labels).tolist())
         if found != set(range(len(corpus.class_names))):

@@ -26,7 +26,7 @@ def test_prepare_sees_the_cell(make_experiment):
     assert (request.modality, request.classes, request.tasks, request.clients) == ("vision", 10, (3, 7), 4)
     assert classes == 10
     assert request.protocol.rounds == 2
-    assert request.backbone["modality"] == "vision"
+    assert request.backbone["reads"] == ["vision"]
     assert request.backbone["params"]["adapter"] is None
 
 

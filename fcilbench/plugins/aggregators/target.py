@@ -224,7 +224,7 @@ class Synthesis:
         self._seen, self._device = server.tasks[-1].seen, server.vector.device
         self._teacher = server.net.under(server.vector.clone())
         self.student = untrained(server.network).to(self._device)
-        size = params.gen_image_size or self._input.size
+        size = params.gen_image_size or max(self._input.shape)
         self.generator = Generator(self._input.channels, size).to(self._device)
         rate = params.lr_g * params.g_steps
         self._meta = torch.optim.Adam(self.generator.parameters(), lr=rate, betas=_BETAS)
@@ -367,7 +367,7 @@ def augment(images: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
 
 def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
     """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised; differentiable."""
-    if images.shape[2:] != (wanted.size, wanted.size):
-        images = F.interpolate(images, (wanted.size, wanted.size), mode="bicubic", antialias=True).clamp(0.0, 1.0)
+    if images.shape[2:] != wanted.shape:
+        images = F.interpolate(images, wanted.shape, mode="bicubic", antialias=True).clamp(0.0, 1.0)
     mean, std = (torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (wanted.mean, wanted.std))
     return (images - mean) / std

@@ -21,6 +21,7 @@ from fcilbench.api import (
     Field,
     ImageInput,
     PrerequisiteError,
+    Size,
     Transformer,
     UsageError,
     file_digest,
@@ -41,13 +42,15 @@ _WORDS = ("yes", "no", "on", "off", "true", "false")
 class Timm(Backbone):
     """Any timm model without its classifier (Wightman, PyTorch Image Models, doi:10.5281/zenodo.4414861).
 
-    Dropout and stochastic depth are timm's defaults, which are off, unless `args` sets them.
+    Dropout and stochastic depth are timm's defaults, which are off, unless `args` sets them. It also reads arrays of
+    channels, height and width, such as spectrograms: these are neither resized nor normalised here.
 
     Example:
         >>> Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args={"img_size": 64, "patch_size": 8}))
     """
 
     version = "1"
+    reads = ("vision", "array")
     kit_params: ClassVar[Mapping[str, Any]] = {
         "model": "vit_tiny_patch16_224",
         "weights": "none",
@@ -69,8 +72,9 @@ class Timm(Backbone):
             default_factory=dict,
             description="model arguments for timm.create_model: img_size, patch_size, in_chans, ...",
         )
-        input_size: int | None = Field(
-            None, ge=1, description="height and width of inputs in pixels; default args.img_size, else the model's own"
+        input_size: Size | None = Field(
+            None,
+            description="pixels of inputs: one number, or [height, width]; default args.img_size, else the model's own",
         )
         mean: tuple[float, ...] | None = Field(None, description="input mean per channel; default the model's own")
         std: tuple[float, ...] | None = Field(None, description="input deviation per channel; default the model's own")
@@ -101,7 +105,7 @@ class Timm(Backbone):
         def _free(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
             if taken := sorted(set(args) & set(RESERVED)):
                 raise ValueError(f"{', '.join(taken)} cannot be set in args; use the keys model and weights")
-            positive(args, "img_size", 1)
+            image_size(args, 1)
             positive(args, "in_chans", 3)
             for name, value in args.items():
                 if isinstance(value, str) and value.lower() in _WORDS:
@@ -114,7 +118,7 @@ class Timm(Backbone):
         def _consistent(self) -> Self:
             channels = positive(self.args, "in_chans", 3)
             size = self.input_size
-            if size is not None and size != (own := positive(self.args, "img_size", size)):
+            if size is not None and size != (own := image_size(self.args, size)):
                 raise ValueError(f"input_size {size} differs from args.img_size {own}; give one of them")
             if self.weights == "hub" and not pretrained(self.model).has_weights:
                 raise ValueError(
@@ -128,7 +132,7 @@ class Timm(Backbone):
             return self
 
     def build(self) -> FeatureExtractor:
-        """Builds the model on the CPU in fp32, in training mode: maps `[B, C, size, size]` to `[B, F]`.
+        """Builds the model on the CPU in fp32, in training mode: maps `[B, C, height, width]` to `[B, F]`.
 
         F is measured: timm's `num_features` is not the size of the output of a model with a hidden layer in its head.
 
@@ -156,7 +160,7 @@ class Timm(Backbone):
         own = pretrained(self.params.model)
         channels = positive(self.params.args, "in_chans", 3)
         return ImageInput(
-            size=positive(self.params.args, "img_size", self.params.input_size or own.input_size[-1]),
+            size=image_size(self.params.args, self.params.input_size or own.input_size[-1]),
             channels=channels,
             mean=self.params.mean or per_channel(own.mean, channels),
             std=self.params.std or per_channel(own.std, channels),
@@ -212,19 +216,18 @@ class Timm(Backbone):
     def _check_patches(self, model: nn.Module) -> None:
         """Refuses an image size that is no multiple of the patch: timm ignores the pixels at the border."""
         patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-        side = patch[0] if isinstance(patch, tuple | list) else patch
-        size = self.image_input().size
-        if isinstance(side, int) and size % side:
-            below = size // side * side
-            near = [each for each in (below, below + side) if each]
-            raise UsageError(
-                f"{self.params.model} has patches of {side} pixels, which do not fill an image of {size}",
-                hint=f"set args.img_size to {' or '.join(map(str, near))}",
-            )
+        patches = patch if isinstance(patch, tuple | list) else (patch, patch)
+        for size, side in zip(self.image_input().shape, patches, strict=False):
+            if isinstance(side, int) and size % side:
+                below = size // side * side
+                near = [each for each in (below, below + side) if each]
+                raise UsageError(
+                    f"{self.params.model} has patches of {side} pixels, which do not fill an image of {size}",
+                    hint=f"set args.img_size to {' or '.join(map(str, near))}",
+                )
 
     def _feature_dim(self, model: nn.Module) -> int:
-        wanted = self.image_input()
-        shape = (1, wanted.channels, wanted.size, wanted.size)
+        shape = (1, *self.input_shape())
         model.eval()  # BatchNorm buffers stay as they are
         try:
             with torch.no_grad():
@@ -251,8 +254,19 @@ def positive(args: dict[str, JsonValue], key: str, default: int) -> int:
     """Returns a model argument; raises ValueError if it is no positive integer."""
     value = args.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"args.{key} must be a positive integer (images are square), not {value!r}")
+        raise ValueError(f"args.{key} must be a positive integer, not {value!r}")
     return value
+
+
+def image_size(args: dict[str, JsonValue], default: Size) -> Size:
+    """Returns `img_size` of the model arguments, one number or two; raises ValueError if it is neither."""
+    value = args.get("img_size")
+    if value is None:
+        return default
+    if isinstance(value, list) and len(value) == 2:
+        height, width = (positive({"img_size": each}, "img_size", 1) for each in value)
+        return height, width
+    return positive(args, "img_size", 1)
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -268,7 +282,7 @@ def image_flops(create: Callable[[], nn.Module], wanted: ImageInput) -> float | 
     """
     try:
         with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
-            create().eval()(torch.zeros(1, wanted.channels, wanted.size, wanted.size))
+            create().eval()(torch.zeros(1, wanted.channels, *wanted.shape))
     except UsageError:
         raise
     except Exception:  # an estimate is not worth an error; `build` says what is wrong with a model

@@ -135,7 +135,7 @@ def test_identity_fills_in_what_timm_decides() -> None:
         ({"weights": "hub", "model": "resnetv2_50d_frn"}, "resnetv2_50d_frn has no weights on the hub"),
         ({"args": {"num_classes": 10}}, "num_classes cannot be set in args"),
         ({"args": {"pretrained": True, "checkpoint_path": "x"}}, "checkpoint_path, pretrained cannot be set"),
-        ({"args": {"img_size": [64, 32]}}, r"args.img_size must be a positive integer"),
+        ({"args": {"img_size": [64, 32, 3]}}, r"args.img_size must be a positive integer"),
         ({"args": {"in_chans": 0}}, r"args.in_chans must be a positive integer"),
         ({"args": VIT, "input_size": 32}, "input_size 32 differs from args.img_size 64"),
         ({"mean": (0.5,)}, "mean has 1 values for 3 input channels"),
