@@ -21,7 +21,11 @@ Logits = Mapping[str, torch.Tensor]
 
 
 class DecisionRule(Protocol):
-    """A rule from logits to predicted internal labels. It looks at each sample alone."""
+    """A rule from logits to predicted internal labels. It looks at each sample alone.
+
+    A rule with an attribute `features = True` is also given, as the keyword `features`, the features `[n, F]` of the
+    samples under each of its modules, by the module's name.
+    """
 
     def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         """Returns the names of the modules whose logits the rule reads; `true` is given for `oracle` only."""

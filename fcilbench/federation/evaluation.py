@@ -28,6 +28,9 @@ TaskLogits = dict[int, torch.Tensor]
 Logits = dict[str, TaskLogits]
 """By name of the module."""
 
+FEATURES = "features of "
+"""In front of a module's name: its features `[n, F]`, kept beside the logits where a rule reads them."""
+
 Wanted = dict[str, dict[int, torch.Tensor]]
 """For each module the test samples of each task that it must see, as a mask bool `[n]`."""
 
@@ -149,24 +152,30 @@ class Evaluator:
         for name, asked in wanted.items():
             net, seen = self._deploy(name, predictors), tasks[-1].seen
             some = {task: rows for task, rows in asked.items() if not (task in self._features or bool(rows.all()))}
-            found[name] = self._logits_of(net, some, seen)
-            for task in (task for task in asked if task not in some):
-                found[name][task] = self._logits(net, task, self._test, self._index[task], seen)
+            features = self._features_in(net, some)
+            whole = (task for task in asked if task not in some)
+            features |= {task: self._features_of(net, task, self._test, self._index[task]) for task in whole}
+            with torch.no_grad(), self._arithmetic():
+                found[name] = {task: net.head(own)[:, :seen] for task, own in features.items()}
+            if any(_reads_features(rule) for rule in predictors.rules.values()):
+                found[FEATURES + name] = features
         return found
 
-    def _logits_of(self, net: Net, masks: Mapping[int, torch.Tensor], seen: int) -> TaskLogits:
-        """Returns float32 logits `[n, seen]` of the samples of each task, NaN for those that are not in its mask.
+    def _features_in(self, net: Net, masks: Mapping[int, torch.Tensor]) -> TaskLogits:
+        """Returns the features `[n, F]` of the samples of each task, NaN for those that are not in its mask.
 
         The samples of all tasks pass together, in batches: there may be few of each.
         """
-        found = {task: self._start.vector.new_full((len(rows), seen), math.nan) for task, rows in masks.items()}
-        if masks:
-            index = torch.cat([self._index[task][rows] for task, rows in masks.items()])
-            with torch.no_grad(), self._arithmetic():
-                logits = net.head(self._forward(net, self._test, index))[:, :seen]
-            counts = [int(rows.sum()) for rows in masks.values()]
-            for (task, rows), own in zip(masks.items(), torch.split(logits, counts), strict=True):
-                found[task][rows] = own
+        if not masks:
+            return {}
+        index = torch.cat([self._index[task][rows] for task, rows in masks.items()])
+        with torch.no_grad(), self._arithmetic():
+            features = self._forward(net, self._test, index)
+        found = {}
+        counts = [int(rows.sum()) for rows in masks.values()]
+        for (task, rows), own in zip(masks.items(), torch.split(features, counts), strict=True):
+            found[task] = features.new_full((len(rows), features.shape[1]), math.nan)
+            found[task][rows] = own
         return found
 
     def _picks(self, picker: Picker, tasks: Sequence[Task], heads: Sequence[TaskLogits] = ()) -> list[torch.Tensor]:
@@ -195,13 +204,10 @@ class Evaluator:
         tasks: Sequence[Task],
     ) -> float:
         """Returns the share of a task's samples to which the method's answer for the picked task is right."""
-        rule, labels = predictors.rules["oracle"], self._test.labels[self._index[task.index]]
-        right = 0
+        rule, right = predictors.rules["oracle"], 0
         for chosen in sorted({*picks.tolist()}):
-            rows, true = picks == chosen, tasks[chosen]
-            own = {name: logits[name][task.index][rows] for name in rule.modules(tasks, true)}
-            right += self._right(rule, own, labels[rows], tasks, true)
-        return right / len(labels)
+            right += self._right(rule, logits, task, tasks, true=tasks[chosen], rows=picks == chosen)
+        return right / len(picks)
 
     def ood_auroc(self, predictors: Predictors, tasks: Sequence[Task]) -> float | None:
         """Returns the area under the ROC curve of the largest softmax probability (Hendrycks and Gimpel 2017).
@@ -280,25 +286,35 @@ class Evaluator:
     ) -> float:
         """Returns the share of a task's test samples that the rule of a task identity answers correctly."""
         rule, true = predictors.rules[cast("TaskIdentity", identity)], task if identity == "oracle" else None
-        own = {name: logits[name][task.index] for name in rule.modules(tasks, true)}
-        labels = self._test.labels[self._index[task.index]]
-        return self._right(rule, own, labels, tasks, true) / len(labels)
+        everyone = torch.ones_like(self._index[task.index], dtype=torch.bool)
+        return self._right(rule, logits, task, tasks, true=true, rows=everyone) / len(everyone)
 
     def _right(
         self,
         rule: DecisionRule,
-        logits: Mapping[str, torch.Tensor],
-        labels: torch.Tensor,
+        logits: Logits,
+        task: Task,
         tasks: Sequence[Task],
+        *,
         true: Task | None,
+        rows: torch.Tensor,
     ) -> int:
-        """Returns the number of samples that a rule answers correctly.
+        """Returns how many of some test samples of a task, a mask bool `[n]`, a rule answers correctly.
 
         A sample whose logits are NaN or infinite has no answer, so it counts as wrong.
         """
-        answered = torch.stack([(own < math.inf).all(dim=1) for own in logits.values()]).all(dim=0)
+        names, labels = rule.modules(tasks, true), self._test.labels[self._index[task.index]][rows]
+        own = {name: logits[name][task.index][rows] for name in names}
+        more = {}
+        if _reads_features(rule):
+            more["features"] = {name: logits[FEATURES + name][task.index][rows] for name in names}
+        answered = torch.stack([(each < math.inf).all(dim=1) for each in own.values()]).all(dim=0)
         self.unanswered |= not bool(answered.all())
-        return int(((rule(logits, tasks, true) == labels) & answered).sum())
+        return int(((rule(own, tasks, true, **more) == labels) & answered).sum())
+
+
+def _reads_features(rule: DecisionRule) -> bool:
+    return bool(getattr(rule, "features", False))
 
 
 def as_module(built: Module | torch.Tensor) -> Module:

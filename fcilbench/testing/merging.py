@@ -206,19 +206,30 @@ class _CheckedRule:
     identity: str
     rule: DecisionRule
 
+    @property
+    def features(self) -> bool:
+        return bool(getattr(self.rule, "features", False))
+
     def modules(self, tasks: Sequence[Task], true: Task | None) -> Sequence[str]:
         return self.rule.modules(tasks, true)
 
-    def __call__(self, logits: Mapping[str, torch.Tensor], tasks: Sequence[Task], true: Task | None) -> torch.Tensor:
-        labels = self.rule(logits, tasks, true)
+    def __call__(
+        self, logits: Mapping[str, torch.Tensor], tasks: Sequence[Task], true: Task | None, **more: Any
+    ) -> torch.Tensor:
+        labels = self.rule(logits, tasks, true, **more)
         (count,) = {len(each) for each in logits.values()}
         low, high = (true.offset, true.seen) if true else (0, tasks[-1].seen)
         if labels.dtype != torch.int64 or labels.shape != (count,):
             raise CheckFailed(f"{self.identity!r}: the answer is {labels.dtype} {list(labels.shape)}, not int64 [n]")
         if not (low <= int(labels.min()) and int(labels.max()) < high):
             raise CheckFailed(f"{self.identity!r}: {int(labels.min())}..{int(labels.max())} leave {low}..{high - 1}")
-        rows = [{name: each[i : i + 1] for name, each in logits.items()} for i in range(count)]
-        apart = torch.cat([self.rule(row, tasks, true) for row in rows])
+        alone = []
+        for i in range(count):
+            row, own = (
+                {name: value[i : i + 1] for name, value in each.items()} for each in (logits, more.get("features", {}))
+            )
+            alone.append(self.rule(row, tasks, true, **({"features": own} if more else {})))
+        apart = torch.cat(alone)
         if wrong := int((labels != apart).sum()):
             raise CheckFailed(f"{self.identity!r}: {wrong} of {count} answers change with the batch")
         return labels

@@ -1,6 +1,6 @@
 """Deployed modules on test samples: features are computed once, frozen tensors deployed, odd modules refused."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors
 from fcilbench.errors import PluginError
-from fcilbench.federation.evaluation import auroc
+from fcilbench.federation.evaluation import Picker, auroc
 from fcilbench.federation.experiment import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.ncm import Ncm
@@ -152,6 +152,52 @@ def test_logits_of_nan_and_infinity_are_wrong_answers(make_experiment, rule, sig
     assert torch.equal(federation.test.labels[federation.test_index[0]].unique(), torch.tensor([0, 1]))
     assert found == {"none": [0.0]}
     assert federation.evaluator.unanswered
+
+
+@dataclass(frozen=True)
+class NearestMean:
+    """Ten lines of a third party: the class whose mean feature `[C, F]` is nearest, within the true task if told."""
+
+    means: torch.Tensor
+    features = True
+
+    def modules(self, tasks, true):
+        return ("global",)
+
+    def __call__(self, logits, tasks, true, features):
+        (own,) = features.values()
+        assert len(own) == len(logits["global"])
+        low, high = (true.offset, true.seen) if true else (0, tasks[-1].seen)
+        return torch.cdist(own, self.means[low:high]).argmin(dim=1) + low
+
+
+def test_a_decision_rule_may_read_features(make_experiment, norm_backbone):
+    """Against the same rule on features from a plain forward pass, for every identity and under a selector's picks."""
+    federation = build(make_experiment(backbone=norm_backbone))
+    stream, server = federation.stream.tasks, federation.server
+    server.enter(stream[-1], len(stream) - 1)
+    federation.model.load(federation.initial, server.counters)
+    federation.model.network.eval()
+    with torch.no_grad():
+        inputs = federation.test.plain(torch.arange(len(federation.test)))
+        plain_features = federation.model.network.extractor(inputs)
+    means = torch.randn(10, plain_features.shape[1], generator=torch.Generator().manual_seed(0))
+    rule = NearestMean(means)
+    predictors = Predictors({"global": lambda: federation.initial}, dict.fromkeys(("none", "inferred", "oracle"), rule))
+    picker = Picker(lambda samples, tasks: torch.arange(len(samples.features)) % len(tasks), heads=False, under=None)
+    found = federation.evaluator.accuracy(
+        predictors, server.tasks, ("none", "oracle", "inferred:mine"), {"inferred:mine": picker}
+    )
+    for task in server.tasks:
+        rows = federation.test_index[task.index]
+        labels, distances = federation.test.labels[rows], torch.cdist(plain_features[rows], means)
+        assert found["none"][task.index] == float((distances.argmin(1) == labels).double().mean())
+        within = distances[:, task.classes].argmin(1) + task.offset
+        assert found["oracle"][task.index] == float((within == labels).double().mean())
+        picked = [server.tasks[i % len(server.tasks)] for i in range(len(rows))]
+        answers = [int(d[t.classes].argmin()) + t.offset for d, t in zip(distances, picked, strict=True)]
+        right = sum(answer == label for answer, label in zip(answers, labels.tolist(), strict=True))
+        assert found["inferred:mine"][task.index] == right / len(rows)
 
 
 def test_missing_rules_and_modules_are_named(make_experiment):
