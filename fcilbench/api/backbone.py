@@ -177,8 +177,9 @@ class Backbone(Plugin):
         return {"reads": list(cls.reads)}
 
     def instance_facts(self) -> dict[str, Any]:
-        """Returns the operations of a forward pass, for estimates of cost."""
-        return {"forward_flops": self.forward_flops()}
+        """Returns the operations of a forward pass, for estimates of cost, and the shape of an array that it reads."""
+        shape = list(self.input_shape()) if "array" in self.reads else None
+        return {"forward_flops": self.forward_flops(), "input_shape": shape}
 
 
 class TextBackbone(Backbone):

@@ -7,6 +7,7 @@ CHECKS = {
     "params": "every parameter exists and its value is valid for the plugin or the protocol; values inside timm's "
     "`args` are checked by `deep` only",
     "tasks": "every split into tasks uses each class of its data set exactly once",
+    "inputs": "every backbone reads what its data sets have: images, texts, or arrays of one shape",
     "rules": "conditions and values of tuned and exclude rules exist, and every rule matches a cell",
     "cells": "labels are unique and no two cells are the same experiment",
     "deep": "one tiny round works for each combination of plugins",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from fcilbench.suite.resolve import (
 )
 from fcilbench.suite.schema import AXES, Axis, Grid, Scoring, Suite
 from fcilbench.suite.yaml import InvalidSuiteError, place
+
+_MODALITIES = {"vision": "images", "text": "texts", "array": "arrays"}
 
 Probe = Callable[[Sequence[Cell]], Sequence[str | None]]
 """Runs one tiny forward and aggregate for each cell's plugins; returns what went wrong, or `None`."""
@@ -206,6 +208,7 @@ class _Builder:
             return
         facts = answers["dataset"].facts
         self._check_samples(point, len(tasks) * protocol.clients, facts.get("train"))
+        self._check_inputs(point, facts, answers["backbone"].facts)
         seeds = self._suite.seeds
         cell = Cell(
             suite=self._suite.name,
@@ -250,6 +253,24 @@ class _Builder:
         if samples is not None and samples < shares * least:
             message = f"dataset {data.label!r}: {samples} samples do not give each client {least} of each task"
             self.problems.append(Problem(message, data.path, "lower clients, tasks or min_samples", check="tasks"))
+
+    def _check_inputs(self, point: Point, data: Mapping[str, Any], network: Mapping[str, Any]) -> None:
+        """Notes a backbone that does not read what a data set has, or arrays of another shape."""
+        backbone, dataset = point.entries["backbone"], point.entries["dataset"]
+        has, reads = data.get("modality"), network.get("reads")
+        if has is None or reads is None:
+            return
+        if has not in reads:
+            kinds = " and ".join(_MODALITIES.get(each, each) for each in reads)
+            what = f"reads {kinds}, and dataset {dataset.label!r} has {_MODALITIES.get(has, has)}"
+        elif has == "array" and (wanted := network.get("input_shape")) not in (None, shape := data.get("shape")):
+            what = f"reads arrays of shape {wanted}, and dataset {dataset.label!r} has {shape}"
+        else:
+            return
+        rule = f"{{dataset: {dataset.label}, backbone: {backbone.label}, because: it does not read them}}"
+        hint = f"leave the pair out with a line under `exclude`: - {rule}"
+        message = f"backbone {backbone.label!r} {what}"
+        self.problems.append(Problem(message, backbone.path, hint, check="inputs"))
 
     def _protocol(self, settings: Settings) -> Protocol | None:
         own = settings_of("protocol", settings)

@@ -93,6 +93,24 @@ class Net(Plugin):
         return values
 
 
+class Reader(Plugin):
+    """A backbone that reads texts, and arrays of one shape."""
+
+    @classmethod
+    def facts(cls):
+        return {"reads": ["text", "array"], "input_shape": [2, 30]}
+
+
+class Waves(Ten):
+    """Arrays."""
+
+    class Params(Params):
+        steps: int = 30
+
+    def instance_facts(self):
+        return {"modality": "array", "shape": [2, self.params.steps]}
+
+
 class Clean(Plugin):
     """Nothing."""
 
@@ -106,8 +124,8 @@ class Shift(Plugin):
 
 POINTS = {
     "aggregators": {"mean": "Mean", "ring": "Ring", "needy": "Needy"},
-    "datasets": {"ten": "Ten", "cars": "Cars", "own": "Own"},
-    "backbones": {"net": "Net"},
+    "datasets": {"ten": "Ten", "cars": "Cars", "own": "Own", "waves": "Waves"},
+    "backbones": {"net": "Net", "reader": "Reader"},
     "stressors": {"clean": "Clean", "shift": "Shift"},
 }
 

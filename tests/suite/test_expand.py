@@ -6,6 +6,7 @@ from fcilbench.spec.identity import cell_id
 from fcilbench.suite.expand import expand, missing_lines
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.resolve import route
+from fcilbench.suite.yaml import InvalidSuiteError
 
 
 @pytest.fixture
@@ -290,6 +291,26 @@ def test_one_experiment_twice_is_refused(problems, base):
     assert found == "s.yaml:8:22: grid.aggregator.1 and grid.aggregator.0 are both 'mean'"
     (found,) = problems(base.replace("[{dirichlet: 0.5}]", "[iid, {kind: iid}]"))
     assert found == "s.yaml:7:20: grid.partition.1 and grid.partition.0 are both 'iid'"
+
+
+def test_a_backbone_that_does_not_read_the_data_is_refused_with_the_rule_that_leaves_it_out(lab, write, base, cells):
+    mixed = base.replace("[net]", "[net, reader]")
+    with pytest.raises(InvalidSuiteError) as refused:
+        cells(mixed)
+    (found,) = refused.value.problems
+    assert str(found) == "s.yaml:6:19: backbone 'reader' reads texts and arrays, and dataset 'ten' has images"
+    rule = "{dataset: ten, backbone: reader, because: it does not read them}"
+    assert found.hint == f"leave the pair out with a line under `exclude`: - {rule}"
+    assert found.check == "inputs"
+    assert len(cells(f"{mixed}exclude:\n  - {rule}\n")) == 2
+
+
+def test_arrays_of_another_shape_are_refused(problems, base, cells):
+    waves = base.replace("[net]", "[reader]").replace("[ten]", "[waves]")
+    assert len(cells(waves)) == 2
+    (found,) = problems(waves.replace("[waves]", "[{use: waves, steps: 31}]"))
+    assert "backbone 'reader' reads arrays of shape [2, 30], and dataset 'waves" in found
+    assert "has [2, 31]" in found
 
 
 def test_rules_of_a_shared_file_need_not_match_every_suite(lab, write, base):
