@@ -26,7 +26,7 @@ from fcilbench.federation.experiment import Experiment
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.backbones.timm import Timm
-from fcilbench.plugins.datasets.cifar100 import Cifar100
+from fcilbench.plugins.datasets.cifar import Cifar100
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.plugins.stressors.none import NoStress
 from fcilbench.spec.protocol import Partition, Protocol, Runtime, Seeds

@@ -22,7 +22,7 @@ from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.sum import Sum
 from fcilbench.plugins.backbones.timm import Timm
-from fcilbench.plugins.datasets.cifar100 import Cifar100
+from fcilbench.plugins.datasets.cifar import Cifar100
 from fcilbench.plugins.selectors.ridge import Ridge
 from fcilbench.plugins.stressors.none import NoStress
 from fcilbench.spec.outcome import Cost

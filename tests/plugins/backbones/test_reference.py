@@ -20,7 +20,7 @@ from fcilbench.api.dataset import Samples
 from fcilbench.data.open import open_dataset
 from fcilbench.plugins.backbones.efficientnet_lite0 import EfficientNetLite0
 from fcilbench.plugins.backbones.timm import Timm
-from fcilbench.plugins.datasets.cifar100 import Cifar100
+from fcilbench.plugins.datasets.cifar import Cifar100
 
 CLASSES = 20
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fcilbench.data.open import open_dataset
 from fcilbench.errors import DataError
-from fcilbench.plugins.datasets.cifar100 import Cifar100
+from fcilbench.plugins.datasets.cifar import Cifar10, Cifar100
 
 Write = Callable[[str, Any], Path]
 
@@ -95,6 +95,31 @@ def test_reads_what_python_2_and_numpy_1_wrote(tmp_path: Path, write: Write) -> 
     assert path.exists()
 
 
+def test_cifar10_joins_its_five_training_batches(tmp_path: Path) -> None:
+    class Ten(Cifar10):
+        classes, train_samples, test_samples = 3, 30, 6
+
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    batches = {f"data_batch_{number}": record(6) for number in range(1, 6)} | {"test_batch": record(6)}
+    for number, (name, batch) in enumerate(batches.items()):
+        batch[b"labels"] = [(label + number) % 3 for label in batch.pop(b"fine_labels")]
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    meta = {b"label_names": [b"airplane", b"automobile", b"bird"], b"num_vis": 3072}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+    found = Ten().load(tmp_path)
+    assert found.class_names == ("airplane", "automobile", "bird")
+    assert found.train.inputs.shape == (30, 32, 32, 3)
+    assert found.train.labels[:9].tolist() == [0, 1, 2, 0, 1, 2, 1, 2, 0]
+    assert found.test.labels.tolist() == [2, 0, 1, 2, 0, 1]
+    assert found.train.inputs[8, 0, 0].tolist() == [2, 102, 202]
+    open_dataset(Ten(), tmp_path)
+    (folder / "data_batch_4").unlink()
+    with pytest.raises(DataError, match=r"cifar10: .*data_batch_4: cannot be read") as caught:
+        Ten().load(tmp_path)
+    assert "md5:c58f30108f718f92721af3b95e74349a" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("name", ["train", "test", "meta"])
 def test_missing_file_says_where_to_put_what(tmp_path: Path, write: Write, name: str) -> None:
     (tmp_path / "cifar-100-python" / name).unlink()
@@ -135,7 +160,7 @@ def test_malicious_pickle_runs_nothing(tmp_path: Path, write: Write, protocol: i
     made = tmp_path / "made"
     raw = pickle.dumps({**record(6), b"extra": _Touch(made)}, protocol=protocol)
     write("train", raw)
-    with pytest.raises(DataError, match=r"it asks for .*mkdir, which no CIFAR-100 file needs"):
+    with pytest.raises(DataError, match=r"it asks for .*mkdir, which no CIFAR file needs"):
         Tiny().load(tmp_path)
     assert not made.exists()
     pickle.loads(raw)
