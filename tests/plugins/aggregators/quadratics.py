@@ -6,6 +6,7 @@ Tests load this file with `runpy`.
 
 import itertools
 import tempfile
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def train(make_experiment, method, params=None, *, curves=TWO, samples=(1, 1), s
 
     def told(state):
         values = {name: value for name, value in state.items() if name != "curve"}
-        return {k: one(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        return {k: one(v) if isinstance(v, torch.Tensor) else copy(v) for k, v in values.items()}
 
     seen = {}
     settings = {"clients": len(curves), "local_epochs": steps, "batch_size": 1000, "optimizer": "sgd", "lr": 0.1}
