@@ -15,6 +15,7 @@ from fcilbench.cli import console
 from fcilbench.data.root import use_data_root
 from fcilbench.errors import UsageError
 from fcilbench.execution.base import executor_class
+from fcilbench.shipped import located
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -61,6 +62,11 @@ def _folder(param: typer.CallbackParam, value: Path) -> Path:
     if value.is_file():
         raise UsageError(f"{param.opts[0]} {value} is a file", hint="name a folder")
     return value
+
+
+def _published(param: typer.CallbackParam, value: Path) -> Path:
+    """Returns a folder of rows, which may be a leaderboard that comes with the package."""
+    return located(_folder(param, value), "leaderboards")
 
 
 def _plural(value: str | None) -> str | None:
@@ -131,7 +137,7 @@ Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", he
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
 From = Annotated[
-    Path, typer.Option("--from", metavar="DIR", callback=_folder, help="Folder of the row, e.g. leaderboards/NAME.")
+    Path, typer.Option("--from", metavar="DIR", callback=_published, help="Folder of the row, e.g. leaderboards/NAME.")
 ]
 _KIND = "Kind of plugin: aggregator, backbone, dataset, stressor, selector, executor, board or tracker."
 Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]

@@ -18,6 +18,7 @@ from fcilbench.results.merge import Conflict
 from fcilbench.results.merge import export as export_rows
 from fcilbench.results.merge import merge as merge_stores
 from fcilbench.results.store import Store
+from fcilbench.shipped import located
 from fcilbench.tracking.base import open_tracker, parse_tracking
 from fcilbench.tracking.base import sync as sync_store
 from fcilbench.workflow.again import parse_tolerances
@@ -40,7 +41,8 @@ def merge(
     they differ by more than the spread that was measured between instruction sets, and otherwise only reported.
     Exit codes: 0; 3 if two folders disagree on the result of a cell.
     """
-    report = merge_stores([Store(folder) for folder in folders], Store(out), parse_tolerances(tolerance))
+    stores = [Store(located(folder, "leaderboards")) for folder in folders]
+    report = merge_stores(stores, Store(out), parse_tolerances(tolerance))
     if form in (options.Form.JSON, options.Form.JSONL):
         body = {
             "schema": 1,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fcilbench.errors import DataError
+from fcilbench.shipped import named
 
 ENVIRONMENT = "FCILBENCH_DATA"
 ARCHIVES = "archives"
@@ -44,10 +45,12 @@ def use_data_root(value: Path | None) -> Path:
 def find_weights(name: str) -> Path:
     """Finds a weights file: an absolute path, else relative to here, else to `weights/` under the data root.
 
+    The weights that come with the package are found by their name.
+
     Raises:
         DataError: If it is at none of these places; the message names them.
     """
-    return _find(name, data_root() / "weights", Path.is_file, "weights file ")
+    return _find(name, data_root() / "weights", Path.is_file, "weights file ", named(Path(name), "weights"))
 
 
 def find_data(name: str) -> Path:
@@ -59,10 +62,10 @@ def find_data(name: str) -> Path:
     return _find(name, data_root(), Path.exists)
 
 
-def _find(name: str, folder: Path, there: Callable[[Path], bool], what: str = "") -> Path:
+def _find(name: str, folder: Path, there: Callable[[Path], bool], what: str = "", shipped: Path | None = None) -> Path:
     given = Path(name).expanduser()
     places = list(dict.fromkeys([given.absolute(), folder / given]))  # of an absolute path, that path alone
-    for place in filter(there, places):
+    for place in filter(there, [*places, *([shipped] if shipped else [])]):
         return place
     hint = f"put it into {folder} (--data or {ENVIRONMENT} sets another data root), or give its full path"
     raise DataError(f"{what}{name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)

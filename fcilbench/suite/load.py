@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fcilbench.errors import KeyPath, Problem, UsageError
 from fcilbench.files import neighbour
 from fcilbench.registry.validation import explain, validate
+from fcilbench.shipped import located, named
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.protocol import Partition
 from fcilbench.suite.lock import has_study, rules_of, sealed
@@ -103,6 +104,7 @@ def _as_written(tree: Node, problem: Problem) -> Problem:
 
 def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
     """Reads a file and those that it extends; `where` is the place that names it, `chain` the files before it."""
+    path = located(path, "suites", ".yaml")
     tree = parse(_bytes(path, where), str(path))
     if not isinstance(tree.value, dict):
         name = f"{path} is no suite: " if where else ""
@@ -110,7 +112,7 @@ def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
     extends = tree.value.get("extends")
     if extends is None or not isinstance(extends.value, str):
         return tree
-    chain, base = (*chain, path.resolve()), path.parent / extends.value
+    chain, base = (*chain, path.resolve()), _extended(path, extends.value)
     if "\0" not in extends.value and base.resolve() in chain:
         circle = " -> ".join(each.name for each in (*chain, base))
         raise _invalid(f"`extends` runs in a circle: {circle}", extends.where)
@@ -121,6 +123,15 @@ def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:
         )
         raise _invalid(message, extends.where, "put what these files share into one file, and extend that one")
     return merge(_read(base, extends.where, chain), tree)
+
+
+def _extended(path: Path, name: str) -> Path:
+    """Returns the file that a suite at `path` extends: beside it or, where there is none, a shipped one."""
+    base = path.parent / name
+    try:
+        return base if base.exists() else named(Path(name), "suites", ".yaml") or base
+    except (OSError, ValueError):  # a path may be too long, or hold a NUL
+        return base
 
 
 def _with_rules(tree: Node, locked: list[Node]) -> Node:
