@@ -10,6 +10,7 @@ ROOT = Path(fcilbench.plugins.__file__).parent
 SIBLINGS = {
     "aggregators.prompts": "base class of methods with prompts, PromptMethod",
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
+    "aggregators.task_vectors": "base class of methods that merge tasks, TaskVectorMethod",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",
     "backbones.text": "base class of text encoders",
