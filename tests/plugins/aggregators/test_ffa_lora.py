@@ -47,7 +47,7 @@ def method(cls=FfaLora, **params):
 
 def test_the_merged_product_is_the_mean_of_products_by_hand():
     """A = [1, 2], B = (1, 0) and (0, 2), n = (1, 3): B = (.25, 1.5), and B A = sum p_k B_k A."""
-    piece = Piece("extractor.layer.lora_B", slice(0, 2), (2, 1))
+    piece = Piece("extractor.layer.lora_B", (2, 1), 0)
     parts = Layout(slice(0, 2), slice(2, 4), slice(4, 4), classes=1, features=1, pieces=(piece,))
     host = FederationServer(torch.zeros(4), torch.zeros(0, dtype=torch.int64), parts, (Task(0, 0, 1),))
     delta = torch.tensor([[1.0, 0.0, 4.0, 0.0], [0.0, 2.0, 0.0, 8.0]])
