@@ -67,8 +67,16 @@ class PILoRA(Aggregator):
     class Params(PresetParams):
         """Hyperparameters of PILoRA."""
 
-        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"original": {"min_visits": 0}}
+        presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+            "original": {"min_visits": 0},
+            "text": {"mu_l1": 0.001, "lora_rate": 1.0},
+        }
 
+        preset: Literal["default", "original", "text"] = Field(  # type: ignore[assignment]  # one more than elsewhere
+            "default",
+            description="set of values that single options override: ours, those of the authors' code for images, or "
+            "those of fed-mammoth for texts",
+        )
         rank: int = Field(4, ge=1, description="rank r of each task's LoRA", source="Guo et al. 2024")
         lora_rate: float = Field(
             0.005,
@@ -98,6 +106,13 @@ class PILoRA(Aggregator):
             description="temperature of the clients' weights in merging prototypes",
             source="code of Guo et al. 2024",
         )
+        init_scale: float = Field(
+            0.1,
+            gt=0,
+            description="standard deviation of the prototypes' first entries; larger where `pilora/feature_scale` is "
+            "above 1, or all distances are equal at first",
+            source="Guo et al. 2024",
+        )
         min_visits: int = Field(
             5,
             ge=0,
@@ -106,7 +121,7 @@ class PILoRA(Aggregator):
         )
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
-        """Freezes the backbone, inserts a LoRA for each task, and draws the prototypes from N(0, 0.1^2)."""
+        """Freezes the backbone, inserts a LoRA for each task, and draws the prototypes from N(0, init_scale^2)."""
         extractor: Any = network.get_submodule("extractor")
         if lora_layers(extractor):
             return No("PILoRA inserts its own LoRA: leave out the backbone's option `adapter`")
@@ -114,7 +129,9 @@ class PILoRA(Aggregator):
         if targets is None:
             return No("PILoRA adapts query and value of an attention layer, and this backbone has none")
         insert_lora(extractor, self.params.rank, self.params.rank, targets, tasks=len(request.tasks))
-        drawn = (nn.Parameter(0.1 * torch.randn(size, extractor.feature_dim)) for size in request.tasks)
+        drawn = (
+            nn.Parameter(self.params.init_scale * torch.randn(size, extractor.feature_dim)) for size in request.tasks
+        )
         extractor.prototypes = nn.ParameterList(drawn)
         return None
 
@@ -175,6 +192,9 @@ class PILoRA(Aggregator):
         merged = (closeness(own, means, known, self.params.temperature)[:, :, None] * own).sum(dim=0)
         direction[piece.span] = merged.flatten().to(start) - start
         server.step(direction)
+        if bool(known.any()):
+            # ||mu|| / sqrt(F), to compare with the prototypes' `init_scale`: features of T5 are far larger.
+            server.log("pilora/feature_scale", float(means[known].norm(dim=1).mean()) / math.sqrt(means.shape[2]))
 
     def predictors(self, server: Server) -> Predictors:
         """Answers with the nearest prototype, under `inferred` too: all prototypes lie in one space."""

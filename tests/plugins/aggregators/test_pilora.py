@@ -173,3 +173,65 @@ def test_the_first_attention_layer_of_networks():
         network = Network(FeatureExtractor(timm.create_model("convnext_atto", num_classes=0), 320), 10)
     assert [query_and_value(model)[0] for model in models.values()] == list(models)
     assert "attention" in pilora().prepare(network, SimpleNamespace(tasks=(10,))).reason
+
+
+def test_the_preset_for_texts_and_that_defaults_stay():
+    plain, text = PILoRA.Params(), PILoRA.Params(preset="text")
+    assert (text.mu_l1, text.lora_rate) == (0.001, 1.0)
+    assert {**text.model_dump(), "preset": "default", "mu_l1": 0.01, "lora_rate": 0.005} == plain.model_dump()
+    assert PILoRA.Params(preset="text", mu_l1=0.5).mu_l1 == 0.5
+
+
+def test_text_values_by_hand():
+    """Features (1, 0), prototypes (0, 0) and (1, 2): d = (.7071, 1.4142); clients at 0 and 2 with the means 1 and 2."""
+    distance = distances(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 2.0]]))
+    assert distance[0].tolist() == pytest.approx([0.707107, 1.414214], abs=1e-6)
+    assert nn.functional.cross_entropy(-distance, torch.tensor([0])).item() == pytest.approx(0.400834, abs=1e-6)
+    own, means = torch.tensor([[[0.0]], [[2.0]]]).double(), torch.tensor([[[1.0]], [[2.0]]]).double()
+    weights = closeness(own, means, torch.ones(2, 1, dtype=torch.bool), 0.2)
+    assert weights.flatten().tolist() == pytest.approx([0.006693, 0.993307], abs=1e-6)
+    assert float((weights[:, :, None] * own).sum()) == pytest.approx(1.986614, abs=1e-6)
+
+
+def test_one_client_keeps_its_prototype_and_a_rotation_changes_nothing():
+    one = torch.ones(1, 4, dtype=torch.bool)
+    random = torch.Generator().manual_seed(0)
+    own, means = torch.randn(3, 4, 5, generator=random).double(), torch.randn(3, 4, 5, generator=random).double()
+    assert closeness(own[:1], means[:1], one, 0.2).tolist() == [[1.0] * 4]
+    turn = torch.linalg.qr(torch.randn(5, 5, generator=random).double())[0]
+    known = one.expand(3, -1)
+    assert torch.allclose(
+        closeness(own, means, known, 0.2), closeness(own @ turn, means @ turn, known, 0.2), atol=1e-12
+    )
+    features = torch.randn(6, 5, generator=random).double()
+    assert torch.allclose(distances(features, own[0]), distances(features @ turn, own[0] @ turn), atol=1e-12)
+
+
+def test_bytes_of_t5_small(feature_client):
+    """A and B of q and v 8,192 floats, prototypes of 15 classes, means and counts: .064 MB down, .095 up."""
+    method, tasks = pilora(preset="text"), (15,) * 10
+    with torch.device("meta"):
+        config = T5Config(d_model=512, d_kv=64, num_heads=8, d_ff=2048, num_layers=6, vocab_size=100)
+        model = flat(method, T5Model(config), 512, tasks, "meta")
+    wire = method.wire(SimpleNamespace(task=Task(2, 30, 15)))
+    moved = nbytes({p.name: model.vector[p.span] for p in model.layout.select(wire.train)})
+    assert moved == 4 * (8_192 + 15 * 512) == 63_488
+    client = feature_client(torch.randn(30, 512), torch.arange(30) % 15, Task(0, 0, 15))
+    assert moved + nbytes(method.statistics(client)) == 63_488 + 4 * 15 * 512 + 4 * 15
+
+
+def test_the_draw_of_prototypes_is_scaled_and_the_features_are_logged():
+    torch.manual_seed(0)
+    small = flat(pilora(rank=1)).network.extractor.prototypes[0].detach().clone()
+    torch.manual_seed(0)
+    assert torch.allclose(flat(pilora(rank=1, init_scale=3.0)).network.extractor.prototypes[0], 30 * small)
+    method = pilora(rank=1)
+    model = flat(method)
+    server = FederationServer(0 * model.vector, torch.zeros(0), model.layout, TASKS)
+    count, delta = torch.ones(1, dtype=torch.int32), torch.zeros(2, len(model.vector))
+    messages = (
+        {"means": torch.tensor([[3.0, 4.0]]), "counts": count},
+        {"means": torch.zeros(0, 2), "counts": 0 * count},
+    )
+    method.aggregate(Updates(delta, (1, 1), (0, 1), messages, model.layout), server)
+    assert server.logs["pilora/feature_scale"] == pytest.approx(5 / 2**0.5)
