@@ -23,7 +23,13 @@ def decay_off_diagonal(gram: torch.Tensor, gamma: float) -> torch.Tensor:
     return gamma * gram + (1.0 - gamma) * torch.diag(gram.diagonal())
 
 
-def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.Tensor, gamma: float) -> torch.Tensor:
+def regmean(
+    deltas: torch.Tensor,
+    grams: Iterable[torch.Tensor],
+    weights: torch.Tensor,
+    gamma: float,
+    rounded: torch.dtype | None = None,
+) -> torch.Tensor:
     """Solves for the merged update `[out, in]` of one linear layer, in float64 (residual form).
 
     Args:
@@ -31,16 +37,21 @@ def regmean(deltas: torch.Tensor, grams: Iterable[torch.Tensor], weights: torch.
         grams: X_k^T X_k of each client's inputs, `[in, in]`, or its diagonal `[in]`, which stands for gamma = 0.
         weights: p_k, `[N]`, sum 1.
         gamma: Off-diagonal factor in [0, 1].
+        rounded: Type to which the Grams were rounded before they became what they are; by default their own.
     """
     step = max(1, _NUMBERS // deltas[:, 0].numel())
     parts = (part.to(torch.float64) for part in torch.split(deltas, step, dim=1))
     mean = torch.cat([torch.einsum("n,noi->oi", weights.to(torch.float64), part) for part in parts])
-    weighted, total, noise = _normal_equations((row.to(torch.float64) - mean for row in deltas), grams, gamma)
+    weighted, total, noise = _normal_equations((row.to(torch.float64) - mean for row in deltas), grams, gamma, rounded)
     return (mean + _divide(weighted, total, gamma, noise)).to(deltas.dtype)
 
 
 def regmean_plain(
-    local: torch.Tensor, grams: Iterable[torch.Tensor], gamma: float, start: torch.Tensor | float = 0.0
+    local: torch.Tensor,
+    grams: Iterable[torch.Tensor],
+    gamma: float,
+    start: torch.Tensor | float = 0.0,
+    rounded: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Solves W = (sum_k W_k G_k) (sum_k G_k)^+, in float64: the form of Jin et al. 2023.
 
@@ -48,12 +59,14 @@ def regmean_plain(
     weights in the null directions of the sum, so prefer `regmean`: one client with W = [2, 10] and G = diag(1, 0) gets
     [2, 0].
     """
-    weighted, total, noise = _normal_equations(((start + row).to(torch.float64) for row in local), grams, gamma)
+    weighted, total, noise = _normal_equations(
+        ((start + row).to(torch.float64) for row in local), grams, gamma, rounded
+    )
     return _divide(weighted, total, gamma, noise).to(local.dtype)
 
 
 def _normal_equations(
-    rows: Iterable[torch.Tensor], grams: Iterable[torch.Tensor], gamma: float
+    rows: Iterable[torch.Tensor], grams: Iterable[torch.Tensor], gamma: float, rounded: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Returns `sum_k R_k G_k`, `sum_k G_k` and the relative noise of the latter's eigenvalues."""
     weighted, total, noise = torch.zeros(()), torch.zeros(()), 0.0
@@ -66,7 +79,7 @@ def _normal_equations(
             weighted = weighted + row @ wide
         total = total + wide
         # Rounding the entries of an n x n matrix moves its eigenvalues by about sqrt(n) units.
-        noise = max(noise, torch.finfo(gram.dtype).eps * math.sqrt(len(wide)))
+        noise = max(noise, torch.finfo(rounded or gram.dtype).eps * math.sqrt(len(wide)))
     return weighted, total, noise
 
 

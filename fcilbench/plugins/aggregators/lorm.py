@@ -53,7 +53,7 @@ class LoRM(Aggregator):
     and never sent. Clients train with the masked cross-entropy.
     """
 
-    version = "2"  # the pass for the Grams has the protocol's precision
+    version = "3"  # a round of B knows the rounding of the Grams that were sent
     card: ClassVar = {
         "family": "adapters",
         "trained": "one low-rank factor of each layer in turn, and the head",
@@ -156,17 +156,24 @@ class LoRM(Aggregator):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Solves for the trained factors and the head's weight in float64; the head's bias and buffers are averaged."""
         direction = updates.mean()
+        amplified = direction.new_zeros(())
         for layer in (key.removeprefix(_GRAM) for key in updates.statistics[0] if key.startswith(_GRAM)):
             trained = ".weight" if layer == "head" else _A if _trains_a(server) else _B
             piece, gamma = updates.layout.piece(layer + trained), self._gamma(layer)
+            # A triangle's small eigenvalues are rounding, also of A G A^T; a diagonal's entries are all exact.
+            rounded = updates.statistics[0][_GRAM + layer].dtype if gamma > 0 else None
             grams = self._received(layer, updates.statistics, server)
             if trained == _B:
                 a, gamma = _factor(server, layer + _A), 1.0
                 grams = (projected_gram(gram, a, self._gamma(layer)) for gram in grams)
             start = server.vector[piece.span].view(piece.shape)
             deltas = updates.delta[:, piece.span].reshape(-1, *piece.shape)
-            direction[piece.span] = self._solve(start, deltas, grams, updates.weights, gamma).flatten()
+            solved = self._solve(start, deltas, grams, updates.weights, gamma, rounded=rounded)
+            direction[piece.span] = solved.flatten()
+            largest = torch.stack(updates.delta[:, piece.span].aminmax()).abs().max()
+            amplified = torch.maximum(amplified, direction[piece.span].abs().max() / largest.clamp(min=1e-30))
         server.step(direction)
+        server.log("lorm/amplification", float(amplified))  # largest merged entry / largest client's, of any layer
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Merges the task's deltas B A with those of earlier tasks, and keeps the sums of the Grams."""
@@ -207,11 +214,13 @@ class LoRM(Aggregator):
         grams: Iterable[torch.Tensor],
         weights: torch.Tensor,
         gamma: float,
+        *,
+        rounded: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Returns the merged update of a matrix from those of the clients: around their mean, or as published."""
         if self.params.solver == "residual":
-            return regmean(deltas, grams, weights, gamma)
-        return regmean_plain(deltas, grams, gamma, start) - start
+            return regmean(deltas, grams, weights, gamma, rounded)
+        return regmean_plain(deltas, grams, gamma, start, rounded) - start
 
     # ---------------------------------------------------------------- inference
 

@@ -212,6 +212,35 @@ def test_a_rank_above_that_of_the_inputs_stays_finite():
     assert torch.allclose(merged, values.mean(dim=0), atol=1e-5)  # equal Grams: the mean
 
 
+@pytest.mark.parametrize("rank_of_inputs", [1, 8])
+@pytest.mark.parametrize("solver", ["residual", "plain"])
+def test_numbers_1_a_round_of_b_does_not_divide_by_the_rounding_of_the_grams(rank_of_inputs, solver):
+    """192 inputs that span fewer than r = 16 directions, gamma = 1. The reference has the Grams and A in float64, and
+    a pseudo-inverse that cuts between the true eigenvalues and those that are rounding.
+    """
+    draw = torch.Generator().manual_seed(rank_of_inputs)
+    shared = torch.randn(rank_of_inputs, 192, generator=draw).double()
+    x = [torch.randn(60, rank_of_inputs, generator=draw).double() @ shared for _ in range(3)]
+    grams = [each.T @ each for each in x]
+    a = (2 * torch.rand(16, 192, generator=draw) - 1) * 192**-0.5
+    own = torch.randn(3, 6, 16, generator=draw)
+
+    inner = [a.double() @ gram @ a.double().T for gram in grams]
+    mean = own.double().mean(dim=0) if solver == "residual" else torch.zeros(6, 16, dtype=torch.float64)
+    weighted = sum((b.double() - mean) @ each for b, each in zip(own, inner, strict=True))
+    values, vectors = torch.linalg.eigh(sum(inner))
+    used = values > 1e-11 * values[-1]
+    assert int(used.sum()) == rank_of_inputs
+    expected = mean + (weighted @ vectors[:, used] / values[used]) @ vectors[:, used].T
+
+    host = Host(lorm(rank=16, gamma_backbone=1.0, solver=solver), B_ROUND, inputs=192, outputs=6)
+    host.put(f"{LAYER}.lora_A", a)
+    merged = host.merge(f"{LAYER}.lora_B", own, [gram.float() for gram in grams]).double()
+    assert torch.allclose(merged, expected, atol=1e-3 * float(expected.abs().max()))
+    assert float(merged.abs().max()) < float(own.abs().max())
+    assert host.server.logs["lorm/amplification"] == pytest.approx(float(merged.abs().max() / own.abs().max()))
+
+
 # ---------------------------------------------------------------- bytes
 
 
