@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fcilbench.vectors.module import Basis, cut, read, stack
+from fcilbench.vectors.module import Basis, Cut, cut, read, stack
 from fcilbench.vectors.sums import add_rows, columns, spans
 
 
@@ -30,12 +30,12 @@ def merge_signs(
         size: Number of entries.
         device: Where the vectors are.
     """
-    merged = torch.zeros(size, dtype=torch.float32, device=device)
+    merged, cuts = torch.zeros(size, dtype=torch.float32, device=device), _cuts(vectors, keep, size)
     balance = 0
-    for _, pieces in _trimmed(vectors, keep, size, device):
+    for _, pieces in _trimmed(vectors, cuts, size, device):
         balance += int(_weighted(weights, pieces).sign().sum())
     majority = float((balance > 0) - (balance < 0))
-    for span, pieces in _trimmed(vectors, keep, size, device):
+    for span, pieces in _trimmed(vectors, cuts, size, device):
         sign = _weighted(weights, pieces).sign()
         sign = torch.where(sign == 0, majority, sign)
         agree = pieces.sign() * sign > 0
@@ -54,14 +54,19 @@ def merge_plain(
     """
     merged = torch.zeros(size, dtype=torch.float32, device=device)
     total = sum(weights)
-    for span, pieces in _trimmed(vectors, keep, size, device):
+    for span, pieces in _trimmed(vectors, _cuts(vectors, keep, size), size, device):
         add_rows(merged[span], [weight / total for weight in weights], pieces.to(torch.float32))
     return merged
 
 
-def _trimmed(vectors: Basis, keep: float, size: int, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
+def _cuts(vectors: Basis, keep: float, size: int) -> list[Cut]:
+    return [cut(read(vector, slice(0, size)), keep) for vector in vectors]
+
+
+def _trimmed(
+    vectors: Basis, cuts: Sequence[Cut], size: int, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yields the trimmed vectors piece by piece, float64 `[N, c]`."""
-    cuts = [cut(read(vector, slice(0, size)), keep) for vector in vectors]
     for span in spans(size, columns(len(vectors), device)):
         pieces = stack(vectors, span)
         for piece, own in zip(pieces, cuts, strict=True):

@@ -47,7 +47,6 @@ class DareParams(TaskVectorParams):
         gt=0,
         description="scale lambda of what `ties` and `sum` give; null: 0.4, and 1 for `ties` over tasks",
         source="as `ties`",
-        space=Space(low=0.1, high=2.0, log=True),
     )
 
     @property
