@@ -44,7 +44,7 @@ class DpFedAvg(Aggregator):
     version = "1"
     card: ClassVar = {
         "family": "private",
-        "trained": "the whole model, without BatchNorm",
+        "trained": "the whole model",
         "travels": "the model",
         "memory": "nothing",
         "source": "McMahan et al. 2018, ICLR",

@@ -9,7 +9,7 @@ import torch
 
 from fcilbench.api import Aggregator, Field, PresetParams, Server, Updates
 from fcilbench.vectors.distances import squared_distances
-from fcilbench.vectors.sums import client_weights, weighted_sum
+from fcilbench.vectors.sums import weighted_sum
 
 _CODE = "code of the authors (krishnap25/RFA)"
 
@@ -67,8 +67,9 @@ class GeometricMedian(Aggregator):
         """Adds the geometric median of the updates."""
         params = self.params
         distances = squared_distances(updates.delta[:, updates.layout.trainable])
-        shares = client_weights(updates.weights.cpu(), params.weighting).double()
-        weights, done = weiszfeld(distances, shares, params.nu, params.steps, params.tolerance)
+        counts = updates.samples if params.weighting == "samples" else [1] * len(updates.samples)
+        shares = torch.tensor(counts, dtype=torch.float64)
+        weights, done = weiszfeld(distances, shares / shares.sum(), params.nu, params.steps, params.tolerance)
         server.log("geometric-median/steps", done)
         server.log("geometric-median/largest_weight", float(weights.max()))
         if params.steps and 0 < float(distances.max().sqrt()) <= params.nu:

@@ -58,9 +58,8 @@ class Krum(Aggregator):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean of the chosen updates."""
         count = len(updates.delta)
-        chosen = list(range(count))
+        byzantine, chosen = self._byzantine(count, server), list(range(count))
         if count > 2:
-            byzantine = self._byzantine(count, server)
             distances = squared_distances(updates.delta[:, updates.layout.trainable])
             ranks = ranked(scores(distances, byzantine), updates.clients)
             chosen = sorted(ranks[: self._kept(count, byzantine)])
@@ -70,8 +69,8 @@ class Krum(Aggregator):
 
     def _byzantine(self, count: int, server: Server) -> int:
         """Returns the f of a round, and warns where it is less than what is asked for, or nothing."""
-        most, wanted = (count - 3) // 2, self.params.byzantine
-        if most == 0 or (wanted != "auto" and wanted > most):
+        most, wanted = max(0, (count - 3) // 2), self.params.byzantine
+        if (most == 0) if wanted == "auto" else (wanted > most):
             server.warn(f"a round of {count} clients withstands {most} that are Byzantine")
         return most if wanted == "auto" else min(most, int(wanted))
 

@@ -44,7 +44,7 @@ class TrimmedMean(Median):
     """Coordinate-wise trimmed mean of the clients' updates (Yin et al. 2018).
 
     theta <- theta + the mean, in each of the D coordinates, of the m values Delta_k without the b smallest and the b
-    largest, b = floor(beta m) of the m clients that answered (definition 2). Clients have equal votes. Up to b clients,
+    largest, b = floor(beta m) of the m clients that answered. Clients have equal votes. Up to b clients,
     whatever they send, leave every coordinate between values of the others, so beta must be at least the share of
     attackers. beta = 0 is FedAvg with `weighting: uniform`, bit for bit.
     """

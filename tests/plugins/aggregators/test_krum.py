@@ -105,6 +105,9 @@ def test_small_rounds_withstand_less_and_say_so():
     assert merged(made(Krum), [[1, 2]]).vector.tolist() == [1, 2]
     (told,) = merged(made(Krum, byzantine=2), ROWS).warnings
     assert told == "a round of 5 clients withstands 1 that are Byzantine"
+    assert merged(made(Krum, byzantine=0), ROWS[:4]).warnings == []
+    (told,) = merged(made(Krum), [[1, 2]]).warnings
+    assert told == "a round of 1 clients withstands 0 that are Byzantine"
     (told,) = merged(made(Krum), ROWS[:4]).warnings
     assert told == "a round of 4 clients withstands 0 that are Byzantine"
 
