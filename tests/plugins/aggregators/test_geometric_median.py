@@ -63,6 +63,9 @@ def test_the_weights_and_the_objective_by_hand():
     assert weights.tolist() == pytest.approx([0.242758, 0.229222, 0.528020], abs=1e-6)
     values = [objective(to_mean(distances, c), shares, 1e-6) for c in (shares, weights)]
     assert values == pytest.approx([4.091347, 4.088190], abs=1e-6)
+    # Within nu = 1 a distance r counts r^2 / 2 + 1 / 2: of 0.5 and 3 the mean is (0.625 + 3) / 2
+    equal = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert objective(torch.tensor([0.5, 3.0], dtype=torch.float64), equal, 1.0) == pytest.approx(1.8125)
 
 
 def test_converged_medians():

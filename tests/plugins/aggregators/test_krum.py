@@ -65,9 +65,9 @@ def test_merges_by_hand(method, expected):
 
 def test_a_tie_goes_to_the_smallest_client_id_and_buffers_come_along():
     """Buffers, the last column, would decide otherwise."""
-    line = torch.tensor([[0.0, 0, 5], [1.0, 0, 6], [3.0, 0, 7], [7.0, 0, 8], [30.0, 0, 9]])
+    line = torch.tensor([[0.0, 0, 5], [1.0, 0, 600], [3.0, 0, 7], [7.0, 0, 8], [30.0, 0, 9]])
     # f = 1, two neighbours: 10, 5, 13, 52: the second
-    assert merged(made(Krum, byzantine=1), line, 1).vector.tolist() == [1, 0, 6]
+    assert merged(made(Krum, byzantine=1), line, 1).vector.tolist() == [1, 0, 600]
     pairs = torch.tensor([[0.0, 0, 5], [1.0, 0, 6], [0.0, 9, 7]])  # f = 0, n = 3: one neighbour each
     assert merged(made(Krum), pairs, 1).vector.tolist() == [0, 0, 5]
     assert merged(made(Krum), pairs, 1, (4, 2, 7)).vector.tolist() == [1, 0, 6]

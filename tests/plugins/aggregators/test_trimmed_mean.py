@@ -50,9 +50,9 @@ def test_by_hand_whatever_the_samples(method, rows, expected):
 
 @pytest.mark.parametrize(("beta", "count", "dropped"), [(0.29, 100, 29), (0.2, 9, 1), (0.1, 9, 0)])
 def test_the_floor_is_that_of_the_decimal_number(beta, count, dropped):
-    """int(0.29 * 100) is 28. Of 0 .. 98 and an outlier `dropped` at either end are left out."""
-    column = [[value] * 4 for value in [*range(count - 1), 1e6]]
-    kept = [*range(count - 1), 1e6][dropped : count - dropped]
+    """int(0.29 * 100) is 28. Of squares and an outlier `dropped` at either end are left out."""
+    values = [*(value * value for value in range(count - 1)), 1e6]
+    column, kept = [[value] * 4 for value in values], values[dropped : count - dropped]
     host = merged(trimmed(trim=beta), column, (1,) * count)
     assert host.vector[0].item() == pytest.approx(sum(kept) / len(kept))
     assert len(host.warnings) == (dropped == 0)
