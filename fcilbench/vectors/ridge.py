@@ -16,7 +16,7 @@ def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> torc
         sums: Y^T X, for one-hot Y the sum of each class's features, `[C, F]`.
         strength: Positive; relative, so that scaling all features changes no prediction.
     """
-    values, vectors = _spectrum(gram)
+    values, vectors = spectrum(gram)
     level = strength * values.mean()
     # A Gram of zeros has sums of zeros: any positive level then gives weights of zero.
     level = torch.where(level > 0, level, torch.ones_like(level))
@@ -30,7 +30,7 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
     <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at. If the
     `samples` n decide nothing, the largest strength is returned.
     """
-    values, vectors = _spectrum(gram)
+    values, vectors = spectrum(gram)
     energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
     level = float(values.mean())
     best, chosen = float("inf"), float(GRID[-1])
@@ -45,10 +45,10 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
     return chosen
 
 
-def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns eigenvalues `[F]` and eigenvectors `[F, F]` of a Gram, in float64.
+def spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns eigenvalues `[F]` and eigenvectors `[F, F]` of a Gram or covariance matrix, in float64.
 
-    Rounding, or a client that uploads noise, may leave negative eigenvalues, which no Gram has: they become 0.
+    Rounding, or a client that uploads noise, may leave negative eigenvalues, which no such matrix has: they become 0.
     """
     values, vectors = torch.linalg.eigh(gram.to(torch.float64))
     return values.clamp(min=0.0), vectors

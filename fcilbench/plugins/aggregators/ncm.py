@@ -66,11 +66,13 @@ class FrozenFeatures(Aggregator):
         return Predictors({"global": lambda: server.vector}, ONE_SCALE)
 
 
-def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor) -> None:
-    """Puts a head `[C, F]` into the global vector; classes that are not known (bool `[C]`) get the bias `MISSING`."""
-    bias = torch.zeros(len(known), dtype=weight.dtype, device=weight.device)
-    bias[~known] = MISSING
-    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), bias]).to(server.vector)
+def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor, bias: torch.Tensor | float = 0.0) -> None:
+    """Puts a head into the global vector: weight `[C, F]` and bias `[C]`.
+
+    Classes that are not known (bool `[C]`) get zeros and the bias `MISSING`.
+    """
+    biases = torch.where(known, bias, MISSING).to(weight)
+    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), biases]).to(server.vector)
     server.step(head - server.vector[server.layout.head], server.layout.head)
 
 

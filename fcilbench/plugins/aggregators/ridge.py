@@ -26,7 +26,35 @@ from fcilbench.vectors.class_means import class_sums
 from fcilbench.vectors.ridge import gcv_strength, solve_ridge
 
 
-class Ridge(FrozenFeatures):
+class SecondMoments(FrozenFeatures):
+    """Base of methods that fit a head from the Gram matrix X^T X of the features beside the class sums, in float64."""
+
+    def statistics(self, client: Client) -> Message:
+        """Sends the upper triangle of X^T X, the sums of the classes that it has, and all counts of the task."""
+        task, size = client.task, client.feature_dim
+        gram = torch.zeros((), dtype=torch.float64)
+        labelled = []
+        for batch in client.batches():
+            features = client.net.features(batch.inputs).to(torch.float64)
+            gram = gram.to(features.device) + features.T @ features
+            labelled.append((features, task.local(batch.labels)))
+        sums, counts = class_sums(labelled, task.size, size)
+        return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
+
+    def begin(self, server: Server) -> None:
+        """Creates an empty Gram matrix, class sums and counts."""
+        super().begin(server)
+        size = server.layout.features
+        server.state["gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the clients' sums."""
+        super().aggregate(updates, server)
+        for message in updates.statistics:
+            server.state["gram"] += message["gram"]
+
+
+class Ridge(SecondMoments):
     """Ridge regression onto one-hot targets, on frozen features or a random projection of them.
 
     Clients upload X^T X and their class sums in float64; the server solves with the sums over all clients and tasks so
@@ -81,30 +109,10 @@ class Ridge(FrozenFeatures):
         network.extractor = FeatureExtractor(projected, size, extractor.channels_last)
         network.head = nn.Linear(size, head.out_features)
 
-    def statistics(self, client: Client) -> Message:
-        """Sends the upper triangle of X^T X, the sums of the classes that it has, and all counts of the task."""
-        task, size = client.task, client.feature_dim
-        gram = torch.zeros((), dtype=torch.float64)
-        labelled = []
-        for batch in client.batches():
-            features = client.net.features(batch.inputs).to(torch.float64)
-            gram = gram.to(features.device) + features.T @ features
-            labelled.append((features, task.local(batch.labels)))
-        sums, counts = class_sums(labelled, task.size, size)
-        return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
-
-    def begin(self, server: Server) -> None:
-        """Creates an empty Gram matrix, class sums and counts."""
-        super().begin(server)
-        size = server.layout.features
-        server.state["gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
-
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and solves."""
         super().aggregate(updates, server)
         state = server.state
-        for message in updates.statistics:
-            state["gram"] += message["gram"]
         gram = unpack_symmetric(state["gram"], server.layout.features)
         chosen, samples = self.params.ridge, float(state["counts"].sum())
         strength = gcv_strength(gram, state["sums"], samples) if chosen == "gcv" else chosen
