@@ -73,7 +73,11 @@ def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor, bias: 
     """
     biases = torch.where(known, bias, MISSING).to(weight)
     head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), biases]).to(server.vector)
-    server.step(head - server.vector[server.layout.head], server.layout.head)
+    part = server.layout.head
+    # Whatever is added to `MISSING` is lost in its rounding: it is taken away first.
+    before = server.vector[part]
+    server.step(torch.where(before == torch.tensor(MISSING).to(before), -before, 0.0), part)
+    server.step(head - server.vector[part], part)
 
 
 class Ncm(FrozenFeatures):

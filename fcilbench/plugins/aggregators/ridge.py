@@ -27,7 +27,10 @@ from fcilbench.vectors.ridge import gcv_strength, solve_ridge
 
 
 class SecondMoments(FrozenFeatures):
-    """Base of methods that fit a head from the Gram matrix X^T X of the features beside the class sums, in float64."""
+    """Base of methods that fit a head from the Gram matrix X^T X of the features beside the class sums, in float64.
+
+    A subclass may send the Gram in some tasks only.
+    """
 
     def statistics(self, client: Client) -> Message:
         """Sends the upper triangle of X^T X, the sums of the classes that it has, and all counts of the task."""
@@ -51,7 +54,8 @@ class SecondMoments(FrozenFeatures):
         """Adds the clients' sums."""
         super().aggregate(updates, server)
         for message in updates.statistics:
-            server.state["gram"] += message["gram"]
+            if "gram" in message:
+                server.state["gram"] += message["gram"]
 
 
 class Ridge(SecondMoments):
