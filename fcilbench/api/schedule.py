@@ -62,7 +62,7 @@ class Phase:
     Attributes:
         task: The classes that are trained.
         clients: For each registered client the positions of its training samples (may be empty).
-        epochs: Local epochs E in each round.
+        epochs: Local epochs E in each round; 0: clients train nothing in this phase, and send their `statistics` alone.
         after: Index of the last stream task that has been seen when this phase ends.
         restart: Whether the phase starts from the initial model instead of the current one.
         participation: Share of the clients sampled each round; `None`: the protocol's.

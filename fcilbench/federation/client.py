@@ -59,7 +59,7 @@ class ClientSession(Client):
         slow = partial(self.random, "stress-share")
         self._share = federation.channel.stress.share_of(client, federation.turn(context), slow)
         whole = len(spans) * context.phase.epochs
-        self.steps = max(1, math.floor(self._share * whole))
+        self.steps = min(whole, max(1, math.floor(self._share * whole)))
         self.slowed = self.steps < whole
         self.learning_rates = _learning_rates(context, self.protocol, len(spans), self.steps)
         self.batch_size = STATISTICS_BATCH

@@ -122,6 +122,8 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     channel.publish(server.vector, server.counters)
     broadcast = channel.post(aggregator.broadcast(server))
     replay = channel.post({} if federation.replay is None else federation.replay.message)
+    if aggregator.trains and not context.phase.epochs:
+        server.log("clients/trained", 0)  # says why the round has no loss
     with watch("training"):
         work = (
             visit(federation, context, _session(federation, context, client, broadcast, replay), row, wire)
@@ -186,7 +188,9 @@ def visit(
         model.network.eval()
         with torch.no_grad():
             aggregator.begin_client_task(session)
-    if not aggregator.trains:
+    if not aggregator.trains or not context.phase.epochs:
+        if aggregator.trains:
+            row.zero_()
         return Visit(session, samples, before, statistics=_statistics(federation, session, aggregator.statistics))
     loss = _train(federation, context, session, wire)
     _finish(aggregator.finish, session, model)

@@ -19,6 +19,7 @@ from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import RoundResult, run_round
+from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.stressors.none import NoStress
 
 
@@ -197,3 +198,29 @@ def test_edge_9_counters_are_the_largest_of_the_merged_clients(make_experiment, 
     sizes = [len(own) for own in federation.schedule.phases[0].clients]
     assert federation.server.counters.tolist() == [max(-(-size // 4) - (size % 4 == 1) for size in sizes)]
     assert one_round.result.merged == 3
+
+
+def test_a_phase_of_no_epochs_trains_nothing_and_sends_statistics_alone(make_experiment, tmp_path):
+    """Only the first task trains: later ones have no loss, which a log explains, and move what statistics say."""
+    seen = []
+
+    class FirstTaskOnly(Aggregator):
+        def build_schedule(self, schedule):
+            later = (replace(phase, epochs=0, rounds=1) for phase in schedule.phases[1:])
+            return replace(schedule, phases=(schedule.phases[0], *later))
+
+        def statistics(self, client):
+            return {"count": torch.tensor(client.samples)}
+
+        def aggregate(self, updates, server):
+            seen.append((server.task.index, float(updates.delta.abs().sum()), len(updates.statistics)))
+            super().aggregate(updates, server)
+
+    events = []
+    outcome = run_experiment(make_experiment(FirstTaskOnly(), tasks=(4, 6)), tmp_path, events.append)
+    assert [(task, moved > 0, sent) for task, moved, sent in seen] == [(0, True, 3), (0, True, 3), (1, False, 3)]
+    rounds = [event for event in events if event["event"] == "round"]
+    assert [event["loss"] is None for event in rounds] == [False, False, True]
+    assert [event["logs"] for event in rounds] == [{}, {}, {"clients/trained": 0}]
+    assert [event["bytes_up"] for event in rounds][2] == 3 * 8
+    assert outcome.cost.visits == 9
