@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 GRID = tuple(10.0 ** (half / 2) for half in range(-16, 5))
@@ -43,6 +45,30 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
         if score < best:
             best, chosen = score, strength
     return chosen
+
+
+def holdout_errors(
+    fitted: tuple[torch.Tensor, torch.Tensor],
+    held: tuple[torch.Tensor, torch.Tensor],
+    samples: float,
+    levels: Sequence[float],
+) -> list[float]:
+    """Returns the squared error on held-out samples of the ridge regression at each level lambda > 0, from sums alone.
+
+    With G, S of the samples that are fitted and G_v, S_v of the n_v held-out ones it is
+    n_v - 2 <W, S_v> + <W, W G_v>, where W = S (G + lambda I)^-1: one eigendecomposition serves all levels.
+
+    Args:
+        fitted: G `[F, F]` and S `[C, F]`, as those of `solve_ridge`.
+        held: G_v and S_v.
+        samples: n_v.
+        levels: Values of lambda, absolute.
+    """
+    values, vectors = spectrum(fitted[0])
+    fit, found = fitted[1].to(torch.float64) @ vectors, held[1].to(torch.float64) @ vectors
+    turned = vectors.T @ held[0].to(torch.float64) @ vectors
+    weights = [fit / (values + level) for level in levels]
+    return [float(samples - 2.0 * (w * found).sum() + (w * (w @ turned)).sum()) for w in weights]
 
 
 def spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fcilbench.vectors.class_means import class_sums
-from fcilbench.vectors.ridge import GRID, gcv_strength, solve_ridge
+from fcilbench.vectors.ridge import GRID, gcv_strength, holdout_errors, solve_ridge
 
 
 def problem(samples=40, features=6, classes=3, seed=0):
@@ -69,3 +69,29 @@ def test_a_gram_that_noise_made_indefinite_is_solved_without_its_negative_direct
     gram, sums = torch.diag(torch.tensor([4.0, -1.0])), torch.tensor([[5.0, 3.0]])
     assert solve_ridge(gram, sums, 0.5).tolist() == [pytest.approx([1.0, 3.0])]
     assert torch.isfinite(solve_ridge(gram, sums, gcv_strength(gram, sums, 4))).all()
+
+
+def test_errors_on_held_out_samples_by_hand():
+    """Fitted x = 1 (class 0) and 2 (class 1), held out 1 (class 0) and 3 (class 1): W = (1, 2) / (5 + lambda)."""
+    fitted = torch.tensor([[5.0]]), torch.tensor([[1.0], [2.0]])
+    held = torch.tensor([[10.0]]), torch.tensor([[1.0], [3.0]])
+    errors = holdout_errors(fitted, held, 2.0, (0.1, 1.0, 10.0))
+    assert errors == pytest.approx([1.177240, 1.055556, 1.288889], abs=1e-6)
+
+
+def test_errors_from_sums_are_those_of_the_samples():
+    inputs, labels = problem()
+    targets = F.one_hot(labels, 3).double()
+    parts = [(x.T @ x, y.T @ x) for x, y in ((inputs[:30], targets[:30]), (inputs[30:], targets[30:]))]
+    levels = (1e-3, 1.0, 50.0)
+    for level, error in zip(levels, holdout_errors(*parts, 10.0, levels), strict=True):
+        weight = torch.linalg.solve(parts[0][0] + level * torch.eye(6).double(), parts[0][1].T)
+        assert error == pytest.approx(float((inputs[30:] @ weight - targets[30:]).square().sum()), rel=1e-9)
+
+
+def test_a_head_from_sums_of_two_clients_by_hand():
+    """(1, 0) of class 0 and (1, 1) of class 1 here, (0, 2) of class 1 there; lambda = 1 is 2 / 7 of the mean."""
+    gram, sums = torch.tensor([[2.0, 1.0], [1.0, 5.0]]), torch.tensor([[1.0, 0.0], [1.0, 3.0]])
+    solution = solve_ridge(gram, sums, 2 / 7)
+    assert solution[0].tolist() == pytest.approx([0.352941, -0.058824], abs=1e-6)
+    assert solution[1].tolist() == pytest.approx([0.176471, 0.470588], abs=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from fcilbench.api import (
     Client,
     Field,
     Message,
+    No,
     Predictors,
     Request,
     Schedule,
@@ -36,11 +38,12 @@ class FrozenFeatures(Aggregator):
 
     trains = False
 
-    def prepare(self, network: nn.Module, request: Request) -> None:
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone, which every client has from the start: the head alone is sent and deployed."""
         extractor = network.get_submodule("extractor")
         extractor.requires_grad_(False)
         freeze_batch_norm(extractor)
+        return None
 
     def build_schedule(self, schedule: Schedule) -> Schedule:
         """Makes one round of each task, with every client: a second one would send the same sums again."""
@@ -55,8 +58,11 @@ class FrozenFeatures(Aggregator):
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' class sums and counts."""
+        self._add(updates.statistics, server)
+
+    def _add(self, messages: Sequence[Message], server: Server) -> None:
         own, state = server.task.classes, server.state
-        for message in updates.statistics:
+        for message in messages:
             counts = message["counts"].to(torch.float64)
             state["counts"][own] += counts
             state["sums"][own] += scatter_rows(message["sums"], counts)
@@ -66,14 +72,18 @@ class FrozenFeatures(Aggregator):
         return Predictors({"global": lambda: server.vector}, ONE_SCALE)
 
 
-def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor, bias: torch.Tensor | float = 0.0) -> None:
-    """Puts a head into the global vector: weight `[C, F]` and bias `[C]`.
+def head_vector(weight: torch.Tensor, known: torch.Tensor, bias: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Returns a head as in the global vector, float32 `[C F + C]`: weight `[C, F]`, then bias `[C]`.
 
     Classes that are not known (bool `[C]`) get zeros and the bias `MISSING`.
     """
     biases = torch.where(known, bias, MISSING).to(weight)
-    head = torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), biases]).to(server.vector)
-    part = server.layout.head
+    return torch.cat([torch.where(known[:, None], weight, 0.0).flatten(), biases]).to(torch.float32)
+
+
+def write_head(server: Server, weight: torch.Tensor, known: torch.Tensor, bias: torch.Tensor | float = 0.0) -> None:
+    """Puts a head (see `head_vector`) into the global vector."""
+    head, part = head_vector(weight, known, bias), server.layout.head
     # Whatever is added to `MISSING` is lost in its rounding: it is taken away first.
     before = server.vector[part]
     server.step(torch.where(before == torch.tensor(MISSING).to(before), -before, 0.0), part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -13,7 +14,9 @@ from fcilbench.api import (
     Client,
     FeatureExtractor,
     Field,
+    Memory,
     Message,
+    No,
     Request,
     Server,
     Updates,
@@ -34,15 +37,7 @@ class SecondMoments(FrozenFeatures):
 
     def statistics(self, client: Client) -> Message:
         """Sends the upper triangle of X^T X, the sums of the classes that it has, and all counts of the task."""
-        task, size = client.task, client.feature_dim
-        gram = torch.zeros((), dtype=torch.float64)
-        labelled = []
-        for batch in client.batches():
-            features = client.net.features(batch.inputs).to(torch.float64)
-            gram = gram.to(features.device) + features.T @ features
-            labelled.append((features, task.local(batch.labels)))
-        sums, counts = class_sums(labelled, task.size, size)
-        return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
+        return second_moments(client)
 
     def begin(self, server: Server) -> None:
         """Creates an empty Gram matrix, class sums and counts."""
@@ -50,12 +45,28 @@ class SecondMoments(FrozenFeatures):
         size = server.layout.features
         server.state["gram"] = server.vector.new_zeros(size * (size + 1) // 2, dtype=torch.float64)
 
-    def aggregate(self, updates: Updates, server: Server) -> None:
-        """Adds the clients' sums."""
-        super().aggregate(updates, server)
-        for message in updates.statistics:
+    def _add(self, messages: Sequence[Message], server: Server) -> None:
+        super()._add(messages, server)
+        for message in messages:
             if "gram" in message:
                 server.state["gram"] += message["gram"]
+
+
+def second_moments(client: Client, samples: Memory | None = None) -> dict[str, torch.Tensor]:
+    """Returns what a client tells of its samples of the task, or of some of them.
+
+    These are the upper triangle of X^T X as `gram`, float64 `[F (F + 1) / 2]`; the class `sums` of the classes that are
+    among them, float64 `[l, F]`; and the `counts` of all classes of the task, int32 `[c]`.
+    """
+    task, size, device = client.task, client.feature_dim, client.received_model.device
+    gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+    labelled = []
+    for batch in client.batches(samples):
+        features = client.net.features(batch.inputs).to(torch.float64)
+        gram += features.T @ features
+        labelled.append((features, task.local(batch.labels)))
+    sums, counts = (found.to(device) for found in class_sums(labelled, task.size, size))
+    return {"gram": pack_symmetric(gram), "sums": sums[counts > 0], "counts": counts.to(torch.int32)}
 
 
 class Ridge(SecondMoments):
@@ -97,34 +108,39 @@ class Ridge(SecondMoments):
                 raise ValueError("must be positive, or gcv")
             return ridge
 
-    def prepare(self, network: nn.Module, request: Request) -> None:
+    def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone, and puts the random projection between it and the head.
 
         P comes from the stream of the initialisation, hence from the train seed: clients draw it themselves, and it is
         never sent.
         """
-        super().prepare(network, request)
+        if (declined := super().prepare(network, request)) is not None:
+            return declined
         size, head, extractor = self.params.random_features, network.head, network.extractor
         if size == 0:
-            return
+            return None
         assert isinstance(head, nn.Linear)
         assert isinstance(extractor, FeatureExtractor)
-        projected = nn.Sequential(extractor, _RandomProjection(extractor.feature_dim, size))
+        projected = nn.Sequential(extractor, RandomProjection(extractor.feature_dim, size))
         network.extractor = FeatureExtractor(projected, size, extractor.channels_last)
         network.head = nn.Linear(size, head.out_features)
+        return None
 
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the clients' sums and solves."""
         super().aggregate(updates, server)
-        state = server.state
-        gram = unpack_symmetric(state["gram"], server.layout.features)
-        chosen, samples = self.params.ridge, float(state["counts"].sum())
-        strength = gcv_strength(gram, state["sums"], samples) if chosen == "gcv" else chosen
+        write_head(server, self._solved(server, self.params.ridge), server.state["counts"] > 0)
+
+    @staticmethod
+    def _solved(server: Server, chosen: Literal["gcv"] | float) -> torch.Tensor:
+        """Returns the rows `[C, F]` of the head from all sums so far."""
+        state, gram = server.state, unpack_symmetric(server.state["gram"], server.layout.features)
+        strength = gcv_strength(gram, state["sums"], float(state["counts"].sum())) if chosen == "gcv" else chosen
         server.log("ridge/strength", strength)
-        write_head(server, solve_ridge(gram, state["sums"], strength), state["counts"] > 0)
+        return solve_ridge(gram, state["sums"], strength)
 
 
-class _RandomProjection(nn.Module):
+class RandomProjection(nn.Module):
     """ReLU of a fixed Gaussian projection, no parameter of the model."""
 
     projection: torch.Tensor
@@ -135,5 +151,6 @@ class _RandomProjection(nn.Module):
         self.register_buffer("projection", projection, persistent=False)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features `[B, F]` to relu(P f), float32 `[B, M]`."""
         with torch.autocast(features.device.type, enabled=False):  # the head reads it: float32 under bf16 too
             return torch.relu(features.float() @ self.projection)
