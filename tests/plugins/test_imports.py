@@ -12,6 +12,7 @@ SIBLINGS = {
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
     "aggregators.task_vectors": "base class of methods that merge tasks, TaskVectorMethod",
     "aggregators.ridge": "base class of methods that collect Gram matrices, SecondMoments",
+    "aggregators.er": "base class of methods that replay kept samples, Replay; its joint forward pass and herding",
     "aggregators.ridge": "base classes of methods that collect Gram matrices, SecondMoments and Ridge",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",
