@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fcilbench.api.backbone import ImageInput
 from fcilbench.api.memory import Memory
 from fcilbench.api.message import Layout
 from fcilbench.api.schedule import Task
@@ -168,6 +169,7 @@ class Client(Protocol):
         received_model: The global vector `[D]` that it received last. Do not change it.
         net: The network with this client's parameters: before training and at the end of a task, the received ones.
         network: The module behind `net`, for forward and backward hooks; remove them again.
+        image_input: Size and normalisation of a vision backbone's inputs, those of `batches`; `None` for text.
     """
 
     id: int
@@ -182,6 +184,7 @@ class Client(Protocol):
     received_model: torch.Tensor
     net: Net
     network: nn.Module
+    image_input: ImageInput | None
     feature_dim: int
 
     @property

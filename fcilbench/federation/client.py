@@ -45,7 +45,7 @@ class ClientSession(Client):
         self.task: Task = context.phase.task
         self.net: Net = model
         self.network: nn.Module = model.network
-        self.feature_dim = model.layout.features
+        self.image_input, self.feature_dim = federation.server.image_input, model.layout.features
         if client not in federation.clients:
             federation.clients[client] = ClientRecord.empty(federation.train)
         self.record = federation.clients[client]

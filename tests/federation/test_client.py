@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fcilbench.api.aggregator import Aggregator, masked_cross_entropy
-from fcilbench.api.backbone import FeatureExtractor
+from fcilbench.api.backbone import FeatureExtractor, ImageInput
 from fcilbench.federation.client import ClientSession
 from fcilbench.federation.experiment import RoundContext, build
 
@@ -26,6 +26,13 @@ def test_edge_3_statistics_do_not_depend_on_a_runtime_option(make_experiment):
         found.append(client.grams(lambda name: False)["head"].total)
     assert found[0] == found[2] == [client.samples]
     assert torch.equal(found[1], found[3])
+
+
+def test_a_client_knows_what_its_inputs_are(make_experiment):
+    client = session(build(make_experiment()))
+    assert client.image_input == ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    (batch,) = client.batches()
+    assert batch.inputs.shape == (client.samples, 1, 8, 8)
 
 
 class NeedsItsMemo(Aggregator):
