@@ -173,7 +173,7 @@ class GenerativeReplay(Aggregator):
         """Draws the images that the next task replays."""
         if server.last_task or not server.state.get("trained"):
             return
-        generator = self._generator(server, "generator").eval()
+        generator = self._network(server, "generator").eval()
         with torch.no_grad():
             images, labels = self._draw(server, generator)
         server.state["images"], server.state["labels"] = pixels(images), labels
@@ -183,11 +183,11 @@ class GenerativeReplay(Aggregator):
         state = server.state
         return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
 
-    def _generator(self, server: Server, name: str) -> nn.Module:
-        """Returns the generator whose floats are the state's vector of that name."""
+    def _network(self, server: Server, name: str, vector: torch.Tensor | None = None) -> nn.Module:
+        """Returns the network whose floats are the state's vector of that name, or another `vector`."""
         assert server.image_input is not None
-        make, _ = self._networks(server.image_input, server.layout.classes)
-        return from_vector(make, server.state[name])
+        generator, critic = self._networks(server.image_input, server.layout.classes)
+        return from_vector(critic if name == "critic" else generator, server.state[name] if vector is None else vector)
 
 
 def normal(rows: int, columns: int, random: np.random.Generator, like: torch.Tensor) -> torch.Tensor:
