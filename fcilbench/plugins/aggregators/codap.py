@@ -198,7 +198,7 @@ class CodaPrompt(PromptMethod):
         assert plain.transformer is not None
         tasks, width, components = len(request.tasks), plain.transformer.width, self.params.components
         blocks: Any = plain.body.blocks
-        if not all(map(_takes_prefix, blocks[:BLOCKS])):
+        if not all(map(takes_prefix, blocks[:BLOCKS])):
             return No("CodaPrompt adds prefixes to timm's plain attention, and this transformer has another")
         if not tasks <= components // tasks * tasks <= width:
             return No(
@@ -240,7 +240,7 @@ def _name(task: int, part: str) -> str:
     return f"extractor.tasks.{task}.{part}"
 
 
-def _takes_prefix(block: nn.Module) -> bool:
+def takes_prefix(block: nn.Module) -> bool:
     """Returns whether `with_prefix` computes what the block computes, but for the prefix."""
     from timm.layers.attention import Attention
     from timm.models.vision_transformer import Block  # here, so that listing plugins does not import timm

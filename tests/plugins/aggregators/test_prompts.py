@@ -1,4 +1,4 @@
-"""What L2P and CODA-Prompt share: a frozen transformer, one query a sample, answers that do not depend on a batch."""
+"""What methods with prompts share: a frozen transformer, one query a sample, answers that do not depend on a batch."""
 
 import pytest
 import torch
@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.codap import CodaPrompt
+from fcilbench.plugins.aggregators.dualprompt import DualPrompt
 from fcilbench.plugins.aggregators.l2p import L2p
 
 METHODS = {
     "l2p": lambda: L2p(L2p.Params(length=2, selected=3)),
     "coda-prompt": lambda: CodaPrompt(CodaPrompt.Params(components=10, length=4)),
+    "dualprompt": lambda: DualPrompt(DualPrompt.Params(length_g=3, length_e=2)),
 }
 
 
@@ -101,6 +103,10 @@ def test_features_are_those_of_a_plain_implementation(trained):
             order = sorted(range(10), key=lambda m: -float(cosines[m]))[:3]
             prompts = torch.cat([extractor.prompts[m].double() for m in order])
             expected = plain_vit(extractor.body, image, prompts)[:6].mean(dim=0)
+        elif isinstance(federation.experiment.aggregator, DualPrompt):
+            prefixes = [*extractor.general.double(), *extractor.tasks[0].prompt.double()]
+            assert [len(prefix) for prefix in prefixes] == [6, 6, 4, 4, 4]
+            expected = plain_vit(extractor.body, image, prefixes=prefixes)[0]
         else:
             prefixes = []
             for block in range(5):

@@ -19,7 +19,7 @@ def stgm(**params):
 
 def matched(vectors, c=0.25, rescale="cagrad", shares=None):
     """Returns the match of some vectors, its factors and the weights w."""
-    rows = torch.as_tensor(vectors, dtype=torch.float64)
+    rows = torch.from_numpy(np.array(vectors, dtype=np.float64))
     own = torch.tensor([1 / len(rows)] * len(rows) if shares is None else shares, dtype=torch.float64)
     factors, weights = match(rows @ rows.T, own, c, rescale)
     return (factors @ rows).tolist(), factors.tolist(), weights.tolist()
