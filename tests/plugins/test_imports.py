@@ -11,6 +11,7 @@ SIBLINGS = {
     "aggregators.prompts": "base class of methods with prompts, PromptMethod",
     "aggregators.generative": "base class of methods that federate a generator, GenerativeReplay",
     "aggregators.codap": "prefixes of attention, and a head whose rows train by task",
+    "aggregators.codap": "prefixes of attention, a head whose rows train by task, and the base class of Fed-CPrompt",
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
     "aggregators.task_vectors": "base class of methods that merge tasks, TaskVectorMethod",
     "aggregators.ridge": "base class of methods that collect Gram matrices, SecondMoments",

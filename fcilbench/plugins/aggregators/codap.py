@@ -199,10 +199,10 @@ class CodaPrompt(PromptMethod):
         tasks, width, components = len(request.tasks), plain.transformer.width, self.params.components
         blocks: Any = plain.body.blocks
         if not all(map(takes_prefix, blocks[:BLOCKS])):
-            return No("CodaPrompt adds prefixes to timm's plain attention, and this transformer has another")
+            return No(f"{type(self).__name__} adds prefixes to timm's plain attention, and this transformer has another")
         if not tasks <= components // tasks * tasks <= width:
             return No(
-                f"CodaPrompt cannot share {components} orthogonal components of {width} numbers among {tasks} tasks: "
+                f"{type(self).__name__} cannot share {components} orthogonal components of {width} numbers among {tasks} tasks: "
                 f"set components to {tasks} .. {width // tasks * tasks}"
             )
         network.extractor = ComponentViT(plain, tasks, components // tasks, self.params.length)
@@ -212,7 +212,7 @@ class CodaPrompt(PromptMethod):
     def begin_task(self, server: Server) -> None:
         """Draws the task's components, for each block and tensor orthogonal to those of all earlier tasks."""
         for part in PARTS:
-            *old, new = (server.layout.piece(_name(task.index, part)) for task in server.tasks)
+            *old, new = (server.layout.piece(piece_name(task.index, part)) for task in server.tasks)
             blocks, count, *shape = new.shape
             kept = [server.vector[piece.span].view(blocks, count, -1).double().cpu() for piece in old]
             random = torch.from_numpy(server.random(part).standard_normal((blocks, count, *shape))).flatten(2)
@@ -221,21 +221,25 @@ class CodaPrompt(PromptMethod):
 
     def wire(self, server: Server) -> Wire:
         """Trains and sends the components of the current task, and its rows of the head."""
-        pieces = (_name(server.task.index, "*"), f"head.*.{server.task.index}")
+        pieces = (piece_name(server.task.index, "*"), f"head.*.{server.task.index}")
         return Wire(train=pieces, up=pieces)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the masked cross-entropy plus mu times the orthogonality of the components up to the batch's task."""
-        loss = masked_cross_entropy(net.head(self.outputs(net, batch)["features"]), batch)
+        return self._objective(net, batch, self.outputs(net, batch)["features"])
+
+    def _objective(self, net: Net, batch: Batch, features: torch.Tensor) -> torch.Tensor:
+        """Returns the loss of a batch whose features `[B, F]` are known."""
+        loss = masked_cross_entropy(net.head(features), batch)
         if self.params.mu == 0:
             return loss
         for part in PARTS:
-            rows = torch.cat([net.piece(_name(t, part)) for t in range(batch.task.index + 1)], dim=1)
+            rows = torch.cat([net.piece(piece_name(t, part)) for t in range(batch.task.index + 1)], dim=1)
             loss = loss + self.params.mu * orthogonality(rows.flatten(2), self.params.penalty)
         return loss
 
 
-def _name(task: int, part: str) -> str:
+def piece_name(task: int, part: str) -> str:
     """Returns the name of a task's components in the network."""
     return f"extractor.tasks.{task}.{part}"
 
