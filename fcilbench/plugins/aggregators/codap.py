@@ -197,12 +197,13 @@ class CodaPrompt(PromptMethod):
         """
         assert plain.transformer is not None
         tasks, width, components = len(request.tasks), plain.transformer.width, self.params.components
+        name = type(self).__name__
         blocks: Any = plain.body.blocks
         if not all(map(takes_prefix, blocks[:BLOCKS])):
-            return No(f"{type(self).__name__} adds prefixes to timm's plain attention, and this transformer has another")
+            return No(f"{name} adds prefixes to timm's plain attention, and this transformer has another")
         if not tasks <= components // tasks * tasks <= width:
             return No(
-                f"{type(self).__name__} cannot share {components} orthogonal components of {width} numbers among {tasks} tasks: "
+                f"{name} cannot share {components} orthogonal components of {width} numbers among {tasks} tasks: "
                 f"set components to {tasks} .. {width // tasks * tasks}"
             )
         network.extractor = ComponentViT(plain, tasks, components // tasks, self.params.length)
