@@ -100,12 +100,7 @@ class Ccvr(Aggregator):
 
     def task_statistics(self, client: Client) -> Message:
         """Sends all counts of the task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
-        task, full = client.task, self.params.cov == "full"
-        labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
-        found = measure(labelled, task.size, client.feature_dim, full)
-        own = found[found.count > 0]
-        scatter = torch.stack([pack_symmetric(matrix) for matrix in own.scatter]) if full else own.scatter
-        return {"count": found.count.to(torch.int32), "mean": own.mean.float(), "scatter": scatter.float()}
+        return class_statistics(client, self.params.cov == "full")
 
     # ---------------------------------------------------------------- server
 
@@ -125,20 +120,13 @@ class Ccvr(Aggregator):
 
     def _refit(self, server: Server, statistics: Sequence[Message]) -> None:
         """Refits the head rows of all classes with statistics, in the scope."""
-        params, parts = self.params, server.layout
+        params = self.params
         if not statistics or params.samples == 0:  # without clients that have data nothing new is known
             return
         rows, found = self._collect(server, [dict(message) for message in statistics])
         root = roots(covariances(found))
         features = partial(draw, found.mean, root, params.samples)
-        head = server.vector[parts.head]
-        cut = parts.classes * parts.features
-        weight, bias = head[:cut].view(parts.classes, parts.features), head[cut:]
-        new_weight, new_bias, loss = refit_head(weight[rows], bias[rows], features, params, server.random("ccvr"))
-        direction = torch.zeros_like(head)
-        direction[:cut].view_as(weight)[rows] = new_weight - weight[rows]
-        direction[cut:][rows] = new_bias - bias[rows]
-        server.step(direction, parts.head)
+        loss = refit_rows(server, rows, features, params, server.random("ccvr"))
         server.log("ccvr/loss", loss)
         server.log("ccvr/classes", len(rows))
 
@@ -150,19 +138,12 @@ class Ccvr(Aggregator):
         kept[server.task.offset] = messages
         labels, parts = [], []
         for offset, sent in sorted(kept.items()):
-            pooled = merge([self._unpack(message) for message in sent])
+            pooled = merge([unpack(message, self.params.cov == "full") for message in sent])
             present = pooled.count.nonzero()[:, 0]
             labels.append(offset + present)
             parts.append(pooled[present])
         columns = zip(*((part.count, part.mean, part.scatter) for part in parts), strict=True)
         return torch.cat(labels), Gaussians(*(torch.cat(column) for column in columns))
-
-    def _unpack(self, message: Message) -> Gaussians:
-        count, scatter = message["count"].to(torch.float64), message["scatter"]
-        if self.params.cov == "full":
-            size = message["mean"].shape[1]
-            scatter = torch.stack([unpack_symmetric(triangle, size) for triangle in scatter])
-        return Gaussians(count, scatter_rows(message["mean"], count), scatter_rows(scatter, count))
 
 
 @dataclass(frozen=True)
@@ -186,6 +167,25 @@ class Gaussians:
 
     def __getitem__(self, classes: torch.Tensor) -> Gaussians:
         return Gaussians(self.count[classes], self.mean[classes], self.scatter[classes])
+
+
+def class_statistics(client: Client, full: bool) -> Message:
+    """Returns all counts of a client's task `[c]`, and mean and M2 (variances or triangles) of the classes present."""
+    task = client.task
+    labelled = ((client.net.features(batch.inputs), task.local(batch.labels)) for batch in client.batches())
+    found = measure(labelled, task.size, client.feature_dim, full)
+    own = found[found.count > 0]
+    scatter = torch.stack([pack_symmetric(matrix) for matrix in own.scatter]) if full else own.scatter
+    return {"count": found.count.to(torch.int32), "mean": own.mean.float(), "scatter": scatter.float()}
+
+
+def unpack(message: Message, full: bool) -> Gaussians:
+    """Returns the statistics in a message of `class_statistics`, of all classes of its task."""
+    count, scatter = message["count"].to(torch.float64), message["scatter"]
+    if full:
+        size = message["mean"].shape[1]
+        scatter = torch.stack([unpack_symmetric(triangle, size) for triangle in scatter])
+    return Gaussians(count, scatter_rows(message["mean"], count), scatter_rows(scatter, count))
 
 
 def measure(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], classes: int, features: int, full: bool) -> Gaussians:
@@ -292,14 +292,42 @@ def draw(
     return (mean[rows] + moved).float(), rows
 
 
+Draw = Callable[[np.random.Generator], tuple[torch.Tensor, torch.Tensor]]
+"""Draws the features of one epoch `[n, F]`, and the rows `[n]` of their classes among those that are refitted."""
+
+
+def refit_rows(
+    server: Server,
+    rows: torch.Tensor,
+    draw: Draw,
+    params: CcvrParams,
+    random: np.random.Generator,
+    *,
+    objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy,
+) -> float:
+    """Refits the global head's rows of some classes `[a]` as `refit_head` does; returns the last epoch's mean loss."""
+    parts = server.layout
+    head = server.vector[parts.head]
+    cut = parts.classes * parts.features
+    weight, bias = head[:cut].view(parts.classes, parts.features), head[cut:]
+    new_weight, new_bias, loss = refit_head(weight[rows], bias[rows], draw, params, random, objective=objective)
+    direction = torch.zeros_like(head)
+    direction[:cut].view_as(weight)[rows] = new_weight - weight[rows]
+    direction[cut:][rows] = new_bias - bias[rows]
+    server.step(direction, parts.head)
+    return loss
+
+
 def refit_head(
     weight: torch.Tensor,
     bias: torch.Tensor,
-    draw: Callable[[np.random.Generator], tuple[torch.Tensor, torch.Tensor]],
+    draw: Draw,
     params: CcvrParams,
     random: np.random.Generator,
+    *,
+    objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy,
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Minimises the cross-entropy of some head rows among each other, by SGD with a cosine schedule.
+    """Minimises the objective of some head rows' logits among each other, by SGD with a cosine schedule.
 
     Rows `[a, F]` and biases `[a]` are left unchanged; `draw` gives the features `[n, F]` and head rows `[n]` of one
     epoch. Returns the refitted rows and biases, and the mean loss of the last epoch.
@@ -315,7 +343,7 @@ def refit_head(
             order = torch.from_numpy(random.permutation(len(labels))).to(labels.device)
             losses = []
             for rows in torch.split(order, params.batch_size):
-                loss = F.cross_entropy(features[rows] @ w.T + b, labels[rows])
+                loss = objective(features[rows] @ w.T + b, labels[rows])
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
