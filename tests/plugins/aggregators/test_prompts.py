@@ -8,12 +8,14 @@ from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.codap import CodaPrompt
 from fcilbench.plugins.aggregators.dualprompt import DualPrompt
+from fcilbench.plugins.aggregators.hgp import Hgp
 from fcilbench.plugins.aggregators.l2p import L2p
 
 METHODS = {
     "l2p": lambda: L2p(L2p.Params(length=2, selected=3)),
     "coda-prompt": lambda: CodaPrompt(CodaPrompt.Params(components=10, length=4)),
     "dualprompt": lambda: DualPrompt(DualPrompt.Params(length_g=3, length_e=2)),
+    "hgp": lambda: Hgp(Hgp.Params(length=4, samples=8, epochs=1)),
 }
 
 
@@ -37,7 +39,7 @@ def test_the_backbone_is_untouched_bit_for_bit(trained):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_computes_the_query_once_a_sample(make_experiment, tiny_vit, tmp_path, name):
+def test_a_run_computes_the_query_once_a_sample_or_never(make_experiment, tiny_vit, tmp_path, name):
     rows, method = [], METHODS[name]()
     prepare = method.prepare
 
@@ -47,7 +49,7 @@ def test_a_run_computes_the_query_once_a_sample(make_experiment, tiny_vit, tmp_p
 
     method.prepare = watched
     run_experiment(make_experiment(method, backbone=tiny_vit(depth=5)), tmp_path)
-    assert sum(rows) == 200 + 100
+    assert sum(rows) == (0 if name == "hgp" else 200 + 100)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -103,6 +105,9 @@ def test_features_are_those_of_a_plain_implementation(trained):
             order = sorted(range(10), key=lambda m: -float(cosines[m]))[:3]
             prompts = torch.cat([extractor.prompts[m].double() for m in order])
             expected = plain_vit(extractor.body, image, prompts)[:6].mean(dim=0)
+        elif isinstance(federation.experiment.aggregator, Hgp):
+            assert extractor.prompts.shape == (5, 4, 16)
+            expected = plain_vit(extractor.body, image, prefixes=extractor.prompts.double())[0]
         elif isinstance(federation.experiment.aggregator, DualPrompt):
             prefixes = [*extractor.general.double(), *extractor.tasks[0].prompt.double()]
             assert [len(prefix) for prefix in prefixes] == [6, 6, 4, 4, 4]
