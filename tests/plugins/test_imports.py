@@ -10,13 +10,10 @@ ROOT = Path(fcilbench.plugins.__file__).parent
 SIBLINGS = {
     "aggregators.prompts": "base class of methods with prompts, PromptMethod",
     "aggregators.generative": "base class of methods that federate a generator, GenerativeReplay",
-    "aggregators.codap": "prefixes of attention, and a head whose rows train by task",
     "aggregators.codap": "prefixes of attention, a head whose rows train by task, and the base class of Fed-CPrompt",
     "aggregators.ccvr": "class Gaussians and the refit of a head, which HGP takes over",
-    "aggregators.codap": "prefixes of attention, a head whose rows train by task; base of Fed-CPrompt",
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
     "aggregators.task_vectors": "base class of methods that merge tasks, TaskVectorMethod",
-    "aggregators.ridge": "base class of methods that collect Gram matrices, SecondMoments",
     "aggregators.er": "base class of methods that replay kept samples, Replay; its joint forward pass and herding",
     "aggregators.ridge": "base classes of methods that collect Gram matrices, SecondMoments and Ridge",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",

@@ -97,7 +97,7 @@ class GenerativeReplay(Aggregator):
 
     def _size(self, wanted: ImageInput) -> int:
         """Returns height and width of the generated images."""
-        size: int = min(self.params.gen_image_size, max(wanted.size, 8))
+        size: int = min(self.params.gen_image_size, max(*wanted.shape, 8))
         return size
 
     # ---------------------------------------------------------------- clients
@@ -210,8 +210,8 @@ def taught(server: Server, images: torch.Tensor) -> torch.Tensor:
 
 def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
     """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised."""
-    if images.shape[2:] != (wanted.size, wanted.size):
-        images = F.interpolate(images, (wanted.size, wanted.size), mode="bicubic", antialias=True).clamp(0.0, 1.0)
+    if images.shape[2:] != wanted.shape:
+        images = F.interpolate(images, wanted.shape, mode="bicubic", antialias=True).clamp(0.0, 1.0)
     mean, std = _normalisation(wanted, images)
     return (images - mean) / std
 
