@@ -75,6 +75,20 @@ def test_one_full_step_makes_both_options_equal(make_experiment):
     assert controls(one) == pytest.approx(controls(two), abs=1e-5)
 
 
+def test_both_options_agree_on_a_real_network_in_one_full_step(play):
+    """Without augmentation a step over all samples has the gradient of option I's pass at the received model.
+
+    Half of the clients rest: of all of them the corrections cancel in the mean of one step, and it would be FedAvg.
+    """
+    changes = {"augment": False, "batch_size": 1000, "rounds": 4, "clients": 4, "participation": 0.5, **SGD}
+    ends = []
+    for method in (scaffold(option="I"), scaffold(option="II"), FedAvg()):
+        play(method, **changes)
+        ends.append(play.vector)
+    assert torch.allclose(ends[0], ends[1], atol=1e-5)
+    assert not torch.allclose(ends[0], ends[2], atol=1e-3)
+
+
 def test_equal_clients_are_fedavg(make_experiment):
     equal = {"curves": ((3.0, -1.0), (3.0, -1.0))}
     own, plain = train(make_experiment, Scaffold, **equal), train(make_experiment, FedAvg, **equal)
