@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -62,9 +63,9 @@ class FedOpt(Aggregator):
 
     # ---------------------------------------------------------------- what the three differ in
 
+    @abstractmethod
     def _accumulate(self, v: torch.Tensor, delta: torch.Tensor) -> None:
         """Updates the second moment `[P]` in place."""
-        raise NotImplementedError
 
     def _rate(self, state: State) -> float:
         """Returns the learning rate of this merge."""

@@ -122,7 +122,7 @@ def test_without_its_state_it_is_fedprox_bit_for_bit(play):
     assert not torch.equal(own, play.vector)
 
 
-def test_without_state_and_weight_it_is_the_plain_mean_bit_for_bit(play, norm_backbone):
+def test_without_state_and_weight_it_is_the_plain_mean_bit_for_bit(play):
     play(feddyn(alpha=0.0, dynamic=False))
     own = play.vector
     play(FedAvg(FedAvg.Params(weighting="uniform")))
