@@ -119,13 +119,17 @@ def main() -> None:
     sets = " ".join(own["instruction_sets"])
     machine = f"This machine: {own['name']}, family {own['family']}, model {own['model']} ({sets})."
     versions = f"Versions: {', '.join(f'{name} {value}' for name, value in runs.versions().items())}."
-    parts = ["# Portable numbers on other processors", f"{common.origin()}. {machine} {versions}"]
+    parts = [lambda: "# Portable numbers on other processors", lambda: f"{common.origin()}. {machine} {versions}"]
     if emulators:
-        parts += ["## Operations", operations_table(emulators), "## Cells x processors", cells_table(runs, emulators)]
-    text = "\n\n".join([*parts, "## Plain numbers", losses_table(runs)]) + "\n"
-    print(text)
-    if options.output:
-        options.output.write_text(text, encoding="utf-8")
+        parts += [lambda: f"## Operations\n\n{operations_table(emulators)}"]
+        parts += [lambda: f"## Cells x processors\n\n{cells_table(runs, emulators)}"]
+    parts += [lambda: f"## Plain numbers\n\n{losses_table(runs)}"]
+    for number, part in enumerate(parts):  # each as soon as it is known: they take minutes
+        text = f"{chr(10) * bool(number)}{part()}\n"
+        print(text, flush=True)
+        if options.output:
+            with options.output.open("a" if number else "w", encoding="utf-8") as file:
+                file.write(text)
 
 
 if __name__ == "__main__":
