@@ -34,6 +34,7 @@ from fcilbench.federation.server import FederationServer
 from fcilbench.federation.stress import Stress
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
 from fcilbench.spec.cell import split_classes
+from fcilbench.spec.outcome import DATA
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Scored, Seeds, scored_under
 
 _QUERY_BATCH = 128
@@ -209,6 +210,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
+    for remark in corpus.remarks:
+        federation.server.warn(f"{DATA}{remark}")
     if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
         federation.server.warn("stress: every label stays right, as after a shift by all classes of a task")
     return federation
@@ -234,7 +237,8 @@ def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None)
     if share := experiment.protocol.validation:
         random = stream(experiment.seeds.of("partition"), "validation")
         kept, held = validation_split(corpus.train.labels, share, random)
-        corpus = Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
+        train, test = corpus.train.take(kept), corpus.train.take(held)
+        corpus = Corpus(train, test, corpus.class_names, remarks=corpus.remarks)
     if experiment.backbone.modality != experiment.dataset.modality:
         raise Unsupported(f"a {experiment.backbone.modality} backbone does not read {experiment.dataset.modality} data")
     return corpus, fingerprint
