@@ -213,6 +213,8 @@ class _Builder:
         ):
             self.blocked.append(({**point.labels, "seed": seed}, missing))
             return
+        if not self._fits(point, answers):
+            return
         facts = answers["dataset"].facts
         self._check_samples(point, len(tasks) * protocol.clients, facts.get("train"))
         seeds = self._suite.seeds
@@ -243,6 +245,18 @@ class _Builder:
             facts = {**answer.facts, "plugin": entry.ref.name}
             self.expansion.facts.setdefault(f"{entry.axis}:{entry.label}", facts)
         return answer
+
+    def _fits(self, point: Point, answers: Mapping[Any, Resolved]) -> bool:
+        """Says whether the backbone reads what the data set has, and notes it as a problem if not."""
+        data, backbone = (str(answers[axis].facts.get("modality") or "") for axis in ("dataset", "backbone"))
+        if data == backbone or not (data and backbone):
+            return True
+        has, reads = ({"vision": "images", "text": "texts"}.get(each, each) for each in (data, backbone))
+        entries = [point.entries[axis] for axis in ("dataset", "backbone")]
+        message = f"dataset {entries[0].label!r} has {has}, but backbone {entries[1].label!r} reads {reads}"
+        hint = "leave one of them out, exclude the pair with a reason, or pair them by `zip: [dataset, backbone]`"
+        self.problems.append(Problem(message, entries[1].path, hint, check="cells"))
+        return False
 
     def _compare(self, point: Point, same: Point) -> None:
         """Notes the entries that differ between two points of the grid with the same identity."""
