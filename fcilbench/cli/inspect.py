@@ -114,6 +114,8 @@ def _image_facts(images: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "enlarged", f"{what} with a side shorter than the {images['decoded']} pixels of `size`"
     if images["turned"]:
         yield "turned", f"{counted(images['turned'], 'image')} by orientation tags"
+    if images.get("frames"):
+        yield "frames", f"{counted(images['frames'], 'image')} with more than one frame or page: the first is read"
     for each in images["broken"][:_MOST_SHOWN]:
         yield "broken", f"{each['file']}: {each['problem']}"
     if images.get("broken_count", 0) > _MOST_SHOWN:

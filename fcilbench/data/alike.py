@@ -6,8 +6,9 @@ import itertools
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from fcilbench.errors import DataError
 from fcilbench.escape import line
 
 _TWINS = str.maketrans("АВЕКМНОРСТУХаеорсухіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABEKMHOPCTYXaeopcyxijsABEZHIKMNOPTYXo")
@@ -41,6 +42,30 @@ def sense(name: str) -> str:
         else:
             return repr(number) if math.isfinite(number) else text
     return " ".join(text.replace("-", " ").split())
+
+
+def class_name(name: str) -> str:
+    """Returns a label, or the name of a folder, as the name of a class: as it is seen.
+
+    Raises:
+        DataError: If it holds characters that cannot be shown, so that rows with it could not be verified.
+    """
+    seen = look(name)
+    if not seen or line(seen) != seen:
+        raise DataError(
+            f"{name!a} is no name of a class: it cannot be shown as it is", hint="give the class another name"
+        )
+    return seen
+
+
+def respelt_remarks(names: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns a line about labels that are no names of classes as they are written; `names` are those by label."""
+    odd = [(label, name) for label, name in names.items() if label != name]
+    if not odd:
+        return ()
+    shown = ", ".join(f"{label!a} as {name!r}" for label, name in odd[:3])
+    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+    return (line(f"labels are read without blanks around them, accents in one form: {shown}{more}"),)
 
 
 def unseen_pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:

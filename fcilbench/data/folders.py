@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fcilbench.api.dataset import Samples
-from fcilbench.data.alike import look, sense, unseen_pairs
+from fcilbench.data.alike import class_name, look, sense, unseen_pairs
 from fcilbench.data.images import SUFFIXES, ImageFiles, visible
 from fcilbench.errors import DataError
 from fcilbench.tables import counted
@@ -167,6 +167,8 @@ def list_classes(folder: Path) -> Listing:
     if not found.names:
         why = "has images but no class folders" if _has_images(folder) else "has no class folders"
         raise DataError(f"{folder} {why}", hint="put the images of each class into a folder with the name of the class")
+    for name in found.names:
+        class_name(name)
     for one, other in unseen_pairs(found.names):
         hint = "rename one of them, or put the images of both into one folder"
         raise DataError(f"{folder}: the names of class folders {one!a} and {other!a} look the same", hint=hint)

@@ -78,6 +78,7 @@ class _Facts(NamedTuple):
     mode: str = ""
     form: str = ""
     turned: bool = False
+    frames: int = 1
     problem: str = ""
 
 
@@ -105,6 +106,7 @@ def _images(splits: Sequence[Samples], progress: Progress | None) -> dict[str, A
         "modes": dict(Counter(each.mode for each in sound)),
         "formats": dict(Counter(each.form for each in sound)),
         "turned": sum(each.turned for each in sound),
+        "frames": sum(each.frames > 1 for each in sound),
         "decoded": inputs.size,
         "enlarged": sum(min(each.size) < inputs.size for each in sound),
         "broken": broken[:_MOST],
@@ -127,6 +129,7 @@ def _look(path: Path, size: int, margin: float, own: bool) -> _Facts:
         read_image(path, size, margin, own)
         with Image.open(path) as image:
             tag = image.getexif().get(_ORIENTATION, 1)
-            return _Facts(image.size, image.mode, image.format or "", own and tag in range(2, 9))
+            turned, frames = own and tag in range(2, 9), getattr(image, "n_frames", 1)
+            return _Facts(image.size, image.mode, image.format or "", turned, frames)
     except DataError as error:
         return _Facts(problem=error.message.removeprefix(f"broken image {path}: "))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import PREREQUISITE, USAGE, UsageError
+from fcilbench.errors import OK, PREREQUISITE, USAGE, UsageError
 from fcilbench.execution.probe import Progress, inspect_dataset
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
@@ -30,7 +30,7 @@ class Survey:
         plugin: The plugin that reads it.
         params: The options of the plugin.
         found: The survey (`fcilbench.worker.survey`), with the reason as `problem` if the data cannot be read.
-        exit_code: 0, 2 if its options are wrong, 5 if the data are missing or cannot be read.
+        exit_code: 0, 2 if an option is wrong or a partition cannot be drawn, 5 if the data cannot be read.
         given: The options that a user gave who named a folder or a file; empty for a data set of a suite.
     """
 
@@ -38,7 +38,7 @@ class Survey:
     plugin: str
     params: dict[str, Any]
     found: dict[str, Any]
-    exit_code: int = 0
+    exit_code: int = OK
     given: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -70,7 +70,8 @@ def _of_path(what: Path, overrides: Sequence[str], progress: Progress | None) ->
     answer = catalog.resolve(ref, given)
     example = [(Partition(kind="dirichlet", value=0.5), Protocol(), Seeds())]
     found = _Inspector(example, [], progress).survey(what.name or str(what), ref.name, answer, None)
-    return replace(found, given=given)
+    undrawn = found.exit_code == USAGE and "digest" in found.found  # the example's ten clients are nobody's choice
+    return replace(found, given=given, exit_code=OK if undrawn else found.exit_code)
 
 
 def _of_suite(loaded: LoadedSuite, progress: Progress | None) -> list[Survey]:
@@ -119,10 +120,13 @@ class _Inspector:
         progress = self.progress
         shown = progress and (lambda _, done, total: progress(label, done, total))
         found = inspect_dataset(plugin, answer.params, self.backbones, self._draws(split), shown)
-        code = PREREQUISITE if found.get("problem") or found.get("images", {}).get("broken") else 0
-        if problem:
-            found, code = {**found, "problem": found.get("problem") or problem}, code or USAGE
-        return Survey(label, plugin, answer.params, found, code)
+        unread = found.get("problem") or found.get("images", {}).get("broken")
+        undrawn = any(each["problem"] for each in found.get("partitions", ()))
+        if problem and not unread:
+            found = {**found, "problem": problem}
+        return Survey(
+            label, plugin, answer.params, found, PREREQUISITE if unread else USAGE if problem or undrawn else OK
+        )
 
     def _draws(self, split: tuple[int, ...]) -> list[dict[str, Any]]:
         return [

@@ -159,6 +159,12 @@ class TestInspect:
         assert rows[0]["classes"] == [task["classes"] for task in partition["tasks"]]
         assert rows[0]["data"]["fingerprint"] == found["digest"]
 
+    def test_a_partition_that_cannot_be_drawn(self, own):
+        suite(own, "{use: image-folder, path: pets, tasks: [2, 1], train_per_class: 1}", "{use: tiny-conv}")
+        done = own("data", "inspect", "own.yaml")
+        assert done.returncode == 2
+        assert "partition iid: partition iid: 1 samples cannot give 2 clients 1 each (lower" in done.stdout
+
     def test_texts_and_what_backbones_cut(self, own):
         rows = [f"{'long ' * number},{'ab'[number % 2]}" for number in range(10)]
         (own.folder / "c.csv").write_text(

