@@ -52,14 +52,17 @@ def _tokens(use: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
 
 def _spread(corpus: Corpus, draw: dict[str, Any]) -> dict[str, Any]:
     """Returns how many samples of each class each client gets in each task, as an experiment draws them."""
+    where = ""
     drawn: dict[str, Any] = {"label": draw["label"], "clients": draw["clients"], "tasks": [], "problem": None}
     try:
         labels, seed = corpus.train.labels, draw["partition"]
         if share := draw["validation"]:
-            labels = labels[validation_split(labels, share, stream(seed, "validation"))[0]]
+            random = stream(seed, "validation")
+            labels = labels[validation_split(labels, share, random, corpus.class_names)[0]]
         split = TaskStream.draw(len(corpus.class_names), draw["tasks"], draw["order"])
         internal, names = split.internal(labels), split.names(corpus.class_names)
         for task in split.tasks:
+            where = f"task {task.index + 1}: "
             own = internal[(internal >= task.offset) & (internal < task.seen)]
             spec = Partition.model_validate(draw["spec"])
             parts = partition(own, draw["clients"], spec, stream(seed, "partition", task.index))
@@ -67,5 +70,5 @@ def _spread(corpus: Corpus, draw: dict[str, Any]) -> dict[str, Any]:
             drawn["tasks"].append({"classes": names[task.index], "counts": counts})
     except FcilbenchError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        return {**drawn, "tasks": [], "problem": f"{error}{hint}"}
+        return {**drawn, "tasks": [], "problem": f"{where}{error}{hint}"}
     return drawn

@@ -163,7 +163,7 @@ class TestInspect:
         suite(own, "{use: image-folder, path: pets, tasks: [2, 1], train_per_class: 1}", "{use: tiny-conv}")
         done = own("data", "inspect", "own.yaml")
         assert done.returncode == 2
-        assert "partition iid: partition iid: 1 samples cannot give 2 clients 1 each (lower" in done.stdout
+        assert "partition iid: task 2: partition iid: 1 samples cannot give 2 clients 1 each (lower" in done.stdout
 
     def test_texts_and_what_backbones_cut(self, own):
         rows = [f"{'long ' * number},{'ab'[number % 2]}" for number in range(10)]
