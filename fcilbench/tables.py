@@ -146,6 +146,16 @@ def _row(cells: Sequence[str], widths: Sequence[int], right: Collection[int]) ->
     return lines
 
 
+def counted(number: int, word: str, many: str | None = None) -> str:
+    """Returns a number with its word in the singular or plural.
+
+    Example:
+        >>> counted(1, "image"), counted(20_000, "image"), counted(2, "class", "classes")
+        ('1 image', '20,000 images', '2 classes')
+    """
+    return f"{number:,} {word if number == 1 else many or f'{word}s'}"
+
+
 def duration(seconds: float) -> str:
     """Returns a time for people to read.
 

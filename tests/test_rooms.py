@@ -37,15 +37,20 @@ MAY_IMPORT: dict[str, set[str]] = {
 """By room, the rooms that it may import. `errors`, `escape`, `files`, `shipped` and `tables` are everybody's."""
 
 EXCEPTIONS = {
-    **{(f"worker/{file}.py", "registry"): "inside the child: plugins" for file in ("describe", "jobs", "probe")},
     **{
-        (f"worker/{file}.py", room): "inside the child" for file in ("jobs", "probe") for room in ("data", "federation")
+        (f"worker/{file}.py", "registry"): "inside the child: plugins"
+        for file in ("describe", "jobs", "probe", "survey")
+    },
+    **{
+        (f"worker/{file}.py", room): "inside the child"
+        for file in ("jobs", "probe", "survey")
+        for room in ("data", "federation")
     },
     **{
         ("api/__init__.py", room): "a name of the public interface, imported when it is asked for"
         for room in ("boards", "data", "execution", "plugins", "results", "tracking", "worker")
     },
-    **{(f"worker/{file}.py", "api"): "inside the child" for file in ("jobs", "probe")},
+    **{(f"worker/{file}.py", "api"): "inside the child" for file in ("jobs", "probe", "survey")},
     ("worker/jobs.py", "engine"): "inside the child: portable numbers",
     ("worker/jobs.py", "results"): "inside the child: what it reports of the machine and of failures goes into rows",
     ("execution/supervisor.py", "suite"): "the type of a plan",

@@ -38,12 +38,19 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.boards.build import BaseBoard, Figures
     from fcilbench.boards.model import Board, Column, Group
     from fcilbench.boards.scenario import BoardCell
+    from fcilbench.data.alike import alike_remarks, class_name, respelt_remarks, unseen_pairs
     from fcilbench.data.content import number as number_samples
     from fcilbench.data.content import split_samples
+    from fcilbench.data.doubles import sample_remarks
+    from fcilbench.data.folders import Layout as ImageLayout
+    from fcilbench.data.folders import compare_classes, find_images, list_annotated, list_classes, listing_remarks
     from fcilbench.data.images import ImageDataset, ImageFiles, Size, class_folders, class_tree, sides
     from fcilbench.data.images import decoded as decoded_images
     from fcilbench.data.images import sized as sized_images
+    from fcilbench.data.images import visible as visible_entries
+    from fcilbench.data.labelled import LabelledText, label_rows, names_of_labels
     from fcilbench.data.root import file_digest, find_data, find_weights
+    from fcilbench.data.table import Table, TableForm, read_table
     from fcilbench.errors import DataError, PluginError, PrerequisiteError, UsageError
     from fcilbench.execution.base import (
         Device,
@@ -86,6 +93,10 @@ __all__ += ["SomeClients", "Stressor", "Turn", "Upload"]
 __all__ += ["FrozenFeatures", "PromptMethod", "PromptedViT", "distillation", "write_head"]
 __all__ += ["ImageDataset", "ImageFiles", "Size", "class_folders", "class_tree"]
 __all__ += ["decoded_images", "sides", "sized_images"]
+__all__ += ["visible_entries"]
+__all__ += ["ImageLayout", "compare_classes", "find_images", "list_annotated", "list_classes", "listing_remarks"]
+__all__ += ["LabelledText", "Table", "TableForm", "label_rows", "names_of_labels", "read_table"]
+__all__ += ["alike_remarks", "class_name", "respelt_remarks", "sample_remarks", "unseen_pairs"]
 __all__ += ["number_samples", "split_samples"]
 __all__ += ["file_digest", "find_data", "find_weights", "non_defaults"]
 __all__ += ["class_sums", "client_weights", "nearest_mean_head", "scatter_rows", "solve_ridge", "weighted_sum"]

@@ -54,13 +54,15 @@ class Samples:
 class Corpus:
     """Training and test samples of one data set, with the name of each label.
 
-    `outside` are test inputs that belong to no class, for out-of-scope detection; `None` if there are none.
+    `outside` are test inputs that belong to no class, for out-of-scope detection; `None` if there are none. `remarks`
+    are what a user should know of how the samples were read, each a line that rows and boards show.
     """
 
     train: Samples
     test: Samples
     class_names: tuple[str, ...]
     outside: npt.NDArray[Any] | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group,
 from fcilbench.boards.notes import CONTROL_MARK, INTERVAL, REFERENCE_MARK
 from fcilbench.errors import UsageError, nearest
 from fcilbench.escape import clean, escape_markdown, escape_tex, line, markdown_paragraph, tex_comment, tex_row
+from fcilbench.spec.outcome import DATA
 from fcilbench.spec.protocol import Protocol
 from fcilbench.tables import comma_separated, markdown, text_table, texts
 
@@ -151,10 +152,12 @@ def facts_of(block: Block) -> str:
 
 
 def notes_of(block: Block) -> list[str]:
-    """Returns a block's notes with the reasons and warnings of its entries."""
+    """Returns a block's notes with the reasons and warnings of its entries; those about the data once for all."""
     reasons = [f"{entry.aggregator} {reason}" for entry in block.entries for reason in entry.reasons]
-    warnings = [f"{entry.aggregator} warns: {warning}" for entry in block.entries for warning in entry.warnings]
-    return [*block.notes, *reasons, *warnings]
+    pairs = [(entry.aggregator, warning) for entry in block.entries for warning in entry.warnings]
+    data = dict.fromkeys(warning for _, warning in pairs if warning.startswith(DATA))
+    warnings = [f"{name} warns: {warning}" for name, warning in pairs if warning not in data]
+    return [*block.notes, *reasons, *data, *warnings]
 
 
 def overall_tables(board: Board) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -1,4 +1,4 @@
-"""`fcilbench data`: lists, fetches and verifies data sets."""
+"""`fcilbench data`: lists, fetches, verifies and inspects data sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fcilbench.cli import console, options
+from fcilbench.cli.inspect import inspect
 from fcilbench.cli.progress import Display
 from fcilbench.data.fetch import fetch as fetch_one
 from fcilbench.data.root import data_root, find_layout
@@ -17,7 +18,8 @@ from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Description
 from fcilbench.registry.entrypoints import find, lookup
 
-app = options.group("List, fetch and verify data sets.")
+app = options.group("List, fetch, verify and inspect data sets.")
+options.command(app, "data inspect suites/quickstart.yaml")(inspect)
 
 
 @options.command(app, "data list", "list")

@@ -78,7 +78,7 @@ class Verbs(LazyGroup):
             "Tune the methods of a suite at equal budgets. `tune SUITE` is short for `tune start SUITE`.",
         ),
         "plugins": Verb("fcilbench.cli.plugins:app", "List, describe, test and start plugins."),
-        "data": Verb("fcilbench.cli.data:app", "List, fetch and verify data sets."),
+        "data": Verb("fcilbench.cli.data:app", "List, fetch, verify and inspect data sets."),
         "results": Verb("fcilbench.cli.results:app", "Merge, export, verify and track results folders."),
         "module": Verb("fcilbench.cli.module:app", "Write and read the deployable module of a finished cell."),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,16 @@ def number(corpus: Corpus) -> tuple[Corpus, str]:
     return replace(corpus, train=train, test=test), digest
 
 
-def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
+def contents(samples: Samples) -> Iterable[bytes]:
+    """Returns the content of each sample; of an image that is still a file, the SHA-256 of the file."""
     inputs = samples.inputs
-    # The content of an image that is still a file is the SHA-256 of the file.
-    contents = map(_bytes, inputs) if isinstance(inputs, np.ndarray) else inputs.digests
+    return map(_bytes, inputs) if isinstance(inputs, np.ndarray) else inputs.digests
+
+
+def _by_content(samples: Samples) -> tuple[Samples, list[bytes]]:
     digests = [
         hashlib.blake2b(content, digest_size=16, salt=int(label).to_bytes(8, "big")).digest()
-        for content, label in zip(contents, samples.labels, strict=True)
+        for content, label in zip(contents(samples), samples.labels, strict=True)
     ]
     order = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
     return samples.take(order), [digests[i] for i in order]
@@ -39,21 +42,24 @@ def _bytes(value: str | npt.NDArray[Any]) -> bytes:
     return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
-def split_samples(samples: Samples, count: int) -> tuple[Samples, Samples]:
+def split_samples(samples: Samples, count: int, names: Sequence[str] = ()) -> tuple[Samples, Samples]:
     """Splits samples into training and test samples, see `stratified_split`; digests are SHA-256 of their content."""
     inputs = samples.inputs
     if isinstance(inputs, np.ndarray):
         digests = [hashlib.sha256(_bytes(value)).digest() for value in inputs]
     else:
         digests = inputs.digests
-    train, test = stratified_split(samples.labels, digests, count)
+    train, test = stratified_split(samples.labels, digests, count, names)
     return samples.take(train), samples.take(test)
 
 
-def stratified_split(labels: Labels, digests: Sequence[bytes], count: int) -> tuple[Labels, Labels]:
+def stratified_split(
+    labels: Labels, digests: Sequence[bytes], count: int, names: Sequence[str] = ()
+) -> tuple[Labels, Labels]:
     """Splits off a test set of exactly `count` samples: of each class the same share, those with the lowest digests.
 
-    Shares are rounded by largest remainder (ties: the lower label); each class has a sample in both parts.
+    Shares are rounded by largest remainder (ties: the lower label); each class has a sample in both parts. An error
+    calls the classes by their `names`, if there are any.
 
     Returns:
         Indices of the training and of the test samples, in ascending order.
@@ -62,10 +68,8 @@ def stratified_split(labels: Labels, digests: Sequence[bytes], count: int) -> tu
         DataError: If no such split exists.
     """
     sizes = np.bincount(labels)
-    if (sizes < 2).any() or not len(sizes) <= count <= len(labels) - len(sizes):
-        raise DataError(
-            f"{len(labels)} samples of {len(sizes)} classes cannot give {count} test samples to all classes"
-        )
+    if problem := _unsplittable(sizes, count, names):
+        raise DataError(f"{len(labels)} samples of {len(sizes)} classes {problem}")
     share = sizes * (count / len(labels))
     quota = np.clip(np.floor(share).astype(np.int64), 1, sizes - 1)
     while (missing := count - int(quota.sum())) != 0:
@@ -77,3 +81,16 @@ def stratified_split(labels: Labels, digests: Sequence[bytes], count: int) -> tu
         members = np.flatnonzero(labels == label).tolist()
         is_test[sorted(members, key=digests.__getitem__)[:cut]] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _unsplittable(sizes: Labels, count: int, names: Sequence[str]) -> str:
+    """Returns why classes of these sizes do not give so many test samples; "" if they do."""
+    least, most = len(sizes), int(sizes.sum()) - len(sizes)
+    if single := np.flatnonzero(sizes < 2).tolist():
+        shown = ", ".join(repr(names[label]) if names else str(label) for label in single[:3])
+        more = f" and {len(single) - 3} more" if len(single) > 3 else ""
+        few = "no sample" if sizes[single[0]] == 0 else "one sample"
+        return f"cannot give {count} test samples to all classes: {shown}{more} has {few}, and both parts need one"
+    if not least <= count <= most:
+        return f"cannot give {count} test samples to all classes: each needs one in both parts, so {least} to {most}"
+    return ""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Labels, Samples
 from fcilbench.data.content import split_samples
@@ -22,6 +22,8 @@ from fcilbench.spec import params as _params
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """Files with another suffix (`README.txt`, `Thumbs.db`) are skipped."""
+JUNK = frozenset({"__macosx", "@eadir", "lost+found", "$recycle.bin", "thumbs.db", "desktop.ini"})
+"""Files and folders that systems leave behind, in lower case; they are skipped, as hidden ones are."""
 CENTRAL = 256 / 224
 """Ratio of the shorter side to the central crop (He et al. 2016)."""
 
@@ -31,6 +33,7 @@ Size = Side | tuple[Side, Side]
 """Height and width in pixels, one number where they are equal."""
 _T = TypeVar("_T")
 _AHEAD = 32  # images of a thread that are decoded before they are asked for
+_OWN_BROKEN = "this file is your own: put a sound copy in its place, or remove it from the folder"
 
 
 @dataclass
@@ -40,11 +43,14 @@ class ImageFiles:
     Attributes:
         size: Height and width to decode to, one number where they are equal.
         margin: Size before the central crop, in units of `size`.
+        own: Whether they are photographs of the user's own: turned as their orientation tags say, and named as the
+            user's if they are broken.
     """
 
     files: Sequence[Path]
     size: Size = 224
     margin: float = 1.0
+    own: bool = False
     dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
 
     @property
@@ -56,15 +62,19 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, index: Labels) -> ImageFiles:
-        return replace(self, files=[self.files[i] for i in index])
+        part = replace(self, files=[self.files[i] for i in index])
+        if "digests" in vars(self):  # they were read already
+            vars(part)["digests"] = [self.digests[i] for i in index]
+        return part
 
     def __iter__(self) -> Iterator[Pixels]:
-        yield from _parallel(functools.partial(read_image, size=self.size, margin=self.margin), self.files)
+        read = functools.partial(read_image, size=self.size, margin=self.margin, own=self.own)
+        yield from parallel(read, self.files)
 
-    @property
+    @functools.cached_property
     def digests(self) -> Sequence[bytes]:
         """SHA-256 of each file, by which images are numbered whatever they are decoded to."""
-        return [bytes.fromhex(digest) for digest in _parallel(file_digest, self.files)]
+        return [bytes.fromhex(digest) for digest in parallel(file_digest, self.files)]
 
 
 def decoded(samples: Samples) -> Samples:
@@ -80,7 +90,7 @@ def sized(corpus: Corpus, size: Size, margin: float = 1.0) -> Corpus:
     train, test = (
         Samples(replace(each.inputs, size=size, margin=margin), each.labels) for each in (corpus.train, corpus.test)
     )
-    return Corpus(train, test, corpus.class_names)
+    return replace(corpus, train=train, test=test)
 
 
 class ImageDataset(Dataset):
@@ -113,8 +123,11 @@ class ImageDataset(Dataset):
         names, images = class_folders(paths[0])
         total = self.train_samples + self.test_samples
         if len(images) != total:
-            raise DataError(f"{len(images)} images, expected {total}")
-        return Corpus(*split_samples(images, self.test_samples), names)
+            within = (path for name in names for path in (paths[0] / name).glob("*/**/*"))
+            deeper = sum(path.suffix.lower() in SUFFIXES for path in within)
+            more = f"; {deeper} more lie in folders below their class folder" if deeper else ""
+            raise DataError(f"{len(images)} images, expected {total}{more}")
+        return Corpus(*split_samples(images, self.test_samples, names), names)
 
     def load(self, root: Path) -> Corpus:
         """Lists the image files of the first layout that is there.
@@ -146,13 +159,13 @@ def class_folders(folder: Path) -> tuple[tuple[str, ...], Samples]:
     Raises:
         DataError: If the folder cannot be read, has no class folders, or one of them has no image.
     """
-    names = sorted(entry.name for entry in _entries(folder) if entry.is_dir())
+    names = sorted(entry.name for entry in visible(folder) if entry.is_dir())
     if not names:
         raise DataError(f"{folder} has no class folders")
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        images = sorted(e.path for e in _entries(folder / name) if Path(e.name).suffix.lower() in SUFFIXES)
+        images = sorted(e.path for e in visible(folder / name) if Path(e.name).suffix.lower() in SUFFIXES)
         if not images:
             raise DataError(f"class folder {folder / name} has no image ({', '.join(sorted(SUFFIXES))})")
         files += map(Path, images)
@@ -173,14 +186,15 @@ def class_tree(train: Path, test: Path) -> Corpus:
 def unnested(folder: Path) -> Path:
     """Returns `folder/folder` if that is the only folder within, as some archives unpack."""
     inner = folder / folder.name
-    nested = inner.is_dir() and [entry.name for entry in _entries(folder) if entry.is_dir()] == [folder.name]
+    nested = inner.is_dir() and [entry.name for entry in visible(folder) if entry.is_dir()] == [folder.name]
     return inner if nested else folder
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns what a folder holds, without what is hidden or left behind by a system."""
     try:
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
+            return [each for each in entries if not each.name.startswith(".") and each.name.lower() not in JUNK]
     except OSError as error:
         raise DataError(f"cannot read folder {folder}: {error.strerror or error}") from error
 
@@ -190,24 +204,24 @@ def sides(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def read_image(path: Path, size: Size, margin: float) -> Pixels:
+def read_image(path: Path, size: Size, margin: float, own: bool = False) -> Pixels:
     """Decodes an image, makes it just as large as `size * margin` (bicubic, antialiased) and crops the centre.
 
     For a square its shorter side becomes `size * margin`. It rounds as torchvision's `Resize` and `CenterCrop` do, and
-    like them ignores orientation tags.
+    like them ignores orientation tags; an `own` image is turned as its tag says.
 
     Returns:
         uint8 `[height, width, 3]`, RGB.
     """
     try:
         with Image.open(path) as image:
-            rgb = _to_rgb(image)
+            rgb = _to_rgb(ImageOps.exif_transpose(image) if own else image)
     except MemoryError:
         raise
     except Exception as error:  # the decoder of a damaged image may raise anything
         raise DataError(
             f"broken image {path}: {' '.join(str(error).split()) or type(error).__name__}",
-            hint="put the official file in its place, or fetch the data set again",
+            hint=_OWN_BROKEN if own else "put the official file in its place, or fetch the data set again",
         ) from error
     height, width = sides(size)
     wide, high = round(width * margin), round(height * margin)  # the image must cover both
@@ -235,7 +249,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _parallel(function: Callable[[Path], _T], files: Sequence[Path]) -> Iterator[_T]:
+def parallel(function: Callable[[Path], _T], files: Sequence[Path]) -> Iterator[_T]:
     """Yields the results in order; only a few are in memory at a time."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     window = workers * _AHEAD

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,17 @@ def open_dataset(
         DataError: If the data are missing or damaged, or their counts or digest differ from what the plugin declares.
     """
     found = _open_cached(dataset, root, progress, fresh) if dataset.cached else None
-    corpus, digest = found or _load(dataset, root)
-    train = _per_class(decoded(corpus.train), dataset.params.train_per_class)
-    test = _per_class(decoded(corpus.test), dataset.params.test_per_class)
-    return Corpus(train, test, corpus.class_names, corpus.outside), digest
+    corpus, digest = found or load_numbered(dataset, root)
+    corpus = kept(dataset, corpus)
+    return replace(corpus, train=decoded(corpus.train), test=decoded(corpus.test)), digest
 
 
-def _load(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
-    """Loads the samples in the order of their content and compares them with what the plugin declares."""
+def load_numbered(dataset: Dataset, root: Path) -> tuple[Corpus, str]:
+    """Loads the samples in the order of their content, without a cache, and compares them with what is declared.
+
+    Raises:
+        DataError: As `open_dataset` does.
+    """
     corpus = dataset.load(root)
     name, found = type(dataset).__name__, (len(corpus.class_names), len(corpus.train), len(corpus.test))
     expected = (dataset.classes, dataset.train_samples, dataset.test_samples)
@@ -91,6 +95,12 @@ def _check_arrays(dataset: Dataset, corpus: Corpus) -> None:
             raise DataError(f"{name}: {int(broken.sum())} {split} arrays hold NaN or inf, the first is number {first}")
 
 
+def kept(dataset: Dataset, corpus: Corpus) -> Corpus:
+    """Returns the samples of each class that the parameters ask for: the first ones in the order of their content."""
+    train = _per_class(corpus.train, dataset.params.train_per_class)
+    return replace(corpus, train=train, test=_per_class(corpus.test, dataset.params.test_per_class))
+
+
 def _per_class(samples: Samples, limit: int | None) -> Samples:
     if limit is None:
         return samples
@@ -111,7 +121,7 @@ def _open_cached(dataset: Dataset, root: Path, progress: Progress | None, fresh:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees it when its owner dies
             found = None if fresh else _read(folder, made_from, warn=True)  # another process may have made it
             if found is None:
-                corpus, digest = _load(dataset, root)
+                corpus, digest = load_numbered(dataset, root)
                 _write(folder, corpus, {"made_from": made_from, "digest": digest}, progress)
             return found or _read(folder, made_from)
     except OSError as error:
@@ -168,7 +178,8 @@ def _read(folder: Path, made_from: dict[str, str], warn: bool = False) -> tuple[
             for split in ("train", "test")
         )
         outside = np.load(folder / "outside.npy") if "outside.npy" in facts["files"] else None
-        return Corpus(train, test, tuple(facts["class_names"]), outside), facts["digest"]
+        names, remarks = map(tuple, (facts["class_names"], facts.get("remarks", ())))
+        return Corpus(train, test, names, outside, remarks), facts["digest"]
     except FileNotFoundError:
         return None
     except Exception as error:  # the reader of a damaged file may raise anything
@@ -196,7 +207,7 @@ def _write(folder: Path, corpus: Corpus, facts: dict[str, Any], progress: Progre
         if corpus.outside is not None:
             _save(temporary / "outside.npy", corpus.outside)
         files = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
-        body = {**facts, "files": files, "class_names": corpus.class_names}
+        body = {**facts, "files": files, "class_names": corpus.class_names, "remarks": corpus.remarks}
         write_atomic(temporary / _FACTS, json.dumps({**body, "sha256": _digest(body)}, indent=1))
         if folder.exists():
             shutil.rmtree(folder)

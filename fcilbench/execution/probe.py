@@ -42,6 +42,28 @@ def verify_datasets(
     return found
 
 
+def inspect_dataset(
+    name: str,
+    params: Mapping[str, Any],
+    backbones: Sequence[Mapping[str, Any]] = (),
+    draws: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Reads a whole data set, given by name and parameters, and describes it.
+
+    Returns:
+        A JSON object (`fcilbench.worker.survey`); its `problem` is the reason why it cannot be read, or `None`.
+    """
+
+    def show(event: Event) -> None:
+        if progress is not None and event["event"] == "decoding":
+            progress(name, event["done"], event["total"])
+
+    with catalog.session() as (asker, _):
+        question = {"ask": "inspect", "name": name, "params": params, "backbones": [*backbones], "draws": [*draws]}
+        return asker.ask(question, show)
+
+
 @dataclass(frozen=True)
 class Draw:
     """What decides which classes a task has and how many samples test it: the fields of a cell, and its seeds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from fcilbench.engine.data import DeviceArrays, DeviceData, DeviceImages, Device
 from fcilbench.engine.model import FlatModel, Network, keeping_modes
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
-from fcilbench.errors import DataError, PrerequisiteError, UsageError
+from fcilbench.errors import DataError, PartitionError, PrerequisiteError, UsageError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.convergence import Best, hold_out_samples
 from fcilbench.federation.evaluation import Evaluator
@@ -34,6 +34,7 @@ from fcilbench.federation.server import FederationServer
 from fcilbench.federation.stress import Stress
 from fcilbench.federation.tasks import TaskStream, partition, seed_torch, stream, validation_split
 from fcilbench.spec.cell import split_classes
+from fcilbench.spec.outcome import DATA
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol, Runtime, Scored, Seeds, scored_under
 
 _QUERY_BATCH = 128
@@ -175,7 +176,7 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     model = _model(experiment, sizes, names, device)
     train = place(experiment, model, Samples(corpus.train.inputs, stressed), experiment.dataset.augmentation)
     test = place(experiment, model, Samples(corpus.test.inputs, test_labels))
-    index, ood = _test_positions(test_labels, tasks, device), None
+    index, ood = _test_positions(test_labels, tasks, corpus.class_names, device), None
     if corpus.outside is not None:
         ood = place(experiment, model, Samples(corpus.outside, np.full(len(corpus.outside), -1)))
     schedule, held_out = _schedule(experiment, phases, stressed)
@@ -209,6 +210,8 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
         class_names=corpus.class_names,
         fingerprint=fingerprint,
     )
+    for remark in corpus.remarks:
+        federation.server.warn(f"{DATA}{remark}")
     if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
         federation.server.warn("stress: every label stays right, as after a shift by all classes of a task")
     return federation
@@ -233,8 +236,9 @@ def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None)
         raise DataError(f"the data has digest {fingerprint}, the plan was made for {experiment.declared_fingerprint}")
     if share := experiment.protocol.validation:
         random = stream(experiment.seeds.of("partition"), "validation")
-        kept, held = validation_split(corpus.train.labels, share, random)
-        corpus = Corpus(corpus.train.take(kept), corpus.train.take(held), corpus.class_names)
+        kept, held = validation_split(corpus.train.labels, share, random, corpus.class_names)
+        train, test = corpus.train.take(kept), corpus.train.take(held)
+        corpus = Corpus(train, test, corpus.class_names, remarks=corpus.remarks)
     _check_inputs(experiment)
     return corpus, fingerprint
 
@@ -311,7 +315,10 @@ def _phases(experiment: Experiment, tasks: tuple[Task, ...], labels: Indices) ->
     for task in tasks:
         members = _members(labels, task)
         random = stream(experiment.seeds.of("partition"), "partition", task.index)
-        parts = partition(labels[members], protocol.clients, experiment.partition, random)
+        try:
+            parts = partition(labels[members], protocol.clients, experiment.partition, random)
+        except PartitionError as error:
+            raise PartitionError(f"task {task.index + 1}: {error.message}", hint=error.hint) from error
         held = tuple(members[part] for part in parts)
         phases.append(Phase(task, held, protocol.rounds, protocol.local_epochs, protocol.batch_size, after=task.index))
     return tuple(phases)
@@ -384,9 +391,15 @@ def _check_adapters(network: Network, backbone: Backbone) -> None:
         )
 
 
-def _test_positions(labels: Indices, tasks: TaskStream, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _test_positions(
+    labels: Indices, tasks: TaskStream, class_names: Sequence[str], device: torch.device
+) -> tuple[torch.Tensor, ...]:
     """Returns the positions of each task's test samples; raises DataError if a task has none."""
     found = [_members(labels, task) for task in tasks.tasks]
     if empty := [str(number) for number, own in enumerate(found, start=1) if not len(own)]:
-        raise DataError(f"there are no test samples of task {', '.join(empty)}: nothing could be measured")
+        classes = ", ".join(map(repr, tasks.names(class_names)[int(empty[0]) - 1][:3]))
+        raise DataError(
+            f"there are no test samples of task {', '.join(empty)}: nothing could be measured",
+            hint=f"give test samples of its classes ({classes}), or leave the classes out",
+        )
     return tuple(torch.from_numpy(own).to(device) for own in found)

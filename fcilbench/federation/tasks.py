@@ -72,8 +72,10 @@ class TaskStream:
         return [[class_names[self.order[i]] for i in range(t.offset, t.seen)] for t in self.tasks]
 
 
-def validation_split(labels: Indices, share: float, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """Holds out a share of each class, at least one sample of it.
+def validation_split(
+    labels: Indices, share: float, random: np.random.Generator, names: Sequence[str] = ()
+) -> tuple[Indices, Indices]:
+    """Holds out a share of each class, at least one sample of it; an error calls the class by its name.
 
     Returns:
         The sorted positions in `labels` of the samples that stay, and of those that are held out.
@@ -83,8 +85,9 @@ def validation_split(labels: Indices, share: float, random: np.random.Generator)
     """
     found, counts = np.unique(labels, return_counts=True)
     if single := found[counts < 2].tolist():
+        name = repr(names[single[0]]) if names else single[0]
         raise PartitionError(
-            f"validation {share:g}: class {single[0]} has one training sample, so none can be held out",
+            f"validation {share:g}: class {name} has one training sample, so none can be held out",
             hint="keep more samples of each class, or set protocol.validation: 0",
         )
     return hold_out(labels, share, random)

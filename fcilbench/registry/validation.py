@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,6 +12,7 @@ from pydantic_core import ErrorDetails
 from fcilbench.errors import KeyPath, Problem, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")  # of YAML 1.2
 
 
 def validate(model: type[Model], options: object) -> Model:
@@ -49,7 +51,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
         uncounted = kind == "too_short" and path in wrong  # pydantic does not count the wrong entries of a list
         if not (misspelt or uncounted):
             key = kind == "extra_forbidden"
-            problems.setdefault(path, Problem(_sentence(detail, _legal_keys(model, path[:-1])), path, key=key))
+            sentence = _sentence(detail, _legal_keys(model, path[:-1]))
+            problems.setdefault(path, Problem(sentence, path, _hint(detail), key=key))
     return list(problems.values())
 
 
@@ -87,6 +90,21 @@ def _sentence(detail: ErrorDetails, legal: list[str]) -> str:
         close = nearest(str(detail["input"]), words)
         hint = close if "did you mean" in close else ""
     return f"{path}: {_shown(detail['input'])} is not {message.removeprefix('Input should be ')}{hint}"
+
+
+def _hint(detail: ErrorDetails) -> str | None:
+    """Returns what to do about a value in quotes that would be right without them, or a word of older YAML."""
+    kind, given = detail["type"], detail["input"]
+    if not isinstance(given, str):
+        return None
+    if kind.startswith(("int_", "float_")) and _NUMBER.fullmatch(given):
+        return f"{given} is in quotes, which make it a text: write it without them"
+    if kind.startswith("bool_"):
+        if given in ("true", "false"):
+            return f"{given} is in quotes, which make it a text: write it without them"
+        word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(given.lower())
+        return f"YAML 1.2 has true and false alone: write {word}" if word else None
+    return None
 
 
 def _shown(value: Any) -> str:

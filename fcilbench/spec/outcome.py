@@ -11,6 +11,9 @@ from fcilbench.spec.protocol import Scored, SeedRole
 UNCONVERGED = "not trained to convergence"
 """Begins the warning of a centralised row whose training ended by a number of epochs, not because it had converged."""
 
+DATA = "data: "
+"""Begins a warning about the data of a cell, which is the same for all methods."""
+
 
 @dataclass(slots=True, config=ConfigDict(extra="forbid"))
 class Value:

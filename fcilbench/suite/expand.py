@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fcilbench.errors import Problem, UsageError
+from fcilbench.escape import line
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
@@ -69,7 +70,8 @@ class Expansion:
         axes: Number of entries of each axis, `seed` last.
         facts: By `<axis>:<label>` what the plugin of an entry declares, and its full name as `plugin`.
         unused: `tuned` and `exclude` rules that match no cell.
-        remarks: What a user should know of tuned values of which nothing shows if they were edited by hand.
+        remarks: What a user should know of tuned values of which nothing shows if they were edited by hand, and of the
+            data: samples that are passed over, or that may be mistakes.
     """
 
     name: str
@@ -119,12 +121,19 @@ def expand(loaded: LoadedSuite) -> Expansion:
     unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
     expansion.unused = place(tree, [rule.unused_problem(points) for rule in unused])
     expansion.remarks = [f"{file}: {UNSEALED}" for file in loaded.unsealed]
+    expansion.remarks += data_remarks(expansion.facts)
     missing = list(dict.fromkeys(each for _, found in builder.blocked for each in found))
     lines = [f"{each} ({each.hint})" if each.hint else str(each) for each in place(tree, missing)]
     told = dict(zip(missing, lines, strict=True))
     expansion.blocked = [Blocked(coords, tuple(told[each] for each in found)) for coords, found in builder.blocked]
     expansion.axes = {**{axis: len(getattr(suite.grid, axis)) for axis in AXES}, "seed": suite.seeds.count}
     return expansion
+
+
+def data_remarks(facts: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Returns what plugins remark on the data sets of a suite, once for each: what is passed over, or may be wrong."""
+    data = {key.partition(":")[2]: each for key, each in facts.items() if key.startswith("dataset:")}
+    return [f"dataset {label!r}: {line(remark)}" for label, each in data.items() for remark in each.get("remarks", ())]
 
 
 def points_of(grid: Grid, entries: Entries) -> Iterator[Point]:
@@ -268,7 +277,9 @@ class _Builder:
         else:
             return
         rule = f"{{dataset: {dataset.label}, backbone: {backbone.label}, because: it does not read them}}"
-        hint = f"leave the pair out with a line under `exclude`: - {rule}"
+        hint = (
+            f"leave the pair out with a line under `exclude`: - {rule}; or pair the axes by `zip: [dataset, backbone]`"
+        )
         message = f"backbone {backbone.label!r} {what}"
         self.problems.append(Problem(message, backbone.path, hint, check="inputs"))
 

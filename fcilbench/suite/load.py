@@ -22,6 +22,8 @@ from fcilbench.suite.lock import has_study, rules_of, sealed
 from fcilbench.suite.schema import Suite
 from fcilbench.suite.yaml import MAX_BYTES, MAX_DEPTH, InvalidSuiteError, Node, merge, one_line, parse, place
 
+VERSION = "fcilbench"
+"""Key of the version of a suite's format."""
 MAX_EXTENDS = 50
 """Longest chain of files that extend each other."""
 
@@ -92,6 +94,8 @@ def load_suite(path: Path | str, overrides: Sequence[str] = (), params: Path | N
 
 def _as_written(tree: Node, problem: Problem) -> Problem:
     """Returns a problem with the keys of the file: `{dirichlet: 0.5}` has no `value`, and `seeds: 3` no `count`."""
+    if problem.path == (VERSION,):
+        return replace(problem, hint=_version_hint(tree.plain()))
     holder, above, last = tree.plain(), problem.path[:-1], problem.path[-1:]
     for step in above:
         holder = holder[step]
@@ -100,6 +104,14 @@ def _as_written(tree: Node, problem: Problem) -> Problem:
     path = (*above, *last) if isinstance(holder, dict | list) else above
     old, new = (".".join(map(str, each)) for each in (problem.path, path))
     return replace(problem, path=path, message=problem.message.replace(f"{old}: ", f"{new}: ", 1))
+
+
+def _version_hint(suite: dict[str, object]) -> str:
+    """Returns what to do about a suite whose version of the format is missing or another one."""
+    given = suite.get(VERSION)
+    if isinstance(given, int) and not isinstance(given, bool) and given > 1:
+        return f"this fcilbench reads format 1: upgrade it for a suite of format {given}, else write `{VERSION}: 1`"
+    return f"write `{VERSION}: 1`: the version of the file's format"
 
 
 def _read(path: Path, where: str = "", chain: tuple[Path, ...] = ()) -> Node:

@@ -118,6 +118,8 @@ def parse(data: bytes | str, name: str, *, positions: bool = True) -> Node:
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
 
+    hint = None
+
     def where(mark: Any) -> str:
         return f"{name}:{mark.line + 1}:{mark.column + 1}" if positions and mark else name
 
@@ -132,13 +134,31 @@ def parse(data: bytes | str, name: str, *, positions: bool = True) -> Node:
             message, place_ = "expected `key: value`", where(error.context_mark)
         elif "'\\t'" in message:
             message = "a tab stands here; YAML indents with spaces only"
+        message, hint = _in_words(message, error)
         if not isinstance(error, _RefusedError):
             message = f"not valid YAML: {message}"
     except RecursionError:
         message, place_ = f"nested deeper than {MAX_DEPTH} levels", f"{name}:1:1"
     except (YAMLError, ValueError, ArithmeticError) as error:  # no text, or a strange escape sequence or directive
         message, place_ = f"not valid YAML: {error}", f"{name}:1:1"
-    raise InvalidSuiteError([Problem(one_line(message), check="parse", where=one_line(place_))])
+    raise InvalidSuiteError([Problem(one_line(message), hint=hint, check="parse", where=one_line(place_))])
+
+
+def _in_words(message: str, error: MarkedYAMLError) -> tuple[str, str | None]:
+    """Returns what the parser says of wrong indents and open brackets in plain words, and what to do."""
+    start = error.context_mark
+    since = f" that begins in line {start.line + 1}" if start else ""
+    if message.startswith("expected <block end>") or message.startswith("expected '<document start>'"):
+        hint = "indent the keys of one map, and the dashes of one list, by the same number of spaces"
+        return f"this line is not indented like the others of the block{since}", hint
+    if message == "mapping values are not allowed here":
+        hint = "indent it like the line above, or put quotes around a value that holds `: `"
+        return "a key is not expected here: the line is indented too far, or has two colons", hint
+    if found := re.match("expected ',' or '(.)'", message):
+        return f"the list or map{since} is not closed: `{found[1]}` or a comma is missing", None
+    if message == "found unexpected end of stream":
+        return f"the text in quotes{since} is not closed", None
+    return message, None
 
 
 class _RefusedError(MarkedYAMLError):

@@ -5,6 +5,7 @@ requests from and writes events to (`fcilbench.worker.process`). A request has a
 
     describe, resolve    about a plugin (`worker.describe`); one `answer`
     probe, verify        about a cell or a data set (`worker.probe`); `decoding` events, then one `answer`
+    inspect              describes a data set (`worker.survey`); `decoding` events, then one `answer`
     run                  trains a cell (`worker.jobs`); ends with one of `TERMINAL`
 
 Standard output and error are for what the plugins print. When the pipe of requests closes, the parent is gone, and the
@@ -95,7 +96,7 @@ def _serve(request: dict[str, Any], emit: Emit) -> None:
         from fcilbench.worker import jobs  # imports torch
 
         jobs.serve(request, emit)
-    elif ask in ("probe", "verify"):
+    elif ask in ("probe", "verify", "inspect"):
         from fcilbench.worker import probe
 
         emit({"event": "answer", "answer": probe.answer(ask, request, emit)})

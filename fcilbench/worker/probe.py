@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def answer(ask: str, request: dict[str, Any], emit: Emit) -> dict[str, Any]:
-    """Answers a `probe` or `verify` request in the worker: the `problem`, or the data set's `digest` and `draws`."""
+    """Answers a `probe`, `verify` or `inspect` request in the worker: the `problem`, or what was found."""
     try:
+        if ask == "inspect":
+            from fcilbench.worker.survey import inspect_dataset
+
+            return {"problem": None, **inspect_dataset(request, emit)}
         if ask == "verify":
             return {"problem": None, **_open_dataset(request, emit)}
         from fcilbench.federation.probe import probe

@@ -1,7 +1,7 @@
 """The parent's side of a worker process: starts it, sends requests, and receives events until it dies.
 
-There is one kind of worker, `python -P -m fcilbench.worker.main`. It answers `describe`, `resolve`, `probe`, `verify`
-and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
+There is one kind of worker, `python -P -m fcilbench.worker.main`. It answers `describe`, `resolve`, `probe`, `verify`,
+`inspect` and `run`. A request is one JSON object with a `token`; every event of its answer carries the same token.
 """
 
 from __future__ import annotations

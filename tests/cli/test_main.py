@@ -36,7 +36,7 @@ def test_all_verbs_are_there():
         *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
         *("tune start", "tune show"),
         *("plugins test", "plugins new", "plugins list", "plugins show"),
-        *("data list", "data verify", "data fetch"),
+        *("data list", "data verify", "data fetch", "data inspect"),
         *("results merge", "results export", "results sync", "results verify", "module export", "module inspect"),
     }
 

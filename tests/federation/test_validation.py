@@ -31,6 +31,8 @@ def test_each_class_holds_out_its_share():
     assert held.tolist() != validation_split(labels, 0.3, stream(1, "validation"))[1].tolist()
     with pytest.raises(PartitionError, match="class 3 has one training sample"):
         validation_split(np.array([3]), 0.3, stream(0, "validation"))
+    with pytest.raises(PartitionError, match="class 'eel' has one training sample"):
+        validation_split(np.array([0, 0, 1]), 0.3, stream(0, "validation"), ("cat", "eel"))
 
 
 def test_the_held_out_samples_are_training_samples_that_no_client_has(make_experiment):

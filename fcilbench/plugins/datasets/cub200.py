@@ -56,6 +56,8 @@ class Cub200(ImageDataset):
             raise DataError(f"{folder.parent}: image_class_labels.txt has class {odd[0]}, which classes.txt has not")
         if above := [name for name in images.values() if Path(name).is_absolute() or ".." in Path(name).parts]:
             raise DataError(f"{folder.parent / 'images.txt'} names {above[0]!r}, which is not below {folder}")
+        if strange := sorted(set(in_train.values()) - {"0", "1"}):
+            raise DataError(f"{folder.parent / 'train_test_split.txt'} has {strange[0]!r}, which is neither 1 nor 0")
         splits = []
         for flag in ("1", "0"):
             ids = [key for key in images if in_train[key] == flag]
@@ -68,7 +70,7 @@ def _table(path: Path) -> dict[str, str]:
     """Reads lines of an id and a value."""
     try:
         return dict(
-            line.split(maxsplit=1) for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()) if line
+            line.split(maxsplit=1) for line in map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()) if line
         )
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read lines of an id and a value from {path}: {error}") from error

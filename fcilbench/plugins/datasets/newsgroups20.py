@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fcilbench.api import Corpus, DataError, Dataset, Samples, split_samples
+from fcilbench.api import Corpus, DataError, Dataset, Samples, split_samples, visible_entries
 
 _FOLDER = "20_newsgroups"
 _HEADER_LINE = re.compile(r"^[A-Za-z][A-Za-z0-9-]*:")
@@ -45,7 +45,8 @@ class Newsgroups20(Dataset):
             DataError: If the folder is missing or has no groups.
         """
         folder = root / _FOLDER
-        groups = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        inside = visible_entries(folder) if folder.is_dir() else []
+        groups = sorted(entry.name for entry in inside if entry.is_dir())
         if not groups:
             raise DataError(
                 f"20-newsgroups: {folder} has no newsgroups",
@@ -53,13 +54,27 @@ class Newsgroups20(Dataset):
             )
         texts: list[str] = []
         labels: list[int] = []
+        folders: list[str] = []
         for label, group in enumerate(groups):
-            raw = (path.read_text(encoding="latin-1") for path in sorted((folder / group).iterdir()))
-            kept = [text for text in map(clean, raw) if text]
+            entries = sorted(visible_entries(folder / group), key=lambda entry: entry.name)
+            folders += [f"{group}/{entry.name}" for entry in entries if entry.is_dir()]
+            kept = [text for text in (clean(_read(entry.path)) for entry in entries if not entry.is_dir()) if text]
+            if not kept:
+                hint = "remove it if it is no newsgroup"
+                raise DataError(f"20-newsgroups: {folder / group} has no messages", hint=hint)
             texts += kept
             labels += [label] * len(kept)
         everything = Samples(np.array(texts, dtype=object), np.array(labels, dtype=np.int64))
-        return Corpus(*split_samples(everything, self.test_samples), tuple(groups))
+        train, test = split_samples(everything, self.test_samples, groups)
+        remarks = (f"folders within newsgroups are passed over: {', '.join(folders[:3])}",) if folders else ()
+        return Corpus(train, test, tuple(groups), remarks=remarks)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="latin-1")
+    except OSError as error:
+        raise DataError(f"20-newsgroups: cannot read {path}: {error.strerror or error}") from error
 
 
 def clean(message: str) -> str:

@@ -66,3 +66,24 @@ def test_s17_the_real_messages():
     # Forwarded messages, whose body begins with a header of its own; no message keeps the one it came with.
     assert sum(text.startswith("Newsgroups:") for text in [*corpus.train.inputs, *corpus.test.inputs]) == 12
     assert all(text.strip() for text in corpus.test.inputs)
+
+
+def test_what_systems_leave_behind_is_passed_over_and_folders_are_told(tmp_path):
+    """A `.DS_Store` became a message more, a folder an IsADirectoryError, a hidden folder a 21st class."""
+    group = tmp_path / "20_newsgroups" / "a.b"
+    group.mkdir(parents=True)
+    for number in range(10):
+        (group / str(number)).write_text(f"Newsgroups: a.b\n\nmessage {number}", encoding="latin-1")
+    clean_corpus = Few().load(tmp_path)
+    (group / ".DS_Store").write_text("Bud1")
+    (group / "old").mkdir()
+    (tmp_path / "20_newsgroups" / ".git").mkdir()
+    (tmp_path / "20_newsgroups" / "__MACOSX").mkdir()
+    corpus = Few().load(tmp_path)
+    assert corpus.class_names == ("a.b",)
+    assert [*corpus.train.inputs, *corpus.test.inputs] == [*clean_corpus.train.inputs, *clean_corpus.test.inputs]
+    assert clean_corpus.remarks == ()
+    assert corpus.remarks == ("folders within newsgroups are passed over: a.b/old",)
+    (tmp_path / "20_newsgroups" / "notes").mkdir()
+    with pytest.raises(DataError, match="20_newsgroups/notes has no messages"):
+        Few().load(tmp_path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 
@@ -86,8 +89,10 @@ class TestImageFolder:
         ("path", "params", "reason"),
         [
             ("none", {}, r"'.*/none' not found; looked at .*/none$"),
-            ("all", {}, r"image-folder: cannot read folder .*/all/train: No such file"),
-            ("split/train/cat", {"test_share": 0.5}, "image-folder: .*/cat has no class folders"),
+            ("all", {"train": "held"}, r"image-folder: cannot read folder .*/all/held: No such file"),
+            ("split/train/cat", {"test_share": 0.5}, "image-folder: .*/cat has images but no class folders"),
+            ("split", {"test_share": 0.5}, "image-folder: .*/split has train/ and test/, so test_share has nothing to"),
+            ("split/train/cat/1.png", {}, "image-folder: .*/1.png is a file"),
         ],
     )
     def test_errors_name_the_folder_and_what_to_do(self, pets: Path, path: str, params: Any, reason: str) -> None:
@@ -96,9 +101,10 @@ class TestImageFolder:
         assert caught.value.hint
 
     def test_a_share_that_leaves_a_class_without_a_test_image(self, pets: Path) -> None:
-        with pytest.raises(DataError, match="image-folder: 12 samples of 3 classes cannot give 1 test") as caught:
+        what = f"image-folder: {pets}/all: 12 samples of 3 classes cannot give 1 test samples to all classes"
+        with pytest.raises(DataError, match=what) as caught:
             open_dataset(folder(pets / "all", test_share=0.1), pets)
-        assert str(pets / "all") in (caught.value.hint or "")
+        assert caught.value.hint == "set test_share to 0.25 or more, and at most 0.75"
 
     def test_twelve_classes_are_five_tasks(self, tmp_path: Path, photo) -> None:
         for name in "abcdefghijkl":
@@ -164,14 +170,14 @@ class TestCsv:
         ("body", "params", "reason"),
         [
             (TABLE, {"test_share": 0.5, "label_column": "kind"}, "has no column 'kind'; it has: id, text, label"),
-            ("text,label\na,x\nb\n", {"test_share": 0.5}, r"a\.csv, line 3: no text or no label"),
-            ("text,label,s\na,x,train\nb,x,dev\n", {"split_column": "s"}, "line 3: s is 'dev'"),
-            ("text,label,s\na,x,train\nb,y,test\n", {"split_column": "s"}, "line 3: label 'y' has no training text"),
-            ("text,label,s\na,x,train\nb,y,train\nc,x,test\n", {"split_column": "s"}, "has no test text of 'y'"),
+            ("text,label\na,x\nb\n", {"test_share": 0.5}, r"a\.csv:3: no label"),
+            ("text,label,s\na,x,train\nb,x,dev\n", {"split_column": "s"}, r"a\.csv:3: s is 'dev'"),
+            ("text,label,s\na,x,train\nb,y,test\n", {"split_column": "s"}, r"a\.csv:3: label 'y' has no training text"),
+            ("text,label,s\na,x,train\nb,y,train\nc,x,test\n", {"split_column": "s"}, "has no test text of class 'y'"),
             (TABLE, {"test_share": 0.1}, "4 samples of 2 classes cannot give 0 test samples"),
             ("text,label\n", {"test_share": 0.5}, r"a\.csv has no rows"),
             ("", {"test_share": 0.5}, "has no column 'text'; it has: none"),
-            (b"text,label\n\xe9,x\n", {"test_share": 0.5}, "is not UTF-8"),
+            (b"text,label\n\xe9,x\n", {"test_share": 0.5}, r"a\.csv:2: byte 0xe9 is not UTF-8"),
         ],
     )
     def test_errors_name_file_and_line(self, tmp_path: Path, body: str | bytes, params: Any, reason: str) -> None:
@@ -181,7 +187,92 @@ class TestCsv:
             texts(path, **params)
         assert str(path) in str(caught.value)
 
-    @pytest.mark.parametrize("params", [{}, {"test_share": 0.5, "split_column": "s"}])
-    def test_exactly_one_split(self, params: Any) -> None:
-        with pytest.raises(ValidationError, match="give exactly one of test, split_column and test_share"):
+    def test_a_file_without_any_option(self, tmp_path: Path) -> None:
+        rows = [f"text {number},{'ab'[number % 2]}" for number in range(20)]
+        (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+        dataset = texts(tmp_path / "a.csv")
+        facts = dataset.instance_facts()
+        assert (facts["train"], facts["test"], facts["reading"]) == (16, 4, 'utf-8, divided by commas, quotes "')
+        assert facts["remarks"] == ["no test set is named: test_share 0.2 of each class, by content, is the test set"]
+        assert texts(tmp_path / "a.csv", test_share=0.2).identity() == dataset.identity()
+        assert texts(tmp_path / "a.csv", test_share=0.2).instance_facts()["remarks"] == []
+
+    def test_the_same_texts_in_every_form_are_one_identity(self, tmp_path: Path) -> None:
+        records = [
+            {"text": f"text, {number}", "label": number % 2, "part": "train" if number > 3 else " Test"}
+            for number in range(20)
+        ]
+        frame = pd.DataFrame(records)
+        frame.to_csv(tmp_path / "a.csv", index=False)
+        frame.to_csv(tmp_path / "b.csv", index=False, sep=";", encoding="utf-16")
+        frame.to_parquet(tmp_path / "a.parquet")
+        frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+        frame.to_json(tmp_path / "a.json", orient="records")
+        found = {str(texts(path, split_column="part").identity()) for path in tmp_path.iterdir()}
+        assert len(found) == 1
+        assert texts(tmp_path / "a.jsonl", split_column="part").classes == 2
+
+    @pytest.mark.parametrize("other", ["a ", "a\u00a0", "\u00e9"])
+    def test_labels_between_which_no_difference_can_be_seen(self, tmp_path: Path, other: str) -> None:
+        first = "e\u0301" if other == "\u00e9" else "a"
+        (tmp_path / "a.csv").write_text(f"text,label\n1,{first}\n2,{first}\n3,{other}\n4,{other}\n")
+        what = rf"a.csv:4: label {re.escape(ascii(other))} looks the same as {re.escape(ascii(first))} of .*a.csv:2"
+        with pytest.raises(DataError, match=what) as caught:
+            texts(tmp_path / "a.csv")
+        assert caught.value.hint.startswith("write both alike")
+
+    def test_labels_that_probably_mean_one_class_are_told(self, tmp_path: Path) -> None:
+        rows = [f"{number} {label},{label}" for label in ("0", "0.0", "b", " c") for number in range(10)]
+        (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows, ",b", "7 b, c"]))
+        assert texts(tmp_path / "a.csv", test_share=0.3).instance_facts()["remarks"] == [
+            "labels are read without blanks around them, accents in one form: ' c' as 'c'",
+            "classes look alike and are kept apart: '0' and '0.0'",
+            "1 sample under more than one label",
+            "1 training text without a word",
+        ]
+
+    @pytest.mark.parametrize(
+        ("record", "reason"),
+        [
+            ({"text": 5, "label": "a"}, r"a\.jsonl:3: text is 5, which is no text"),
+            ({"text": "x", "label": 0.0}, r"a\.jsonl:3: label is 0.0, which is no label"),
+            ({"text": None, "label": "a"}, r"a\.jsonl:3: no text"),
+            ({"text": "x", "label": "  "}, r"a\.jsonl:3: no label"),
+            ({"text": "x\ud800", "label": "a"}, r"a\.jsonl:3: text holds half a character"),
+            ({"text": "x", "label": "a\x00"}, r"a\.jsonl:3: 'a\\x00' is no name of a class"),
+        ],
+    )
+    def test_values_that_are_no_texts(self, tmp_path: Path, record: Any, reason: str) -> None:
+        lines = [{"text": "x", "label": "a"}, {"text": "y", "label": True}, record]
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        with pytest.raises(DataError, match=reason) as caught:
+            texts(tmp_path / "a.jsonl")
+        assert caught.value.hint or "half a character" in reason
+
+    def test_a_class_with_one_text_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("text,label\n1,a\n2,a\n3,a\n4,b\n")
+        with pytest.raises(DataError, match=r"a\.csv: 4 samples of 2 classes .*: 'b' has one sample") as caught:
+            texts(tmp_path / "a.csv", test_share=0.5)
+        assert caught.value.hint == "add samples of the class, or leave it out: no test_share helps"
+
+    def test_the_training_file_is_not_the_test_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text(TABLE)
+        with pytest.raises(DataError, match="is named for training and for test"):
+            texts(tmp_path / "a.csv", test=str(tmp_path / "a.csv"))
+
+    @pytest.mark.parametrize(
+        ("params", "reason"),
+        [
+            (
+                {"test_share": 0.5, "split_column": "s"},
+                "give one of test, split_column and test_share, not",
+            ),
+            ({"encoding": "utf-9"}, "'utf-9' is no encoding of text, such as utf-8, cp1252"),
+            ({"encoding": "rot13"}, "'rot13' is no encoding of text"),
+            ({"delimiter": "\n"}, "cannot divide fields"),
+            ({"text_column": "label"}, "text_column and label_column are the same, 'label'"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, params: Any, reason: str) -> None:
+        with pytest.raises(ValidationError, match=reason):
             texts(Path("a.csv"), **params)
