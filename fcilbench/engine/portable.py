@@ -1,8 +1,8 @@
 """The rest of portable numbers: the functions of torch that choose their code by the processor whatever is asked.
 
-The variables of `fcilbench.worker.portable` reach all of torch but six functions that MKL's vector mathematics
-computes from the processor's approximate reciprocals, which differ between vendors. Here numpy computes them: its
-square root is the processor's exact one, and the others come from the C library.
+The variables of `fcilbench.worker.portable` reach all of torch but seven functions of MKL's vector mathematics: it
+computes them from the processor's approximate reciprocals, or by code for Intel's processors alone. Here numpy computes
+them: its square root is the processor's exact one, and the others come from the C library.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ REPLACED: dict[str, Callable[[Any], Any]] = {
     "asin": np.arcsin,
     "acos": np.arccos,
     "atan": np.arctan,
+    "log": np.log,
     "log10": np.log10,
 }
 """The replaced functions of torch, by name. `x ** 0.5` does not come here: a plugin writes `x.sqrt()`."""

@@ -5,7 +5,7 @@ another order, or fuse a product with a sum, differ in the last bit. Training tu
 these variables they all take code of the oldest x86-64 processors that they support. They are read when a library is
 loaded or, by the C library, when the process starts, so they are set for the worker process and not within it.
 
-What is left are six functions of MKL, which `fcilbench.engine.portable` replaces. `docs/portability.md` says what was
+What is left are seven functions of MKL, which `fcilbench.engine.portable` replaces. `docs/portability.md` says what was
 measured, and what remains out of reach.
 """
 
