@@ -57,7 +57,7 @@ class DGR(GenerativeReplay):
     `dgr/classes` logs the share of the classes seen that the images are labelled as, `dgr/largest` the share of images
     of the most frequent one.
 
-    The paper has one learner and no server. Its scholar begins each task where the last one has ended, and so do ours.
+    The paper has one learner and no server. G and D begin each task where the last one has ended.
     """
 
     version = "1"
@@ -72,7 +72,6 @@ class DGR(GenerativeReplay):
         "n_syn": 8,
         "gan_steps": 1,
         "gan_batch": 4,
-        "critic_steps": 1,
         "gen_image_size": 8,
         "gen_width": 8,
     }
@@ -86,9 +85,7 @@ class DGR(GenerativeReplay):
             source="a port of the paper (kuc2477)",
             space=Space(low=0.1, high=0.9),
         )
-        critic_steps: int = Field(
-            5, ge=1, description="steps of the critic for one of the generator", source="Gulrajani et al. 2017"
-        )
+        critic_steps: int = Field(1, ge=1, description="steps of the critic for one of the generator")
         penalty: float = Field(
             10.0, ge=0, description="weight of the critic's gradient penalty", source="Gulrajani et al. 2017"
         )
