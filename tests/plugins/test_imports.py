@@ -11,6 +11,7 @@ SIBLINGS = {
     "aggregators.prompts": "base class of methods with prompts, PromptMethod",
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
+    "aggregators.synthesis": "what the methods that synthesise images share",
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",
     "backbones.text": "base class of text encoders",
     "backbones.checkpoint": "how weights are found and read",
