@@ -12,6 +12,8 @@ SIBLINGS = {
     "aggregators.ncm": "base class of training-free methods, FrozenFeatures",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
     "aggregators.synthesis": "what the methods that synthesise images share",
+    "aggregators.anchors": "the anchors of LANDER",
+    "backbones.minilm_l6": "the sentence encoder that makes LANDER's anchors",
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",
     "backbones.text": "base class of text encoders",
     "backbones.checkpoint": "how weights are found and read",

@@ -1,7 +1,7 @@
 """What the methods that synthesise images on the server share.
 
 How generated images become inputs of the network, how far the statistics of a batch are from those that the network has
-seen, the student that the images are to fool, and the convolution that generators consist of.
+seen, the student that the images are to fool, and what generators consist of.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from torch import nn
 
 from fcilbench.api import ImageInput, No, Request
 
+NOISE = 256
+"""Length of z."""
+_WIDTH = 128
+"""Channels of the generator."""
 _PADDING = 4
 """Zero padding of the random crop that teacher and student see."""
 
@@ -45,6 +49,34 @@ class UpConv(nn.Conv2d):
         shifts = [(x, 1 - x, y, 1 - y) for y in (0, 1) for x in (0, 1)]
         kernel = torch.stack([F.pad(turned, shift) for shift in shifts]).sum(dim=0).transpose(0, 1)
         return F.conv_transpose2d(input, kernel, self.bias, stride=2, padding=1)
+
+
+class Generator(nn.Sequential):
+    """Maps noise z `[b, 256]` to images `[b, channels, size, size]` in [0, 1]."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        edge = -(-size // 4)
+        super().__init__(
+            nn.Linear(NOISE, _WIDTH * edge**2),
+            nn.Unflatten(1, (_WIDTH, edge, edge)),
+            nn.BatchNorm2d(_WIDTH),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False),
+            nn.BatchNorm2d(_WIDTH),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(_WIDTH, _WIDTH // 2, 3, padding=1, bias=False),
+            nn.BatchNorm2d(_WIDTH // 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(_WIDTH // 2, channels, 3, padding=1),
+            nn.Sigmoid(),
+        )
+        self.size = size
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        """Returns the images; a size that is no multiple of 4 is cut from the next larger one."""
+        images: torch.Tensor = super().forward(z)  # type: ignore[no-untyped-call]
+        return images[..., : self.size, : self.size]
 
 
 class BatchNormLoss(ABC):

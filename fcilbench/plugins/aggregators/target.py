@@ -33,6 +33,8 @@ from fcilbench.api import (
 )
 from fcilbench.plugins.aggregators.lwf import distillation
 from fcilbench.plugins.aggregators.synthesis import (
+    NOISE,
+    Generator,
     SmoothedNorms,
     Student,
     augment,
@@ -44,8 +46,6 @@ from fcilbench.plugins.aggregators.synthesis import (
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PEER = "fed-mammoth"
-_NOISE, _WIDTH = 256, 128
-"""Length of z, and channels of the generator."""
 _BETAS = (0.5, 0.999)
 """Of Adam for the generator and z."""
 
@@ -164,34 +164,6 @@ class Target(Aggregator):
         server.state["teacher"] = server.vector.clone()
 
 
-class Generator(nn.Sequential):
-    """Maps noise z `[b, 256]` to images `[b, channels, size, size]` in [0, 1]."""
-
-    def __init__(self, channels: int, size: int) -> None:
-        edge = -(-size // 4)
-        super().__init__(
-            nn.Linear(_NOISE, _WIDTH * edge**2),
-            nn.Unflatten(1, (_WIDTH, edge, edge)),
-            nn.BatchNorm2d(_WIDTH),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False),
-            nn.BatchNorm2d(_WIDTH),
-            nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH // 2, 3, padding=1, bias=False),
-            nn.BatchNorm2d(_WIDTH // 2),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(_WIDTH // 2, channels, 3, padding=1),
-            nn.Sigmoid(),
-        )
-        self.size = size
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Returns the images; a size that is no multiple of 4 is cut from the next larger one."""
-        images: torch.Tensor = super().forward(z)  # type: ignore[no-untyped-call]
-        return images[..., : self.size, : self.size]
-
-
 def synthesise(server: Server, params: TargetParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Inverts the global model: returns images uint8 `[n, height, width, channels]` and their classes int64 `[n]`.
 
@@ -243,7 +215,7 @@ class Synthesis:
         The generator itself takes one step of Adam along the sum of its copy's gradients (first-order MAML).
         """
         params, random = self._params, self._random
-        noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, _NOISE), dtype=np.float32))
+        noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, NOISE), dtype=np.float32))
         z = noise.to(self._device).requires_grad_()
         labels = torch.from_numpy(random.integers(0, self._seen, params.synthesis_batch)).to(self._device)
         fast, best, kept = copy.deepcopy(self.generator), float("inf"), torch.zeros(())

@@ -15,8 +15,8 @@ from fcilbench.federation.experiment import Unsupported, as_message, build
 from fcilbench.plugins.aggregators import synthesis as shared
 from fcilbench.plugins.aggregators import target
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.plugins.aggregators.synthesis import SmoothedNorms
-from fcilbench.plugins.aggregators.target import Generator, Synthesis, Target, TargetParams
+from fcilbench.plugins.aggregators.synthesis import Generator, SmoothedNorms
+from fcilbench.plugins.aggregators.target import Synthesis, Target, TargetParams
 from fcilbench.spec.protocol import Partition
 
 SMALL = {"g_ep": 3, "synthesis_batch": 8, "g_steps": 2, "kd_steps": 2, "warmup": 1}
