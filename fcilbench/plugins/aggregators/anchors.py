@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api import DataError, FeatureExtractor, ImageInput, find_weights
-from fcilbench.plugins.aggregators.synthesis import NOISE, Generator, UpConv
+from fcilbench.plugins.aggregators.synthesis import NOISE, Generator, Maps, UpConv
 
 SQUARE = 0.184
 """Mean square of the numbers of an anchor."""
@@ -159,7 +159,7 @@ class LargeGenerator(nn.Sequential):
 
     def __init__(self, channels: int, size: int) -> None:
         edge = -(-size // 16)
-        layers: list[nn.Module] = [nn.Linear(NOISE, 128 * edge**2), nn.Unflatten(1, (128, edge, edge))]
+        layers: list[nn.Module] = [nn.Linear(NOISE, 128 * edge**2), Maps(128, edge)]
         first = nn.Conv2d(128, 128, 3, padding=1, bias=False)
         doubled = [
             UpConv(inputs, outputs, bias=False) for inputs, outputs in ((128, 128), (128, 64), (64, 64), (64, 64))

@@ -44,12 +44,14 @@ from fcilbench.plugins.aggregators.anchors import (
 from fcilbench.plugins.aggregators.synthesis import (
     SmoothedNorms,
     Student,
+    adam,
     augment,
     declined_text,
     disagreement,
     eight_bit,
     network_input,
     pixels,
+    takes_channels_last,
 )
 
 _CODE = "tmtuan1307/lander"
@@ -276,6 +278,7 @@ class Synthesis:
         self.pool, self.labels = list[torch.Tensor](), list[torch.Tensor]()
         self.found: dict[str, list[torch.Tensor]] = {"hit": [], "outside": []}
         self._params, self._random, self._input = params, random, server.image_input
+        self._channels_last = takes_channels_last(server.network)
         self._seen, self._device = server.tasks[-1].seen, server.vector.device
         self._anchors = server.state["anchors"]
         self._limit = radius(self._anchors, params.r, params.r_share)
@@ -296,7 +299,7 @@ class Synthesis:
         classes = np.resize(self._random.permutation(self._seen), params.synthesis_batch)
         labels = torch.from_numpy(classes).to(self._device)
         self.generator.renew()
-        optimiser = torch.optim.Adam(self.generator.groups(params.lr_g), betas=_BETAS)
+        optimiser = adam(self.generator.groups(params.lr_g), params.lr_g, _BETAS)
         self.student.eval()
         best, kept = torch.full((), torch.inf, device=self._device), torch.zeros((), device=self._device)
         for step in range(params.g_steps):
@@ -314,7 +317,7 @@ class Synthesis:
     def generator_loss(self, images: torch.Tensor, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
         """Returns L_G = bn L_BN + oh CE(teacher, y) + adv L_adv + ltc BL of images in [0, 1]; L_adv as TARGET."""
         params = self._params
-        inputs = network_input(augment(images, self._random), self._input)
+        inputs = self._shown(augment(images, self._random))
         self._norms.total = images.new_zeros(())
         att, taught = self._taught(inputs)
         apart = distances(att, self._anchors[labels])
@@ -332,7 +335,7 @@ class Synthesis:
         """Adds a batch to the pool, in 8 bits, with what the teacher says of it."""
         self.pool.append(eight_bit(images))
         self.labels.append(labels)
-        att, taught = self._taught(network_input(self.pool[-1] / 255.0, self._input))
+        att, taught = self._taught(self._shown(self.pool[-1] / 255.0))
         self.found["hit"].append(taught.argmax(dim=1) == labels)
         self.found["outside"].append(distances(att, self._anchors[labels]) > self._limit)
 
@@ -343,7 +346,7 @@ class Synthesis:
         for _ in range(params.kd_steps):
             rows = self._random.choice(len(pool), params.synthesis_batch, replace=False)
             images = pool[torch.from_numpy(rows).to(self._device)] / 255.0
-            inputs = network_input(augment(images, self._random), self._input)
+            inputs = self._shown(augment(images, self._random))
             with torch.no_grad():
                 att, taught = self._taught(inputs)
             found = self.student(inputs, "outputs")
@@ -351,6 +354,10 @@ class Synthesis:
             own, told = (own / _TAU_STUDENT).log_softmax(dim=1), (taught / _TAU_STUDENT).softmax(dim=1)
             loss = _TAU_STUDENT**2 * F.kl_div(own, told, reduction="batchmean")
             self._student.learn(loss + params.ltc * (found["att"] - att).square().mean())
+
+    def _shown(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns images in [0, 1] as teacher and student see them."""
+        return network_input(images, self._input, self._channels_last)
 
     def _taught(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the teacher's `att`, and its logits over the seen classes."""

@@ -35,11 +35,14 @@ from fcilbench.api import (
 )
 from fcilbench.plugins.aggregators.synthesis import (
     BatchNormLoss,
+    Maps,
     UpConv,
+    adam,
     declined_text,
     eight_bit,
     network_input,
     pixels,
+    takes_channels_last,
 )
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
@@ -178,19 +181,19 @@ def synthesise(server: Server, params: MfclParams) -> tuple[torch.Tensor, torch.
     device, kind = server.vector.device, server.image_input
     assert kind is not None  # `prepare` declines texts
     random, seen = server.random("mfcl"), server.tasks[-1].seen
-    teacher = server.net.under(server.vector.clone())
+    teacher, last = server.net.under(server.vector.clone()), takes_channels_last(server.network)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(int(random.integers(2**63)))  # initial weights
         generator = Generator(kind.channels, params.gen_image_size or min(kind.size, _LARGEST)).to(device)
         if "generator" in server.state:
             generator.load_state_dict(server.state["generator"])
-        optimiser = torch.optim.Adam(generator.parameters(), lr=params.lr_g)
+        optimiser = adam(generator.parameters(), params.lr_g)
         with ExitStack() as hooks:
             norms = Divergence(server.network, hooks)
             for _ in range(params.pi):
                 z = _noise(params.synthesis_batch, random).to(device)
                 made, norms.total = generator(z), z.new_zeros(())
-                logits = teacher.logits(network_input(pixels(made, kind), kind))[:, :seen]
+                logits = teacher.logits(network_input(pixels(made, kind), kind, last))[:, :seen]
                 loss = generator_loss(logits, z, params) + params.w_noise * roughness(made)
                 loss = loss + params.w_bn / max(norms.layers, 1) * norms.total
                 optimiser.zero_grad()
@@ -202,7 +205,7 @@ def synthesise(server: Server, params: MfclParams) -> tuple[torch.Tensor, torch.
     with torch.no_grad():
         for z in torch.split(_noise(params.n_syn, random).to(device), params.synthesis_batch):
             images.append(eight_bit(pixels(generator(z), kind)))
-            said = teacher.logits(network_input(images[-1] / 255.0, kind))[:, :seen].argmax(dim=1)
+            said = teacher.logits(network_input(images[-1] / 255.0, kind, last))[:, :seen].argmax(dim=1)
             labels.append(z[:, :seen].argmax(dim=1) if params.labels == "z" else said)
             hits.append(said == labels[-1])
     server.log("mfcl/hit", float(torch.cat(hits).float().mean()))
@@ -266,7 +269,7 @@ class Generator(nn.Sequential):
         width = 64 if size > 64 else 128
         edge = -(-size // 2**doublings)
         widths = [width] * doublings + [64]
-        layers: list[nn.Module] = [nn.Linear(_NOISE, width * edge**2), nn.Unflatten(1, (width, edge, edge))]
+        layers: list[nn.Module] = [nn.Linear(_NOISE, width * edge**2), Maps(width, edge)]
         layers.append(nn.BatchNorm2d(width))
         for inputs, outputs in itertools.pairwise(widths):
             layers += [UpConv(inputs, outputs), nn.BatchNorm2d(outputs, eps=0.8), nn.LeakyReLU(0.2)]

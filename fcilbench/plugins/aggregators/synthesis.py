@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api import ImageInput, No, Request
+from fcilbench.api import FeatureExtractor, ImageInput, No, Request
 
 NOISE = 256
 """Length of z."""
@@ -30,6 +32,35 @@ def declined_text(method: str, request: Request) -> No | None:
     if request.modality != "vision":
         return No(f"{method}'s generator makes images with gradients; the tokens of a text are discrete")
     return None
+
+
+def layout(device: torch.device, wanted: bool = True) -> torch.memory_format:
+    """Returns the order of images in memory: on a CPU, convolutions are faster with the channels last."""
+    return torch.channels_last if wanted and device.type == "cpu" else torch.contiguous_format
+
+
+def takes_channels_last(network: nn.Module) -> bool:
+    """Returns whether a network takes images with the channels last in memory."""
+    extractor = network.extractor
+    assert isinstance(extractor, FeatureExtractor)
+    return extractor.channels_last
+
+
+def adam(groups: Iterable[Any], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+    """Returns Adam that reads and writes each number once a step."""
+    return torch.optim.Adam(groups, lr=lr, betas=betas, fused=True)
+
+
+class Maps(nn.Module):
+    """Cuts rows `[b, channels edge edge]` into maps `[b, channels, edge, edge]`, in the `layout` of the device."""
+
+    def __init__(self, channels: int, edge: int) -> None:
+        super().__init__()
+        self.shape = (channels, edge, edge)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the maps."""
+        return rows.view(-1, *self.shape).contiguous(memory_format=layout(rows.device))
 
 
 class UpConv(nn.Conv2d):
@@ -58,14 +89,12 @@ class Generator(nn.Sequential):
         edge = -(-size // 4)
         super().__init__(
             nn.Linear(NOISE, _WIDTH * edge**2),
-            nn.Unflatten(1, (_WIDTH, edge, edge)),
+            Maps(_WIDTH, edge),
             nn.BatchNorm2d(_WIDTH),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False),
+            UpConv(_WIDTH, _WIDTH, bias=False),
             nn.BatchNorm2d(_WIDTH),
             nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH // 2, 3, padding=1, bias=False),
+            UpConv(_WIDTH, _WIDTH // 2, bias=False),
             nn.BatchNorm2d(_WIDTH // 2),
             nn.LeakyReLU(0.2),
             nn.Conv2d(_WIDTH // 2, channels, 3, padding=1),
@@ -104,8 +133,18 @@ class BatchNormLoss(ABC):
     def _add(self, number: int, layer: nn.BatchNorm2d, x: torch.Tensor) -> None:
         if layer.running_mean is None or layer.running_var is None:
             return
-        own = torch.stack([x.mean(dim=(0, 2, 3)), x.var(dim=(0, 2, 3), unbiased=False)])
-        self.total = self.total + self.apart(number, own, torch.stack([layer.running_mean, layer.running_var]))
+        running = torch.stack([layer.running_mean, layer.running_var])
+        self.total = self.total + self.apart(number, moments(x), running)
+
+
+def moments(x: torch.Tensor) -> torch.Tensor:
+    """Returns mean and variance of each channel of `[b, channels, height, width]`, `[2, channels]`.
+
+    The variance is the mean square of x - mean, where the mean is taken as a constant: its share of the gradient is 0.
+    On a CPU that is faster than `torch.var`.
+    """
+    mean = x.mean(dim=(0, 2, 3))
+    return torch.stack([mean, (x - mean.detach()[:, None, None]).square().mean(dim=(0, 2, 3))])
 
 
 class SmoothedNorms(BatchNormLoss):
@@ -186,12 +225,15 @@ def augment(images: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
     return torch.where(flip[:, None, None, None], stacked.flip(3), stacked)
 
 
-def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
-    """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised; differentiable."""
+def network_input(images: torch.Tensor, wanted: ImageInput, channels_last: bool = False) -> torch.Tensor:
+    """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised; differentiable.
+
+    `channels_last` says whether its network takes them in that order (`FeatureExtractor.channels_last`).
+    """
     if images.shape[2:] != (wanted.size, wanted.size):
         images = F.interpolate(images, (wanted.size, wanted.size), mode="bicubic", antialias=True).clamp(0.0, 1.0)
     mean, std = _statistics(wanted, images.device)
-    return (images - mean) / std
+    return ((images - mean) / std).contiguous(memory_format=layout(images.device, channels_last))
 
 
 def pixels(normalised: torch.Tensor, wanted: ImageInput) -> torch.Tensor:

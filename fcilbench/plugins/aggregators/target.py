@@ -37,11 +37,13 @@ from fcilbench.plugins.aggregators.synthesis import (
     Generator,
     SmoothedNorms,
     Student,
+    adam,
     augment,
     declined_text,
     disagreement,
     eight_bit,
     network_input,
+    takes_channels_last,
 )
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
@@ -106,7 +108,7 @@ class Target(Aggregator):
     the share of them that the teacher takes for the class they were made for.
     """
 
-    version = "1"
+    version = "2"  # the same sums in another order
     card: ClassVar = {
         "family": "generators",
         "trained": "the whole model",
@@ -199,6 +201,7 @@ class Synthesis:
         assert server.image_input is not None  # `prepare` declines texts
         self.pool, self.labels, self.hits = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         self._params, self._random, self._input = params, random, server.image_input
+        self._channels_last = takes_channels_last(server.network)
         self._seen, self._device = server.tasks[-1].seen, server.vector.device
         self._teacher = server.net.under(server.vector.clone())
         self._student = Student(server.network, self._device, params.lr_student, 1e-4)
@@ -206,7 +209,7 @@ class Synthesis:
         size = params.gen_image_size or self._input.size
         self.generator = Generator(self._input.channels, size).to(self._device)
         rate = params.lr_g * params.g_steps
-        self._meta = torch.optim.Adam(self.generator.parameters(), lr=rate, betas=_BETAS)
+        self._meta = adam(self.generator.parameters(), rate, _BETAS)
         self._norms = SmoothedNorms(server.network, params.bn_mmt, hooks)
 
     def images(self, adversarial: bool) -> None:
@@ -218,17 +221,19 @@ class Synthesis:
         noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, NOISE), dtype=np.float32))
         z = noise.to(self._device).requires_grad_()
         labels = torch.from_numpy(random.integers(0, self._seen, params.synthesis_batch)).to(self._device)
-        fast, best, kept = copy.deepcopy(self.generator), float("inf"), torch.zeros(())
+        fast = copy.deepcopy(self.generator)
+        best, kept = torch.full((), torch.inf, device=self._device), torch.zeros((), device=self._device)
         weights = list(fast.parameters())
         groups: list[dict[str, Any]] = [{"params": weights}, {"params": [z], "lr": params.lr_z}]
-        optimiser = torch.optim.Adam(groups, lr=params.lr_g, betas=_BETAS)
+        optimiser = adam(groups, params.lr_g, _BETAS)
         self._meta.zero_grad()
         self.student.eval()
         for step in range(params.g_steps):
             images = fast(z)
             loss = self.generator_loss(images, labels, adversarial)
-            if step == 0 or float(loss.detach()) < best:
-                best, kept = float(loss.detach()), images.detach()
+            better = loss.detach() < best
+            best = torch.where(better, loss.detach(), best)
+            kept = torch.where(better, images.detach(), kept) if step else images.detach()
             optimiser.zero_grad()
             loss.backward(inputs=[*weights, z])  # type: ignore[no-untyped-call]
             for own, copied in zip(self.generator.parameters(), weights, strict=True):
@@ -240,13 +245,13 @@ class Synthesis:
         self.pool.append(eight_bit(kept))
         self.labels.append(labels)
         with torch.no_grad():
-            taught = self._taught(network_input(self.pool[-1] / 255.0, self._input))
+            taught = self._taught(self._shown(self.pool[-1] / 255.0))
         self.hits.append(taught.argmax(dim=1) == labels)
 
     def generator_loss(self, images: torch.Tensor, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
         """Returns L_G = bn L_BN + oh CE(teacher, y) + adv L_adv of images in [0, 1]; L_adv is minus `disagreement`."""
         params = self._params
-        inputs = network_input(augment(images, self._random), self._input)
+        inputs = self._shown(augment(images, self._random))
         self._norms.total = images.new_zeros(())
         taught = self._taught(inputs)
         loss = params.bn * self._norms.total + params.oh * F.cross_entropy(taught, labels)
@@ -263,12 +268,16 @@ class Synthesis:
         for _ in range(params.kd_steps):
             rows = self._random.choice(len(pool), params.synthesis_batch, replace=False)
             images = pool[torch.from_numpy(rows).to(self._device)] / 255.0
-            inputs = network_input(augment(images, self._random), self._input)
+            inputs = self._shown(augment(images, self._random))
             with torch.no_grad():
                 taught = (self._taught(inputs) / params.tau_student).softmax(dim=1)
             own = (self.student(inputs)[:, : self._seen] / params.tau_student).log_softmax(dim=1)
             loss = params.tau_student**2 * F.kl_div(own, taught, reduction="batchmean")
             self._student.learn(loss)
+
+    def _shown(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns images in [0, 1] as teacher and student see them."""
+        return network_input(images, self._input, self._channels_last)
 
     def _taught(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the teacher's logits over the seen classes."""

@@ -6,7 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api import ImageInput
-from fcilbench.plugins.aggregators.synthesis import UpConv, disagreement, eight_bit, network_input, pixels
+from fcilbench.plugins.aggregators.synthesis import (
+    Maps,
+    UpConv,
+    disagreement,
+    eight_bit,
+    moments,
+    network_input,
+    pixels,
+)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (1, 3, 1, 1), (2, 3, 5, 2)])
@@ -32,6 +40,34 @@ def test_upconv_begins_with_the_weights_of_a_convolution():
         torch.manual_seed(1)
         states.append(kind().weight.detach())
     assert torch.equal(*states)
+
+
+def test_moments_have_values_and_gradient_of_mean_and_variance():
+    torch.manual_seed(0)
+    values = 3 + 2 * torch.randn(4, 3, 5, 2, dtype=torch.float64)
+    found, expected = (values.clone().requires_grad_() for _ in range(2))
+    ours = moments(found)
+    theirs = torch.stack([expected.mean(dim=(0, 2, 3)), expected.var(dim=(0, 2, 3), correction=0)])
+    assert torch.allclose(ours, theirs, rtol=1e-12, atol=0)
+    weights = torch.randn_like(theirs)
+    (weights * ours.square()).sum().backward()
+    (weights * theirs.square()).sum().backward()
+    assert torch.allclose(found.grad, expected.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_maps_cut_rows_and_put_channels_last():
+    rows = torch.arange(24.0).view(2, 12)
+    maps = Maps(3, 2)(rows)
+    assert torch.equal(maps, rows.view(2, 3, 2, 2))
+    assert maps.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_inputs_of_a_network_are_in_its_order(last):
+    kind, images = ImageInput(size=6, mean=(0.1, 0.2, 0.3)), torch.rand(2, 3, 4, 4)
+    found = network_input(images, kind, channels_last=last)
+    assert torch.equal(found, network_input(images, kind))
+    assert found.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def test_pixels_undo_the_normalisation_and_cut_what_no_image_has():
