@@ -25,6 +25,8 @@ from fcilbench.api import (
     Updates,
     weighted_sum,
 )
+from fcilbench.plugins.aggregators.synthesis import network_input
+from fcilbench.plugins.aggregators.synthesis import pixels as unit_range
 from fcilbench.vectors.gan import from_vector, pixels, to_vector
 
 Gan = tuple[nn.Module, nn.Module]
@@ -206,25 +208,6 @@ def taught(server: Server, images: torch.Tensor) -> torch.Tensor:
     wanted, net, seen = server.image_input, server.net, server.tasks[-1].seen
     sent = (255 * images.clamp(0.0, 1.0)).round() / 255
     return chunked(lambda part: net.logits(network_input(part, wanted))[:, :seen], sent)
-
-
-def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
-    """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised."""
-    if images.shape[2:] != wanted.shape:
-        images = F.interpolate(images, wanted.shape, mode="bicubic", antialias=True).clamp(0.0, 1.0)
-    mean, std = _normalisation(wanted, images)
-    return (images - mean) / std
-
-
-def unit_range(inputs: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
-    """Returns a backbone's inputs as images in [0, 1], without the normalisation."""
-    mean, std = _normalisation(wanted, inputs)
-    return (inputs * std + mean).clamp(0.0, 1.0).contiguous()
-
-
-def _normalisation(wanted: ImageInput, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mean, std = (torch.tensor(values, device=like.device).view(1, -1, 1, 1) for values in (wanted.mean, wanted.std))
-    return mean, std
 
 
 def adam(networks: Gan, rate: float, betas: tuple[float, float]) -> tuple[torch.optim.Adam, torch.optim.Adam]:

@@ -20,7 +20,6 @@ from fcilbench.api import (
     Batch,
     Context,
     Field,
-    ImageInput,
     Message,
     Net,
     No,
@@ -33,11 +32,22 @@ from fcilbench.api import (
     masked_cross_entropy,
 )
 from fcilbench.plugins.aggregators.lwf import distillation
+from fcilbench.plugins.aggregators.synthesis import (
+    NOISE,
+    Generator,
+    SmoothedNorms,
+    Student,
+    adam,
+    augment,
+    declined_text,
+    disagreement,
+    eight_bit,
+    network_input,
+    takes_channels_last,
+)
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PEER = "fed-mammoth"
-_NOISE, _WIDTH, _PADDING = 256, 128, 4
-"""Length of z, channels of the generator, and zero padding of the random crop that teacher and student see."""
 _BETAS = (0.5, 0.999)
 """Of Adam for the generator and z."""
 
@@ -98,7 +108,7 @@ class Target(Aggregator):
     the share of them that the teacher takes for the class they were made for.
     """
 
-    version = "1"
+    version = "2"  # the same sums in another order
     card: ClassVar = {
         "family": "generators",
         "trained": "the whole model",
@@ -121,9 +131,7 @@ class Target(Aggregator):
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines text backbones, for which the generator can make no inputs."""
-        if request.modality != "vision":
-            return No("TARGET's generator makes images with gradients; the tokens of a text are discrete")
-        return None
+        return declined_text("TARGET", request)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the masked cross-entropy, plus lambda L_KD where there are synthetic images."""
@@ -156,34 +164,6 @@ class Target(Aggregator):
             return
         server.state["images"], server.state["labels"] = synthesise(server, self.params)
         server.state["teacher"] = server.vector.clone()
-
-
-class Generator(nn.Sequential):
-    """Maps noise z `[b, 256]` to images `[b, channels, size, size]` in [0, 1]."""
-
-    def __init__(self, channels: int, size: int) -> None:
-        edge = -(-size // 4)
-        super().__init__(
-            nn.Linear(_NOISE, _WIDTH * edge**2),
-            nn.Unflatten(1, (_WIDTH, edge, edge)),
-            nn.BatchNorm2d(_WIDTH),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False),
-            nn.BatchNorm2d(_WIDTH),
-            nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(_WIDTH, _WIDTH // 2, 3, padding=1, bias=False),
-            nn.BatchNorm2d(_WIDTH // 2),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(_WIDTH // 2, channels, 3, padding=1),
-            nn.Sigmoid(),
-        )
-        self.size = size
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Returns the images; a size that is no multiple of 4 is cut from the next larger one."""
-        images: torch.Tensor = super().forward(z)  # type: ignore[no-untyped-call]
-        return images[..., : self.size, : self.size]
 
 
 def synthesise(server: Server, params: TargetParams) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,16 +201,16 @@ class Synthesis:
         assert server.image_input is not None  # `prepare` declines texts
         self.pool, self.labels, self.hits = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         self._params, self._random, self._input = params, random, server.image_input
+        self._channels_last = takes_channels_last(server.network)
         self._seen, self._device = server.tasks[-1].seen, server.vector.device
         self._teacher = server.net.under(server.vector.clone())
-        self.student = untrained(server.network).to(self._device)
+        self._student = Student(server.network, self._device, params.lr_student, 1e-4)
+        self.student = self._student.network
         size = params.gen_image_size or max(self._input.shape)
         self.generator = Generator(self._input.channels, size).to(self._device)
         rate = params.lr_g * params.g_steps
-        self._meta = torch.optim.Adam(self.generator.parameters(), lr=rate, betas=_BETAS)
-        weights = self.student.parameters()
-        self._learning = torch.optim.SGD(weights, lr=params.lr_student, momentum=0.9, weight_decay=1e-4)
-        self._norms = BatchNormLoss(server.network, params.bn_mmt, hooks)
+        self._meta = adam(self.generator.parameters(), rate, _BETAS)
+        self._norms = SmoothedNorms(server.network, params.bn_mmt, hooks)
 
     def images(self, adversarial: bool) -> None:
         """Adds the batch of least loss of `g_steps` steps of a copy of the generator and its noise.
@@ -238,20 +218,22 @@ class Synthesis:
         The generator itself takes one step of Adam along the sum of its copy's gradients (first-order MAML).
         """
         params, random = self._params, self._random
-        noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, _NOISE), dtype=np.float32))
+        noise = torch.from_numpy(random.standard_normal((params.synthesis_batch, NOISE), dtype=np.float32))
         z = noise.to(self._device).requires_grad_()
         labels = torch.from_numpy(random.integers(0, self._seen, params.synthesis_batch)).to(self._device)
-        fast, best, kept = copy.deepcopy(self.generator), float("inf"), torch.zeros(())
+        fast = copy.deepcopy(self.generator)
+        best, kept = torch.full((), torch.inf, device=self._device), torch.zeros((), device=self._device)
         weights = list(fast.parameters())
         groups: list[dict[str, Any]] = [{"params": weights}, {"params": [z], "lr": params.lr_z}]
-        optimiser = torch.optim.Adam(groups, lr=params.lr_g, betas=_BETAS)
+        optimiser = adam(groups, params.lr_g, _BETAS)
         self._meta.zero_grad()
         self.student.eval()
         for step in range(params.g_steps):
             images = fast(z)
             loss = self.generator_loss(images, labels, adversarial)
-            if step == 0 or float(loss.detach()) < best:
-                best, kept = float(loss.detach()), images.detach()
+            better = loss.detach() < best
+            best = torch.where(better, loss.detach(), best)
+            kept = torch.where(better, images.detach(), kept) if step else images.detach()
             optimiser.zero_grad()
             loss.backward(inputs=[*weights, z])  # type: ignore[no-untyped-call]
             for own, copied in zip(self.generator.parameters(), weights, strict=True):
@@ -260,27 +242,22 @@ class Synthesis:
             optimiser.step()
         self._meta.step()
         self._norms.smooth()
-        self.pool.append((255 * kept).round().to(torch.uint8))
+        self.pool.append(eight_bit(kept))
         self.labels.append(labels)
         with torch.no_grad():
-            taught = self._taught(network_input(self.pool[-1] / 255.0, self._input))
+            taught = self._taught(self._shown(self.pool[-1] / 255.0))
         self.hits.append(taught.argmax(dim=1) == labels)
 
     def generator_loss(self, images: torch.Tensor, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
-        """Returns L_G = bn L_BN + oh CE(teacher, y) + adv L_adv of images in [0, 1].
-
-        L_adv = -mean_u [student and teacher agree on the class] KL(teacher || student).
-        """
+        """Returns L_G = bn L_BN + oh CE(teacher, y) + adv L_adv of images in [0, 1]; L_adv is minus `disagreement`."""
         params = self._params
-        inputs = network_input(augment(images, self._random), self._input)
+        inputs = self._shown(augment(images, self._random))
         self._norms.total = images.new_zeros(())
         taught = self._taught(inputs)
         loss = params.bn * self._norms.total + params.oh * F.cross_entropy(taught, labels)
         if adversarial:
             own = self.student(inputs)[:, : self._seen]
-            agree = (own.argmax(dim=1) == taught.argmax(dim=1)).float()
-            apart = F.kl_div(own.log_softmax(dim=1), taught.softmax(dim=1), reduction="none").sum(dim=1)
-            loss = loss - params.adv * (agree * apart).mean()
+            loss = loss - params.adv * disagreement(own, taught)
         total: torch.Tensor = loss
         return total
 
@@ -291,83 +268,17 @@ class Synthesis:
         for _ in range(params.kd_steps):
             rows = self._random.choice(len(pool), params.synthesis_batch, replace=False)
             images = pool[torch.from_numpy(rows).to(self._device)] / 255.0
-            inputs = network_input(augment(images, self._random), self._input)
+            inputs = self._shown(augment(images, self._random))
             with torch.no_grad():
                 taught = (self._taught(inputs) / params.tau_student).softmax(dim=1)
             own = (self.student(inputs)[:, : self._seen] / params.tau_student).log_softmax(dim=1)
             loss = params.tau_student**2 * F.kl_div(own, taught, reduction="batchmean")
-            self._learning.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
-            self._learning.step()
+            self._student.learn(loss)
+
+    def _shown(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns images in [0, 1] as teacher and student see them."""
+        return network_input(images, self._input, self._channels_last)
 
     def _taught(self, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the teacher's logits over the seen classes."""
         return self._teacher.logits(inputs)[:, : self._seen]
-
-
-class BatchNormLoss:
-    """L_BN: how far the statistics of a batch are from the running ones in the teacher's BatchNorm2d layers.
-
-    The sum over layers of ||var - running_var|| + ||mean - running_mean||, where a batch's statistics are mixed with
-    those of earlier rounds. It is 0 for a network without such layers.
-
-    Attributes:
-        total: The sum over all forward passes since it was set to zero.
-    """
-
-    def __init__(self, network: nn.Module, momentum: float, hooks: ExitStack) -> None:
-        self.total = torch.zeros(())
-        self._momentum = momentum
-        self._now, self._old = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
-        layers = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-        for number, layer in enumerate(layers):
-            hook = lambda own, seen, number=number: self._add(number, own, seen[0])  # noqa: E731
-            hooks.enter_context(layer.register_forward_pre_hook(hook))
-
-    def _add(self, number: int, layer: nn.BatchNorm2d, x: torch.Tensor) -> None:
-        if layer.running_mean is None or layer.running_var is None:
-            return
-        own = torch.stack([x.mean(dim=(0, 2, 3)), x.var(dim=(0, 2, 3), unbiased=False)])
-        self._now[number] = own.detach()
-        apart = self._mixed(number, own) - torch.stack([layer.running_mean, layer.running_var])
-        self.total = self.total + apart.norm(dim=1).sum()
-
-    def _mixed(self, number: int, own: torch.Tensor) -> torch.Tensor:
-        if number not in self._old:
-            return own
-        return self._momentum * self._old[number] + (1 - self._momentum) * own
-
-    def smooth(self) -> None:
-        """Ends a round: mixes the statistics of the last batch into those of the rounds before."""
-        self._old = {number: self._mixed(number, own) for number, own in self._now.items()}
-
-
-def untrained(network: nn.Module) -> nn.Module:
-    """Returns a copy on the CPU with new weights in linear layers and convolutions: Xavier-normal, biases N(0, 1)."""
-    fresh = copy.deepcopy(network).cpu().requires_grad_(True)
-    for module in fresh.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.normal_(module.bias)
-    return fresh
-
-
-def augment(images: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-    """Returns images `[b, channels, height, width]` cropped at random after zero padding, and flipped at random."""
-    height, width = images.shape[2:]
-    padded = F.pad(images, (_PADDING,) * 4)
-    corners = random.integers(0, 2 * _PADDING + 1, size=(len(images), 2))
-    crops = [one[:, y : y + height, x : x + width] for one, (y, x) in zip(padded, corners, strict=True)]
-    flip = torch.from_numpy(random.random(len(images)) < 0.5).to(images.device)
-    stacked = torch.stack(crops)
-    return torch.where(flip[:, None, None, None], stacked.flip(3), stacked)
-
-
-def network_input(images: torch.Tensor, wanted: ImageInput) -> torch.Tensor:
-    """Returns images in [0, 1] as the backbone wants them: resized (bicubic), normalised; differentiable."""
-    if images.shape[2:] != wanted.shape:
-        images = F.interpolate(images, wanted.shape, mode="bicubic", antialias=True).clamp(0.0, 1.0)
-    mean, std = (torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (wanted.mean, wanted.std))
-    return (images - mean) / std

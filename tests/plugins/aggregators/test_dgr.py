@@ -14,7 +14,8 @@ from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.federation.server import FederationServer
 from fcilbench.plugins.aggregators.dgr import DGR, mixed
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.plugins.aggregators.generative import network_input, unit_range
+from fcilbench.plugins.aggregators.synthesis import network_input
+from fcilbench.plugins.aggregators.synthesis import pixels as unit_range
 from fcilbench.spec.protocol import Partition
 from fcilbench.vectors.gan import from_vector, to_vector
 

@@ -13,7 +13,7 @@ from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.plugins.aggregators import fedcil
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.fedcil import FedCIL, Game, made
-from fcilbench.plugins.aggregators.generative import network_input
+from fcilbench.plugins.aggregators.synthesis import network_input
 from fcilbench.spec.protocol import Partition
 from fcilbench.vectors.gan import from_vector, to_vector
 

@@ -12,9 +12,11 @@ from fcilbench.api.client import Batch
 from fcilbench.api.dataset import Samples
 from fcilbench.api.message import nbytes
 from fcilbench.federation.experiment import Unsupported, as_message, build
+from fcilbench.plugins.aggregators import synthesis as shared
 from fcilbench.plugins.aggregators import target
 from fcilbench.plugins.aggregators.fedavg import FedAvg
-from fcilbench.plugins.aggregators.target import BatchNormLoss, Generator, Synthesis, Target, TargetParams
+from fcilbench.plugins.aggregators.synthesis import Generator, SmoothedNorms
+from fcilbench.plugins.aggregators.target import Synthesis, Target, TargetParams
 from fcilbench.spec.protocol import Partition
 
 SMALL = {"g_ep": 3, "synthesis_batch": 8, "g_steps": 2, "kd_steps": 2, "warmup": 1}
@@ -161,7 +163,7 @@ def test_batch_statistics_are_smoothed_over_rounds():
     """Running statistics (0, 1); batches of mean 1 and 3, variance 0: |m| + |v - 1| is 2, then |.9 + .3| + 1 = 2.2."""
     norm = nn.BatchNorm2d(1).eval()
     with ExitStack() as hooks:
-        found = BatchNormLoss(norm, 0.9, hooks)
+        found = SmoothedNorms(norm, 0.9, hooks)
         norm(torch.ones(2, 1, 3, 3))
         assert found.total.item() == pytest.approx(2.0)
         found.smooth()
@@ -201,7 +203,7 @@ def test_nothing_is_made_after_the_last_task_or_without_distillation(play, monke
 def test_augmented_images_are_crops_and_flips_of_their_own():
     torch.manual_seed(0)
     images = torch.rand(40, 2, 8, 8)
-    found = target.augment(images, np.random.default_rng(0))
+    found = shared.augment(images, np.random.default_rng(0))
     padded = F.pad(images, (4, 4, 4, 4))
     places = {(y, x, flip) for y in range(9) for x in range(9) for flip in (False, True)}
     seen = set()
