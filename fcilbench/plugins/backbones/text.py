@@ -113,7 +113,7 @@ def _register() -> None:
         return lambda *args, **options: make(*args, **{**options, "allow_is_bidirectional_skip": False})
 
     def eager(module: nn.Module, *args: Any, **options: Any) -> Any:
-        return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **options)  # type: ignore[attr-defined]
+        return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **options)
 
     AttentionInterface.register("fcilbench_sdpa", sdpa_attention_forward)
     AttentionInterface.register("fcilbench_eager", eager)  # each family's own, as under the name "eager"
@@ -214,4 +214,4 @@ def check_features(features: nn.Module, tokenizer: Any, name: str, max_length: i
             raise UsageError(f"{name} gives a text other features when it is padded: choose another model")
     if torch.equal(plain, other):
         raise UsageError(f"the feature of {name} does not depend on the second word: set pooling to mean")
-    return plain.shape[1]
+    return int(plain.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import timm
 
@@ -82,14 +83,14 @@ def _mapped(old: str, target: str | None) -> str:
     """Returns what timm maps an old name to; raises ValueError if that is nothing, or not what the name meant."""
     meant = MEANT.get(old, target)
     if target == meant and _legal(target):
-        return str(target)
+        return target
     instead = f"write {meant}" if _legal(meant) else "choose another model"
     if not _legal(target):
         raise ValueError(f"timm {timm.__version__} no longer has {old}: {instead}")
     raise ValueError(f"timm {timm.__version__} takes {old} for {target}, which is not what it meant: {instead}")
 
 
-def _legal(name: str | None) -> bool:
+def _legal(name: str | None) -> TypeGuard[str]:
     if not name or not timm.is_model(name):
         return False
     return "." not in name or bool(timm.models.is_model_pretrained(name))
