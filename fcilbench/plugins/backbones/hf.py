@@ -50,7 +50,10 @@ class _ModelBackbone(TextBackbone):
         from transformers import AutoConfig
 
         config = text.from_pretrained(AutoConfig, self.params.model)
-        return getattr(loader, "from_config", loader)(config)
+        try:
+            return getattr(loader, "from_config", loader)(config)
+        except ImportError as error:
+            raise text.needs_library(self.params.model, error) from None
 
 
 class HfEncoder(_ModelBackbone):
@@ -72,7 +75,7 @@ class HfEncoder(_ModelBackbone):
 
         Raises:
             PrerequisiteError: If it is not on this machine and not to be had from the hub, or lacks weights.
-            UsageError: If its features are not those of the text alone.
+            UsageError: If it needs more than texts, or its features are not those of the text alone.
         """
         from transformers import AutoModel
 
@@ -80,12 +83,10 @@ class HfEncoder(_ModelBackbone):
         if encoder.config.is_encoder_decoder:
             advice = "use the backbone t5" if encoder.config.model_type == "t5" else "choose an encoder"
             raise UsageError(f"{self.params.model} is an encoder-decoder: {advice}")
-        if getattr(encoder, "pooler", None) is not None:
-            encoder.pooler = None
         text.check_length(encoder, self.params.max_length, self.params.model)
         features = text.EncoderFeatures(encoder, tokenizer.pad_token_id, self.params.pooling)
-        text.check_features(features, tokenizer, self.params.model)
-        return FeatureExtractor(features, encoder.config.hidden_size)
+        width = text.check_features(features, tokenizer, self.params.model, self.params.max_length)
+        return FeatureExtractor(features, width)
 
     def instance_facts(self) -> dict[str, Any]:
         """Returns the facts; refuses a `max_length` or an adapter that a model on this machine does not take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -50,11 +51,13 @@ def token_mask(ids: torch.Tensor, pad: int) -> torch.Tensor:
 class EncoderFeatures(nn.Module):
     """A `transformers` encoder; its feature is the mean of the last hidden states, or the first token's (`cls`).
 
-    Tokens of the id `pad` are masked out everywhere.
+    Tokens of the id `pad` are masked out everywhere. The encoder's pooler is left out, as nothing here uses it.
     """
 
     def __init__(self, encoder: nn.Module, pad: int, pooling: Pooling) -> None:
         super().__init__()
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = nn.Identity()  # not None: LayoutLM and SqueezeBERT call it in any case
         self.encoder = always_masked(encoder)
         self._pad, self._pooling = pad, pooling
 
@@ -109,7 +112,11 @@ def _register() -> None:
     def always(make: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: make(*args, **{**options, "allow_is_bidirectional_skip": False})
 
+    def eager(module: nn.Module, *args: Any, **options: Any) -> Any:
+        return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **options)
+
     AttentionInterface.register("fcilbench_sdpa", sdpa_attention_forward)
+    AttentionInterface.register("fcilbench_eager", eager)  # each family's own, as under the name "eager"
     AttentionMaskInterface.register("fcilbench_sdpa", always(sdpa_mask))
     AttentionMaskInterface.register("fcilbench_eager", always(eager_mask))
 
@@ -134,6 +141,14 @@ def from_pretrained(loader: Any, model: str, **options: Any) -> Any:
             f"text model {model!r} cannot be loaded{' (the hub is switched off)' if offline else ''}: {reason}",
             hint=f"put its folder (config.json, tokenizer.json, model.safetensors) at <data root>/weights/{model}",
         ) from None
+    except ImportError as error:
+        raise needs_library(model, error) from None
+
+
+def needs_library(model: str, error: ImportError) -> PrerequisiteError:
+    """Returns the error for a model whose family needs a library that is not installed, as LayoutLMv2 does."""
+    reason = str(error).strip().splitlines()[0]
+    return PrerequisiteError(f"text model {model!r} needs more: {reason}", hint="install it, or choose another model")
 
 
 def load_tokenizer(model: str) -> Any:
@@ -171,18 +186,32 @@ def check_length(model: nn.Module, max_length: int, name: str) -> None:
                 raise UsageError(f"max_length is {max_length}, {name} has {positions} positions: give {positions}")
 
 
-def check_features(features: nn.Module, tokenizer: Any, name: str) -> None:
-    """Raises `UsageError` for a model whose features depend on padding, or do not depend on every word."""
-    special, pad = set(tokenizer.all_special_ids), tokenizer.pad_token_id
+def check_features(features: nn.Module, tokenizer: Any, name: str, max_length: int) -> int:
+    """Returns the number of features F of a model that reads texts alone.
+
+    Raises:
+        UsageError: If its forward pass needs more than texts, or its features depend on padding, or do not depend on
+            every word.
+    """
+    special, pad, length = set(tokenizer.all_special_ids), tokenizer.pad_token_id, min(max_length, 16)
     one, two, three = [id_ for id_ in range(len(tokenizer)) if id_ not in special][:3]
+    long = [one, two, three, two, one, one, three][:length]
+    rows = ([one, two], [one, three], [one, two, *[pad] * 6], long, long + [pad] * (length - len(long)))
     was = features.training
     features.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        rows = ([one, two], [one, three], [one, two, *[pad] * 6])
-        plain, other, padded = (features(torch.tensor([row])) for row in rows)
+        try:
+            plain, other, padded, alone, among = (features(torch.tensor([row])) for row in rows)
+        except Exception as error:  # whatever a family asks for: places of words on a page, images, a language
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise UsageError(
+                f"{name} does not read texts alone: {reason}",
+                hint="choose an encoder of texts, such as BERT, RoBERTa, DeBERTa or ModernBERT",
+            ) from error
     features.train(was)
-    scale = 1.0 + float(plain.abs().max())
-    if not float((plain - padded).abs().max()) < 1e-4 * scale:
-        raise UsageError(f"{name} gives a text other features when it is padded: choose another model")
+    for expected, found in ((plain, padded), (alone, among)):
+        if not float((expected - found).abs().max()) < 1e-4 * (1.0 + float(expected.abs().max())):
+            raise UsageError(f"{name} gives a text other features when it is padded: choose another model")
     if torch.equal(plain, other):
         raise UsageError(f"the feature of {name} does not depend on the second word: set pooling to mean")
+    return int(plain.shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -28,12 +27,8 @@ from fcilbench.api import (
     find_weights,
 )
 from fcilbench.plugins.backbones.checkpoint import load_all, read_safetensors
+from fcilbench.plugins.backbones.timm_names import current_name
 
-SHORT = {
-    **{f"vit-{size}": f"vit_{size}_patch16_224.augreg_in21k" for size in ("tiny", "small", "base", "large")},
-    **{f"convnext-{size}": f"convnext_{size}.fb_in22k" for size in ("tiny", "small", "base")},
-}
-"""Short names of `model`: pretrained on ImageNet-21k (ViT, patches of 16 pixels) or 22k (ConvNeXt), at 224 pixels."""
 RESERVED = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of `timm.create_model` that this plugin sets, or that other parameters are for."""
 _WORDS = ("yes", "no", "on", "off", "true", "false")
@@ -82,16 +77,7 @@ class Timm(Backbone):
         @field_validator("model")
         @classmethod
         def _known(cls, model: str) -> str:
-            model = SHORT.get(model, model)
-            architecture, _, tag = model.partition(".")
-            if not timm.is_model(architecture):
-                close = difflib.get_close_matches(architecture, [*SHORT, *timm.list_models()], n=3, cutoff=0.6)
-                near = f"; nearest: {', '.join(close)}" if close else ""
-                raise ValueError(f"timm {timm.__version__} has no model {architecture!r}{near}")
-            if tag and not timm.models.is_model_pretrained(model):
-                tags = [name.partition(".")[2] for name in timm.list_pretrained(architecture)]
-                raise ValueError(f"{architecture} has no pretrained tag {tag!r}; it has: {', '.join(tags) or 'none'}")
-            return model
+            return current_name(model)
 
         @field_validator("weights")
         @classmethod
@@ -159,8 +145,10 @@ class Timm(Backbone):
         """Returns size and normalisation: what `params` say, else what the model was pretrained with."""
         own = pretrained(self.params.model)
         channels = positive(self.params.args, "in_chans", 3)
+        height, width = own.input_size[1:]
+        size: Size = width if height == width else (height, width)
         return ImageInput(
-            size=image_size(self.params.args, self.params.input_size or own.input_size[-1]),
+            size=image_size(self.params.args, self.params.input_size or size),
             channels=channels,
             mean=self.params.mean or per_channel(own.mean, channels),
             std=self.params.std or per_channel(own.std, channels),
