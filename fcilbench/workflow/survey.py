@@ -94,7 +94,7 @@ def _backbones(entries: Entries) -> list[dict[str, Any]]:
     return [
         {"label": entry.label, "name": entry.ref.name, "params": answer.params}
         for entry, answer in answers
-        if not answer.problems and answer.facts.get("modality") == "text"
+        if not answer.problems and "text" in answer.facts.get("reads", ())
     ]
 
 

@@ -28,11 +28,17 @@ def nothing_fits(monkeypatch):
     monkeypatch.setattr(spill, "SMALL", 0)
 
 
+def subject_of(name: str, bench: Bench) -> AggregatorSubject:
+    """Returns a method with the small options of the conformance kit."""
+    plugin = load(METHODS[name])
+    return AggregatorSubject(plugin, plugin.kit_params, bench=bench)
+
+
 def on_a_bench(name: str, use: Any) -> Any:
     """Returns `use(subject)` on the first bench that the method does not decline."""
     for bench in reversed(BENCHES):
         try:
-            return use(AggregatorSubject(load(METHODS[name]), bench=bench))
+            return use(subject_of(name, bench))
         except NotApplicable as reason:
             declined = reason
     pytest.skip(str(declined))
@@ -70,7 +76,7 @@ def test_memory_is_that_of_the_machine_or_less():
     assert 0 < free < total <= int(physical.split()[1]) * 1024
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "target"])  # as FedAvg, and much slower
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_ends_bit_equal_with_everything_spilled(name, request):
     """Among the clients is one that sends NaN and nothing by turns, so that rows are left out of the matrix."""
 
@@ -115,7 +121,7 @@ class Wide(ConvNet):
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_needs_memory_for_each_client_beyond_its_updates(name):
     """256 clients: beyond the updates and the statistics, which `spill` places, only chunks of a fixed size exist."""
-    subject = AggregatorSubject(load(METHODS[name]), bench=Bench("wide", Wide))
+    subject = subject_of(name, Bench("wide", Wide))
     try:
         subject.require_training()
         stage = subject.stage(tasks=(5, 5))

@@ -222,7 +222,7 @@ def test_a_method_may_decline_a_cell(make_experiment, tmp_path):
 
 
 def test_a_text_backbone_declines_images(make_experiment, text_backbone, tmp_path):
-    with pytest.raises(Unsupported, match="text backbone does not read vision"):
+    with pytest.raises(Unsupported, match="a backbone for text does not read vision"):
         run(make_experiment(backbone=text_backbone), tmp_path)
 
 

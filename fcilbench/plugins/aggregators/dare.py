@@ -5,7 +5,7 @@ Drop And REscale: random sparsification of what a merge is of, and no merge by i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -153,15 +153,29 @@ class Dare(TaskVectorMethod):
         """Drops and merges the backbone's updates, over clients; averages head and buffers."""
         step = updates.mean()
         if not self._merges_tasks():
-            backbone, rows = updates.layout.backbone, list(updates.backbone)
-            if self.params.where == "server":
-                randoms = (server.random(f"dare/{client}") for client in updates.clients)
-                rows = [self._dropped(row, random) for row, random in zip(rows, randoms, strict=True)]
+            backbone = updates.layout.backbone
             mean = torch.linalg.vector_norm(step[backbone], dtype=torch.float64)
-            step[backbone] = self._merge(rows, updates.samples, server)
+            step[backbone] = self._merge_clients(updates, server)
             size = torch.linalg.vector_norm(step[backbone], dtype=torch.float64)
             server.log("dare/step_ratio", float(size / mean.clamp(min=1e-300)))  # to the mean of what arrived
         server.step(step)
+
+    def _rows(self, updates: Updates, server: Server) -> Iterator[torch.Tensor]:
+        """Yields each client's update of the backbone, dropped if that is the server's part."""
+        for client, row in zip(updates.clients, updates.backbone, strict=True):
+            here = self.params.where == "server"
+            yield self._dropped(row, server.random(f"dare/{client}")) if here else row
+
+    def _merge_clients(self, updates: Updates, server: Server) -> torch.Tensor:
+        """Returns the step of the backbone; but for `ties`, one client's row is in memory at a time."""
+        if self.params.merge == "ties":
+            return self._merge(list(self._rows(updates, server)), updates.samples, server)
+        average, count = self.params.merge == "average", len(updates.samples)
+        weights = updates.samples if average else (1,) * count
+        merged = torch.zeros_like(updates.backbone[0])
+        for weight, row in zip(weights, self._rows(updates, server), strict=True):
+            merged.add_(row, alpha=weight / sum(weights))
+        return merged if average else self.params.scale * count * merged
 
     # ---------------------------------------------------------------- over tasks
 

@@ -23,7 +23,6 @@ from fcilbench.api import (
     Server,
     Space,
     Updates,
-    weighted_sum,
 )
 from fcilbench.plugins.aggregators.synthesis import network_input
 from fcilbench.plugins.aggregators.synthesis import pixels as unit_range
@@ -167,8 +166,10 @@ class GenerativeReplay(Aggregator):
         if "critic" not in state:
             return
         for name in ("generator", "critic"):
-            rows = torch.stack([message[name] for message in updates.statistics])
-            state[name] = state[name] + weighted_sum(updates.weights.to(rows), rows)
+            weights, change = updates.weights.to(state[name]).tolist(), torch.zeros_like(state[name])
+            for weight, message in zip(weights, updates.statistics, strict=True):
+                change.add_(message[name], alpha=weight)
+            state[name] = state[name] + change
         state["trained"] = True
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
