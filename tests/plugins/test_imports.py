@@ -23,6 +23,7 @@ SIBLINGS = {
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",
     "backbones.text": "base class of text encoders",
     "backbones.checkpoint": "how weights are found and read",
+    "backbones.timm_names": "the names of timm, and what its old ones stand for",
     "backbones.timm": "counts the operations of a vision network",
 }
 """Plugins that other plugins derive from or use, each with the reason why it stays where it is."""
