@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,20 +14,20 @@ import torch
 from fcilbench.api.aggregator import Aggregator, No, Request
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Augmentation, Corpus, Dataset, Samples
-from fcilbench.api.lora import lora_layers
 from fcilbench.api.message import Message
 from fcilbench.api.schedule import Indices, Phase, Schedule, Task
 from fcilbench.api.selector import Selector
 from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceArrays, DeviceData, DeviceImages, DeviceTokens
-from fcilbench.engine.model import FlatModel, Network, keeping_modes
+from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
-from fcilbench.errors import DataError, PartitionError, PrerequisiteError, UsageError
+from fcilbench.errors import DataError, PartitionError, PrerequisiteError
 from fcilbench.federation.channel import Channel
 from fcilbench.federation.convergence import Best, hold_out_samples
 from fcilbench.federation.evaluation import Evaluator
+from fcilbench.federation.fit import check_adapters, misfit
 from fcilbench.federation.record import ClientRecord
 from fcilbench.federation.server import FederationServer
 from fcilbench.federation.stress import Stress
@@ -212,9 +211,13 @@ def build(experiment: Experiment, decoding: Callable[[int, int], None] | None = 
     )
     for remark in corpus.remarks:
         federation.server.warn(f"{DATA}{remark}")
+    _warn_of_right_labels(experiment, federation, labels, stressed)
+    return federation
+
+
+def _warn_of_right_labels(experiment: Experiment, federation: Federation, labels: Indices, stressed: Indices) -> None:
     if type(experiment.stressor).labels is not Stressor.labels and np.array_equal(labels, stressed):
         federation.server.warn("stress: every label stays right, as after a shift by all classes of a task")
-    return federation
 
 
 def _server(experiment: Experiment, model: FlatModel, tasks: TaskStream) -> FederationServer:
@@ -239,17 +242,9 @@ def _corpus(experiment: Experiment, decoding: Callable[[int, int], None] | None)
         kept, held = validation_split(corpus.train.labels, share, random, corpus.class_names)
         train, test = corpus.train.take(kept), corpus.train.take(held)
         corpus = Corpus(train, test, corpus.class_names, remarks=corpus.remarks)
-    _check_inputs(experiment)
+    if reason := misfit(experiment.backbone, experiment.dataset):
+        raise Unsupported(reason)
     return corpus, fingerprint
-
-
-def _check_inputs(experiment: Experiment) -> None:
-    """Raises Unsupported for a backbone that does not read the data set's samples."""
-    backbone, dataset = experiment.backbone, experiment.dataset
-    if dataset.modality not in backbone.reads:
-        raise Unsupported(f"a backbone for {' and '.join(backbone.reads)} does not read {dataset.modality} data")
-    if dataset.modality == "array" and tuple(dataset.shape) != (wanted := backbone.input_shape()):
-        raise Unsupported(f"the backbone reads arrays of shape {list(wanted)}, the data set has {list(dataset.shape)}")
 
 
 def place(
@@ -367,28 +362,8 @@ def _model(experiment: Experiment, sizes: tuple[int, ...], names: tuple[str, ...
     answer = experiment.aggregator.prepare(network, request)
     if isinstance(answer, No):
         raise Unsupported(answer.reason)
-    _check_adapters(network, backbone)
+    check_adapters(network, backbone)
     return FlatModel(network, device)
-
-
-def _check_adapters(network: Network, backbone: Backbone) -> None:
-    """Raises UsageError for a LoRA layer without effect: some networks use a weight without calling its layer."""
-    layers, called = lora_layers(network), set[str]()
-    if not layers:
-        return
-    if isinstance(backbone, TextBackbone):
-        inputs = torch.from_numpy(backbone.encode(["1 2"]).ids)
-    else:
-        inputs = torch.zeros(1, *backbone.input_shape())
-    with ExitStack() as hooks, torch.no_grad(), keeping_modes(network):
-        for name, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(lambda *_, name=name: called.add(name)))
-        network.eval()(inputs)
-    if idle := [name for name in layers if name not in called]:
-        raise UsageError(
-            f"adapter: {idle[0]} cannot be adapted: the network uses its weight without calling the layer",
-            hint="leave it out of the adapter's targets",
-        )
 
 
 def _test_positions(

@@ -174,8 +174,7 @@ def verify(
     Raises:
         PrerequisiteError: If a cell of the sample cannot run here.
     """
-    store = Store(folder)
-    checked = verify_store(store)
+    checked = verify_store(store := Store(folder))
     rows, problems = checked.rows, list[tuple[int, str]]()
 
     def add(number: int, text: str) -> None:
