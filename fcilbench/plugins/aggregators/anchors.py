@@ -140,7 +140,7 @@ class AnchoredGenerator(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, anchors: torch.Tensor) -> torch.Tensor:
-        """Returns the images."""
+        """Maps anchors `[b, A]` to normalised images `[b, channels, size, size]`."""
         parts = torch.split(self.norm(anchors), self._rows)
         z = torch.cat([layer(part) for layer, part in zip(self.noise, parts, strict=True)])
         images: torch.Tensor = self.body(z)

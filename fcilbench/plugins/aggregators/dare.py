@@ -51,12 +51,12 @@ class DareParams(TaskVectorParams):
 
     @property
     def rate(self) -> float:
-        """Returns p."""
+        """Returns p, the probability with which an entry is dropped; its default depends on `over`."""
         return self.drop_rate if self.drop_rate is not None else 0.5 if self.over == "clients" else 0.9
 
     @property
     def scale(self) -> float:
-        """Returns lambda."""
+        """Returns lambda, the factor of the merged vector; its default depends on `over`."""
         return self.lam if self.lam is not None else 1.0 if self.merge == "ties" and self.over == "tasks" else 0.4
 
     @model_validator(mode="after")

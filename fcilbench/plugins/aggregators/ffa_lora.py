@@ -105,7 +105,7 @@ class FfaLora(Aggregator):
             server.step(-server.vector[span], span)
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Keeps the task's B."""
+        """Keeps the task's B, which the deployed adapters sum up or average."""
         server.state["past"] |= self._present(server)
 
     def _present(self, server: Server) -> Mapping[str, torch.Tensor]:

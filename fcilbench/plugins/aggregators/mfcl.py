@@ -278,6 +278,6 @@ class Generator(nn.Sequential):
         self.size = size
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Returns the images."""
+        """Maps noise z `[b, 1000]` to normalised images `[b, channels, size, size]`, cut to the size."""
         images: torch.Tensor = super().forward(z)  # type: ignore[no-untyped-call]
         return images[..., : self.size, : self.size]

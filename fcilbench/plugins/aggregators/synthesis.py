@@ -59,7 +59,7 @@ class Maps(nn.Module):
         self.shape = (channels, edge, edge)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the maps."""
+        """Returns the rows as maps `[b, channels, edge, edge]`."""
         return rows.view(-1, *self.shape).contiguous(memory_format=layout(rows.device))
 
 

@@ -46,7 +46,7 @@ class TiesParams(TaskVectorParams, PresetParams):
 
     @property
     def scale(self) -> float:
-        """Returns lambda."""
+        """Returns lambda, the factor of the merged vector; its default depends on `over`."""
         return self.lam if self.lam is not None else 0.4 if self.over == "clients" else 1.0
 
     @model_validator(mode="after")
