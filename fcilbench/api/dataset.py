@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -100,8 +101,19 @@ class Transform:
 
         It is a function of tensors, as a loss is. `draws` are those of these samples in training, and empty in tests.
         """
-        mean, std = (arrays.new_tensor(each).reshape(-1, *[1] * (arrays.dim() - 2)) for each in (self.mean, self.std))
+        mean, std = (
+            each if isinstance(each, float | int) else _on_device(tuple(each), arrays.device, arrays.dim() - 2)
+            for each in (self.mean, self.std)
+        )
         return (arrays - mean) / std
+
+
+@functools.cache  # made once, before a step is captured: a copy from the host would break the capture
+def _on_device(values: tuple[float, ...], device: torch.device, more: int) -> torch.Tensor:
+    """Returns a number for each entry of the first axis, float32 `[n, 1, ...]` with `more` axes of length 1."""
+    import torch
+
+    return torch.tensor(values, dtype=torch.float32, device=device).reshape(-1, *[1] * more)
 
 
 class DatasetParams(_params.Params):
