@@ -50,6 +50,18 @@ def test_every_method_has_a_page():
     assert {name for name in METHODS if not page(name).startswith(f"# {name}\n")} == set()
 
 
+def test_readme_and_the_suite_of_the_field_name_every_method():
+    root = FOLDER.parents[1]
+    readme, suite = ((root / path).read_text(encoding="utf-8") for path in ("README.md", "suites/field.yaml"))
+    listed_there = suite[suite.index("  aggregator:") : suite.index("  stress:")]
+    used = {
+        first or second
+        for first, second in re.findall(r"^    - (?:([\w-]+)$|\{use: ([\w-]+))", listed_there, re.MULTILINE)
+    }
+    assert used == METHODS.keys()
+    assert {name for name in METHODS if f"`{name}`" not in readme} == set()
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_those_of_the_parameters(name):
     fields, told = METHODS[name].load().Params.model_fields, listed(page(name), "default")

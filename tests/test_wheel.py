@@ -11,6 +11,8 @@ import pytest
 
 import fcilbench
 from fcilbench.shipped import folder, located, named
+from fcilbench.suite.load import load_suite
+from fcilbench.suite.yaml import InvalidSuiteError
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = "vit_tiny_patch8_64.tiny_imagenet.safetensors"
@@ -25,6 +27,10 @@ def test_a_path_of_the_user_comes_first(tmp_path, monkeypatch):
     assert named(Path(WEIGHTS), "weights") == folder("weights") / WEIGHTS
     for name in ("nothing", "../quickstart", str(tmp_path / "quickstart"), "x" * 5000, "a\0b"):
         assert located(Path(name), "suites", ".yaml") == Path(name)
+    with pytest.raises(
+        InvalidSuiteError, match=r"suite quickstrat does not exist \(did you mean 'quickstart.yaml'\?\)"
+    ):
+        load_suite("quickstrat")
     (tmp_path / "quickstart").write_text("mine")
     assert located(Path("quickstart"), "suites", ".yaml") == Path("quickstart")
 

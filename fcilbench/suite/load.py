@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fcilbench.errors import KeyPath, Problem, UsageError
 from fcilbench.files import neighbour
 from fcilbench.registry.validation import explain, validate
-from fcilbench.shipped import located, named
+from fcilbench.shipped import folder, located, named
 from fcilbench.spec.cell import PLUGIN_KINDS
 from fcilbench.spec.protocol import Partition
 from fcilbench.suite.lock import has_study, rules_of, sealed
@@ -166,7 +166,10 @@ def _bytes(path: Path, where: str = "", what: str = "suite") -> bytes:
         elif path.exists():
             reason = "is no file"
         else:
-            reason = f"does not exist{neighbour(path, '*.y*ml')}"
+            near = neighbour(path, "*.y*ml")
+            if what == "suite":
+                near = near or neighbour(folder("suites") / f"{path.stem}.yaml", "*.yaml")
+            reason = f"does not exist{near}"
     except (OSError, ValueError) as error:  # a path may be too long, or hold a NUL
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
     raise _invalid(f"{what} {path} {reason}", where)
