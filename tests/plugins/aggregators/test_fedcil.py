@@ -154,8 +154,8 @@ def test_the_generator_learns_which_images_belong_to_a_class():
     learned = from_vector(method._networks(wanted, 4)[0], vectors[0] + message["generator"]).eval()
     with torch.no_grad():
         found = made(learned, torch.tensor([2, 3]).repeat(20), 4, np.random.default_rng(1)).mean(dim=(1, 2, 3))
-    # In [-1, 1] the truth is 1.6 apart, untrained images 0.0. A game of two networks is chaotic: the last bits of another
-    # processor move either mean by tenths, and the difference was at least 1.3 on two instruction sets.
+    # In [-1, 1] the truth is 1.6 apart, untrained images 0.0. A game of two networks is chaotic: the last bits of
+    # another processor move either mean by tenths; the difference was at least 1.3 on two instruction sets.
     assert float(found[0::2].mean()) - float(found[1::2].mean()) > 0.8
 
 
