@@ -69,7 +69,7 @@ class Expansion:
         blocked: Cells that need something missing; they are not among `cells`.
         axes: Number of entries of each axis, `seed` last.
         facts: By `<axis>:<label>` what the plugin of an entry declares, and its full name as `plugin`.
-        unused: `tuned` and `exclude` rules that match no cell.
+        unused: `tuned` and `exclude` rules that match no cell, or that name an entry which the grid does not have.
         remarks: What a user should know of tuned values of which nothing shows if they were edited by hand, and of the
             data: samples that are passed over, or that may be mistakes.
     """
@@ -118,8 +118,9 @@ def expand(loaded: LoadedSuite) -> Expansion:
     if locked and not any(rule.used for rule in locked):
         problem = locked[0].unused_problem(points, "the whole lock file")
         raise InvalidSuiteError(place(tree, [replace(problem, hint="give one that `tune` wrote for this suite")]), ran)
-    unused = [rule for rule in rules if not rule.used and not loaded.inherited(rule.path)]
-    expansion.unused = place(tree, [rule.unused_problem(points) for rule in unused])
+    own = [rule for rule in rules if not loaded.inherited(rule.path)]
+    unused = [rule.strange_problem(points) if rule.used else rule.unused_problem(points) for rule in own]
+    expansion.unused = place(tree, [problem for problem in unused if problem])
     expansion.remarks = [f"{file}: {UNSEALED}" for file in loaded.unsealed]
     expansion.remarks += data_remarks(expansion.facts)
     missing = list(dict.fromkeys(each for _, found in builder.blocked for each in found))

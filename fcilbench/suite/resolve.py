@@ -347,14 +347,24 @@ class Rule:
 
         `what` is the subject of the message, in place of the rule's path.
         """
+        details = self._strange(points)
+        reason = f": {'; '.join(sorted(details))}" if details else ""
+        message = f"{what or '.'.join(map(str, self.path))} matches no cell{reason}"
+        return Problem(message, self.path, "remove it, or correct its conditions", check="rules")
+
+    def strange_problem(self, points: Sequence[Point]) -> Problem | None:
+        """Returns the problem of a rule that matches cells, with its words that name no entry; `None` without one."""
+        details = sorted(self._strange(points))
+        message = f"{'.'.join(map(str, self.path))}: {'; '.join(details)}"
+        return Problem(message, self.path, "remove it, or correct it", check="rules") if details else None
+
+    def _strange(self, points: Sequence[Point]) -> list[str]:
         details = []
         for key in self.where.keys() & set(AXES):
             legal = {name for point in points for name in point.values[key]}
             strange = [str(value) for value in _listed(self.where[key]) if str(value) not in legal]
             details += [f"the grid has no {key} {value!r}{nearest(value, legal)}" for value in strange]
-        reason = f": {'; '.join(sorted(details))}" if details else ""
-        message = f"{what or '.'.join(map(str, self.path))} matches no cell{reason}"
-        return Problem(message, self.path, "remove it, or correct its conditions", check="rules")
+        return details
 
 
 def _listed(wanted: Any) -> list[Any]:

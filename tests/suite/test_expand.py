@@ -245,6 +245,16 @@ def test_a_rule_shadowed_by_exclude_matches_no_cell(lab, write, base):
     ]
 
 
+def test_a_rule_names_entries_of_the_grid_only(lab, write, base):
+    # The rule matches cells by its first word; the second would leave cells in that somebody meant to leave out.
+    rule = "exclude: [{aggregator: [ring, rnig], partition: [dirichlet-0.5], because: not run}]\n"
+    found = expand(load_suite(write(base + rule)))
+    assert found.excluded
+    (problem,) = found.unused
+    assert problem.message == "exclude.0: the grid has no aggregator 'rnig' (did you mean 'ring'?)"
+    assert problem.check == "rules"
+
+
 def test_missing_weights_block_their_cells_only(lab, write, base, tmp_path):
     text = base.replace("[net]", f"[net, {{use: net, weights: {tmp_path}/w}}]")
     found = expand(load_suite(write(text)))
