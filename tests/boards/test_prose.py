@@ -13,7 +13,7 @@ import pytest
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
 from fcilbench.boards.folder import write_site
 from fcilbench.boards.prose import render_prose
-from fcilbench.boards.quotes import Leaderboard
+from fcilbench.boards.quotes import FACTS, Leaderboard, Quotes
 from fcilbench.boards.records import read_suite
 from fcilbench.errors import UsageError
 from fcilbench.results.foreign import RefusedError
@@ -287,3 +287,11 @@ def test_a_template_that_is_a_link_or_no_text_is_refused(shelf, tmp_path):
     with pytest.raises(UsageError, match=re.escape("README.md.jinja: not UTF-8")):
         write_site(shelf)
     assert not (shelf / "README.md").exists()
+
+
+def test_the_documentation_names_every_function():
+    text = (Path(__file__).parents[2] / "docs" / "boards.md").read_text(encoding="utf-8")
+    functions = [name for name in vars(Quotes) if not name.startswith("_")]
+    assert len(functions) > 15
+    assert [name for name in (*functions, "claim", "listed", "link") if f"`{name}(" not in text] == []
+    assert [name for name in FACTS if f"`{name}`" not in text] == []
