@@ -6,9 +6,17 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+from jinja2 import Environment, nodes
+
 from fcilbench.cli.board import site
 
 COMMITTED = Path(__file__).parents[1] / "leaderboards"
+TEMPLATE = COMMITTED / "README.md.jinja"
+COUNTS = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|fifty|hundred"
+THINGS = "seeds|points|rounds|tasks|clients|draws|trials|images|texts|epochs|classes|leaderboards|tests"
+FIGURE = re.compile(rf"(?<![\w.-])[-+]?\d[\d.,]*|±\s*\d|\bp\s*[=<]|\b(?:{COUNTS})\s+(?:{THINGS})\b", re.IGNORECASE)
+"""A figure; the digits of a name (CIFAR-100, AVX512) are none."""
 
 
 def pages(folder):
@@ -25,7 +33,7 @@ def pages(folder):
 def test_the_pages_are_up_to_date(tmp_path):
     fresh = tmp_path / "fresh"
     shutil.copytree(COMMITTED, fresh)
-    for page in [*fresh.glob("*/README.md"), *fresh.rglob("index.html")]:
+    for page in [*fresh.rglob("README.md"), *fresh.rglob("index.html")]:
         page.unlink()
     site(fresh)
     old, new = pages(COMMITTED), pages(fresh)
@@ -43,7 +51,7 @@ def test_every_folder_with_rows_has_a_page_that_the_index_names():
 
 def test_rows_of_older_code_say_so(tmp_path):
     shutil.copytree(COMMITTED / "quickstart", tmp_path / "quickstart")
-    shutil.copy(COMMITTED / "README.md", tmp_path)
+    (tmp_path / "README.md").write_text("<!-- table -->\n<!-- end -->\n")
     rows = tmp_path / "quickstart" / "rows.jsonl"
     text = re.sub(r',"checksum":"\w+"', "", rows.read_text())
     rows.write_text(re.sub(r'"engine_version": ?\d+', '"engine_version": 1', text))
@@ -51,3 +59,43 @@ def test_rows_of_older_code_say_so(tmp_path):
     text = (tmp_path / "quickstart" / "README.md").read_text(encoding="utf-8")
     assert "rows are of older code than this checkout: engine version 1, here" in text
     assert re.search(r"\| \[quickstart\].* older \(12 rows\) \|", (tmp_path / "README.md").read_text())
+
+
+def typed(source):
+    """Returns the text of a template that no function gave: what stands in it as it is, and the words of claims."""
+    tree = Environment().parse(source)
+    words = [each.data for each in tree.find_all(nodes.TemplateData)]
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == "claim":
+            words += [each.value for argument in call.args[1:] for each in argument.find_all(nodes.Const)]
+            words += [each.value for each in call.args[1:] if isinstance(each, nodes.Const)]
+    return words
+
+
+def figures(source):
+    return [
+        found.group().strip() for text in typed(source) for found in FIGURE.finditer(re.sub(r"\]\([^)]*\)", "", text))
+    ]
+
+
+def test_no_figure_of_the_page_is_typed():
+    """Also none that a row could not give: seeds, rounds and images are looked up, too."""
+    assert len(typed(TEMPLATE.read_text(encoding="utf-8"))) > 100
+    assert figures(TEMPLATE.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("SUM has 35.4 ± {{ a }} points", ["35.4"]),
+        ("{{ a }} ± 6.3", ["± 6"]),
+        ("it is -1.9 from ridge, +47 from FedAvg", ["-1.9", "+47"]),
+        ("uploads 1,086 MB (p = {{ p }})", ["1,086", "p ="]),
+        ("Four seeds and {{ n }} rounds", ["Four seeds"]),
+        ('{{ claim(x > 0.5, "above 83.4 %") }}', ["83.4"]),
+        ('{{ claim(x > 0.5, "above 83.4 %" ~ y) }}', ["83.4"]),
+        ("CIFAR-100, CLINC150, L2P, AVX512-BF16, [a](../b/1.md), {{ faa('b', 'e', 'none', 'sum at 1.1e-3') }}", []),
+    ],
+)
+def test_what_a_typed_figure_is(source, found):
+    assert figures(source) == found

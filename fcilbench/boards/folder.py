@@ -11,6 +11,8 @@ from typing import Any
 from fcilbench.boards.model import Board
 from fcilbench.boards.notes import Here, coverage_notes, origin_notes
 from fcilbench.boards.paper import PaperFigures
+from fcilbench.boards.prose import TEMPLATE, read_template, render_prose
+from fcilbench.boards.quotes import Leaderboard
 from fcilbench.boards.records import environment_of, is_printable, read_suite
 from fcilbench.boards.render import render
 from fcilbench.boards.report import render_index, render_report
@@ -106,34 +108,44 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
 def write_site(folder: Path) -> int:
     """Writes the pages of each leaderboard in a folder, and an index of them; returns their number.
 
-    The index is `index.html`, and the table in the folder's `README.md` if it has one.
+    The index is `index.html`, and the folder's `README.md`: made from `README.md.jinja` if there is one
+    (`fcilbench.boards.prose`), or else the table in it if it has one.
 
     Raises:
         NothingSelectedError: If no subfolder has rows.
+        UsageError: If the template is wrong, or claims what the rows do not bear out; `README.md` stays as it was.
     """
     # A link could lead the pages into another folder, and what it names onto them.
     paths = [path for path in sorted(folder.glob("*/rows.jsonl")) if path.is_file()]
     stores = [Store(path.parent) for path in paths if not (path.is_symlink() or path.parent.is_symlink())]
-    lines = [line for store in stores if (line := _write_pages(store))]
-    if not lines:
+    pages = [page for store in stores if (page := _write_pages(store))]
+    if not pages:
         raise NothingSelectedError(
             f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder; links are not followed"
         )
+    lines = [line for line, _ in pages]
     write_atomic(folder / "index.html", render_index("Leaderboards", _HEADS, lines))
-    readme = folder / "README.md"
-    if readme.is_file():
-        linked = [(Link(name, page_link(name, "README.md")), *facts) for name, *facts in lines]
-        table = "\n".join(markdown(_HEADS, linked, range(2, 5))) + "\n"
-        write_atomic(readme, _TABLE.sub(lambda _: table, readme.read_text(encoding="utf-8")))
+    linked = [(Link(name, page_link(name, "README.md")), *facts) for name, *facts in lines]
+    table = "\n".join(markdown(_HEADS, linked, range(2, 5)))
+    readme, template = folder / "README.md", read_template(folder)
+    if template is not None:
+        prose = render_prose(template, [own for _, own in pages], table, folder / TEMPLATE)
+        write_atomic(readme, prose)
+    elif readme.is_file():
+        write_atomic(readme, _TABLE.sub(lambda _: f"{table}\n", readme.read_text(encoding="utf-8")))
     return len(lines)
 
 
-def _write_pages(store: Store) -> tuple[str, ...] | None:
-    """Writes the pages of one leaderboard and returns its line of the index; `None` if no row can be printed."""
+def _write_pages(store: Store) -> tuple[tuple[str, ...], Leaderboard] | None:
+    """Writes the pages of one leaderboard; returns its line of the index and what it holds.
+
+    `None` if no row can be printed.
+    """
     rows, name = list(store.latest().values()), store.root.name
     if not any(map(is_printable, rows)):
         return None
-    boards = [board for board in build_boards(REPORT, rows, store, portable=True).values() if board.blocks]
+    built = {name: b for name, b in build_boards(REPORT, rows, store, portable=True).items() if b.blocks}
+    boards = list(built.values())
     suites = {digest: store.suite(digest) for digest in sorted({row.suite_digest or "" for row in rows})}
     # A suite that was changed between two runs of its cells has the description of the last.
     newest = {row.suite: read_suite(suites[row.suite_digest or ""]) for row in sorted(rows, key=lambda row: row.ended)}
@@ -143,7 +155,7 @@ def _write_pages(store: Store) -> tuple[str, ...] | None:
     write_atomic(store.root / "index.html", render_report(boards, rows, store, title=name))
     counts = Counter(row.status for row in rows)
     stale = sum(entry.stale for board in boards[:1] for block in board.blocks for entry in block.entries)
-    return (
+    line = (
         name,
         about or "; ".join(dict.fromkeys(block.heading for board in boards[:1] for block in board.blocks)),
         str(len({row.coords.get("aggregator", "") for row in rows})),
@@ -152,3 +164,5 @@ def _write_pages(store: Store) -> tuple[str, ...] | None:
         f"{max(row.ended for row in rows):%Y-%m-%d}",
         f"older ({stale} rows)" if stale else "as here",
     )
+    read = {digest: suite for digest, raw in suites.items() if (suite := read_suite(raw))}
+    return line, Leaderboard(name, {row.cell_id: row for row in rows}, built, read)

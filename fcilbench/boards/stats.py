@@ -33,14 +33,32 @@ def estimate(values: Mapping[int, float | None], paper: float | None = None) -> 
     numbers = list(defined.values())
     n = len(numbers)
     mean = statistics.fmean(numbers) if numbers else None
-    # An accuracy is a sum in the order of the tasks, which the seed decides: .7991 may be .7990999999999999.
-    alike = not numbers or max(numbers) - min(numbers) <= _ROUNDING * max(1.0, *map(abs, numbers))
     half_width = None
-    if mean is not None and not alike:
+    if mean is not None and not alike(numbers):
         quantile = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2))  # of Student's t
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / (n - 1))
         half_width = quantile * deviation / math.sqrt(n)
     return Estimate(mean=mean, half_width=half_width, n=n, values=defined, paper=paper)
+
+
+def alike(values: Sequence[float]) -> bool:
+    """Says whether values are equal up to rounding, as those of no or one value are.
+
+    An accuracy is a sum in the order of the tasks, which the seed decides: .7991 may be .7990999999999999.
+    """
+    return not values or max(values) - min(values) <= _ROUNDING * max(1.0, *map(abs, values))
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """Returns the paired difference of two methods over the seeds that both have, with its interval.
+
+    Example:
+        >>> difference(estimate({0: 0.5, 1: 0.75}), estimate({1: 0.25, 2: 0.5})).values
+        {1: 0.5}
+    """
+    seeds, values = align({"one": one.values, "other": other.values})
+    pairs = zip(seeds, values["one"], values["other"], strict=True)
+    return estimate({seed: first - second for seed, first, second in pairs})
 
 
 def paired_p(differences: Any) -> Any:
@@ -54,9 +72,9 @@ def paired_p(differences: Any) -> Any:
 
     found = np.asarray(differences, dtype=np.float64)
     n, mean = found.shape[1], found.mean(axis=1)
-    alike = np.ptp(found, axis=1) <= _ROUNDING
-    spread = np.where(alike, 1.0, found.std(axis=1, ddof=1)) / math.sqrt(n)
-    return np.where(alike, np.abs(mean) <= _ROUNDING, 2 * stdtr(n - 1, -np.abs(mean / spread)))
+    equal = np.ptp(found, axis=1) <= _ROUNDING
+    spread = np.where(equal, 1.0, found.std(axis=1, ddof=1)) / math.sqrt(n)
+    return np.where(equal, np.abs(mean) <= _ROUNDING, 2 * stdtr(n - 1, -np.abs(mean / spread)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

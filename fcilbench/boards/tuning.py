@@ -40,7 +40,7 @@ def tuning_notes(
     all; and a note on each tuned scenario.
     """
     read = {key: suite for key, raw in suites.items() if (suite := read_suite(raw)) is not None}
-    spent = {row.cell_id: _spent(row, read) for row in rows}
+    spent = {row.cell_id: spent_on(row, read) for row in rows}
     methods: dict[tuple[str, ...], set[tuple[str, Spent | str]]] = defaultdict(set)
     for row in rows:
         methods[_place(row)].add((str(row.coords.get("aggregator", "")), spent[row.cell_id]))
@@ -64,7 +64,7 @@ def _place(row: Row) -> tuple[str, ...]:
     return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
 
 
-def _spent(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
+def spent_on(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
     """Returns what was spent on a row's values, in all studies of its method and scenario that travelled with the rows.
 
     The last rule of the row's own suite says which study gave the values. Studies of the same suite in other lock files

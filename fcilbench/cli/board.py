@@ -102,8 +102,9 @@ def site(
     """Write the pages of a folder of leaderboards: two in each subfolder with rows, and an index.
 
     README.md has the boards as text; index.html is the report, with charts and every cell. The index is index.html and
-    the table in README.md of the folder itself. Pages follow from the rows and from the code of this checkout, whose
-    changes make rows stale: the same command writes the same pages on every machine.
+    README.md of the folder itself, which is made from README.md.jinja if there is one (docs/boards.md). Pages follow
+    from the rows and from the code of this checkout, whose changes make rows stale: the same command writes the same
+    pages on every machine.
     """
     console.say(f"wrote the pages of {write_site(folder)} leaderboards in {folder}")
 
