@@ -292,7 +292,7 @@ def _scored(members: Sequence[BoardCell]) -> list[Scored]:
 def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
     column = group.columns[0]
     found = {each.aggregator: each.estimates[group.key][column.metric] for each in entries if not each.reference}
-    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS and not each.constant}
+    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS}
     return ranks(enough, higher=column.better == "higher")
 
 

@@ -147,9 +147,8 @@ def _untested(gap: Estimate, figures: Mapping[str, Estimate]) -> str:
     """Returns why the boards did not test two methods whose paired difference is known."""
     if gap.n < LEAST_SEEDS:
         return counted(gap.n, "common seed")
-    constant = [name for name, each in figures.items() if each.constant]
-    if constant:
-        return f"{' and '.join(constant)} {'is' if len(constant) == 1 else 'are'} the same in all seeds"
+    if all(each.constant for each in figures.values()):
+        return f"{' and '.join(figures)} are the same in all seeds"
     return f"the methods share fewer than {LEAST_SEEDS} seeds"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,13 +141,10 @@ def _rank_notes(groups: Sequence[Group], entries: Sequence[Entry]) -> list[str]:
         if few:
             texts.append(f"n < {LEAST_SEEDS}: no rank ({', '.join(few)})")
         if alike:
-            text = f"equal in all seeds, which do not influence it: no interval and no rank ({', '.join(alike)})"
-            sign = 1 if column.better == "higher" else -1
-            scores = {name: sign * each.mean for name, each in estimates.items() if each.mean is not None}
-            most = max((scores[e.aggregator] for e in entries if group.key in e.ranks), default=math.inf)
-            above = [name for name in alike if scores[name] > most]
-            texts.append(f"{text}; with a better mean than every ranked method: {', '.join(above)}" if above else text)
-        elif not few and not found and len(entries) > 1:
+            texts.append(f"equal in all seeds, which do not influence it: no interval ({', '.join(alike)})")
+        if len(alike) > 1:
+            texts.append("between two of these there is no test: the seeds say nothing of their difference")
+        if not few and not found and len(alike) < len(entries) > 1:
             texts.append(f"no rank: the methods share fewer than {LEAST_SEEDS} seeds")
         if found:
             texts.append(

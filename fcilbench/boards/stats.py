@@ -98,11 +98,20 @@ def align(samples: Mapping[str, Mapping[int, float]]) -> tuple[list[int], dict[s
 
 
 def compare(aligned: Mapping[str, Sequence[float]], *, higher: bool) -> tuple[Pair, ...]:
-    """Tests every pair of methods over their common seeds, with Holm's correction over all pairs."""
+    """Tests every pair of methods over their common seeds, with Holm's correction over all pairs.
+
+    A method that is equal in all seeds is a constant, against which the seeds of another one are tested. Of two
+    constants the seeds say nothing, so there is no test between them.
+    """
     import numpy as np
 
     values, names = np.array(list(aligned.values())), list(aligned)
+    constant = np.array([alike(own) for own in aligned.values()])
     one, other = np.triu_indices(len(names), k=1)
+    tested = ~(constant[one] & constant[other])
+    one, other = one[tested], other[tested]
+    if not len(one):
+        return ()
     differences = values[one] - values[other]
     # A large unit (bytes) must not turn rounding into a difference.
     p_values = holm(paired_p(differences / max(1.0, float(np.abs(values).max()))).tolist())
@@ -120,13 +129,15 @@ def ranks(
 
     The rank of a method is the range of places that the tests leave open: from 1 plus the number of methods that are
     significantly better (Holm-corrected p below 0.05) to the number of all but those that are significantly worse. With
-    fewer than `LEAST_SEEDS` common seeds, or of one method, there is nothing. `samples` has the value of each seed, by
-    method.
+    fewer than `LEAST_SEEDS` common seeds, of one method, or of methods that are all equal in all seeds, there is
+    nothing. `samples` has the value of each seed, by method.
     """
     seeds, aligned = align(samples)
     if len(samples) < 2 or len(seeds) < LEAST_SEEDS:
         return {}, ()
     tests = compare(aligned, higher=higher)
+    if not tests:
+        return {}, ()
     apart = [(pair.first, pair.second) for pair in tests if pair.p < 1 - CONFIDENCE]
     wins, losses = Counter(winner for winner, _ in apart), Counter(loser for _, loser in apart)
     means = {name: statistics.fmean(values) for name, values in aligned.items()}

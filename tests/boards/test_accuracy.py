@@ -189,10 +189,11 @@ def test_out_of_scope_detection_is_a_column_where_it_was_measured(make_cell, mak
     assert all(column.metric != "oos_auroc" for group in other.groups for column in group.columns)
 
 
-def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are_not(make_cell, make_row):
+def test_public_4_five_seeds_are_ranked_within_their_identity(make_cell, make_row):
     """b beats a by 0.05 and 0.06 by turns with `none`; with `oracle` they are equal.
 
-    Public report 4: c is equal in all seeds, which is no evidence.
+    c is equal in all seeds, a constant that others are tested against: with `oracle` a is above it by 0.008 in the mean
+    (s = 0.00837, t = 2.14, p = 0.099), which is no difference. Public report 4: c has no interval.
     """
     rows = []
     for seed in range(5):
@@ -202,20 +203,19 @@ def test_public_4_five_seeds_are_ranked_within_their_identity_and_equal_ones_are
         rows.append(make_row(make_cell("b", seed), {"faa/none": better, "faa/oracle": 0.9 + step}))
         rows.append(make_row(make_cell("c", seed), {"faa/none": 0.9, "faa/oracle": 0.9}))
 
-    def ranked(low, high, best=True):
-        return Rank(low=low, high=high, of=2, best=best, tied=best)
+    def ranked(low, high, best=True, tied=None):
+        return Rank(low=low, high=high, of=3, best=best, tied=best if tied is None else tied)
 
     rows.append(make_row(make_cell("few", 0), {"faa/none": 0.99, "faa/oracle": 0.99}))
     (block,) = AccuracyBoard().build(rows).blocks
     assert {name: entry.ranks for name, entry in _entries(block).items()} == {
-        "a": {"none": ranked(2, 2, best=False), "oracle": ranked(1, 2)},
-        "b": {"none": ranked(1, 1), "oracle": ranked(1, 2)},
-        "c": {},
+        "a": {"none": ranked(3, 3, best=False), "oracle": ranked(1, 3)},
+        "b": {"none": ranked(2, 2, best=False), "oracle": ranked(1, 3)},
+        "c": {"none": ranked(1, 1), "oracle": ranked(1, 3, best=False, tied=True)},
         "few": {},
     }
-    alike = "equal in all seeds, which do not influence it: no interval and no rank (c)"
-    assert f"none: {alike}; with a better mean than every ranked method: c" in block.notes
-    assert f"oracle: {alike}" in block.notes
+    alike = "equal in all seeds, which do not influence it: no interval (c)"
+    assert any(note.endswith(alike) for note in block.notes)
     assert "n < 3: no rank (few n=1)" in block.notes
 
 

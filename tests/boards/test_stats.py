@@ -102,6 +102,21 @@ def test_three_seeds_tell_apart_what_the_corrected_tests_tell_apart():
     assert (more["a"].high, more["d"].low) == (3, 2)  # a is above e alone, and d below c alone
 
 
+def test_two_constants_are_not_tested_against_each_other():
+    """c and d are equal in all seeds: the seeds say that a is below both (p = 0.0041 and 0.0004), not which is better.
+
+    a - c is -0.20 -0.18 -0.16 (t = 9 sqrt 3), a - d 0.4 lower (t = 29 sqrt 3), and Holm corrects two tests, not three.
+    """
+    samples = {"a": {0: 0.30, 1: 0.32, 2: 0.34}, "c": dict.fromkeys(range(3), 0.5), "d": dict.fromkeys(range(3), 0.9)}
+    found, tests = ranks(samples)
+    assert {name: (rank.low, rank.high) for name, rank in found.items()} == {"a": (3, 3), "c": (1, 2), "d": (1, 2)}
+    assert {(pair.first, pair.second) for pair in tests} == {("c", "a"), ("d", "a")}
+    p = {pair.first: pair.p for pair in tests}
+    assert p["c"] == pytest.approx(1 - math.sqrt(243 / 245))
+    assert p["d"] == pytest.approx(2 * (1 - math.sqrt(2523 / 2525)))
+    assert ranks({"c": samples["c"], "d": samples["d"]}) == ({}, ())
+
+
 def test_fewer_than_three_common_seeds_or_one_method_have_no_rank():
     two = {seed: A[seed] + 0.2 for seed in range(2)}
     assert ranks({"a": A, "b": two}) == ({}, ())
