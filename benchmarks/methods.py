@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import common
 from fcilbench.engine import meters
-from fcilbench.federation.experiment import Experiment, Unsupported
+from fcilbench.federation.experiment import Experiment, Unsupported, build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.datasets.digits import Digits
@@ -161,6 +161,8 @@ def main() -> None:
         order += [*left[start : start + options.every], CONTROL]
     for name in dict.fromkeys(order):
         METHODS[name].load()  # so that no run's memory and seconds have its imports
+    if order:
+        build(experiment(METHODS[CONTROL]))  # neither those of scikit-learn and timm
     for name in order:
         runs.append(forked(METHODS[name]))
         with options.out.open("a", encoding="utf-8") as file:

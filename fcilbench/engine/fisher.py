@@ -25,7 +25,7 @@ from fcilbench.engine.precision import unfused_attention
 _ENTRIES = {"cpu": 1 << 25, "cuda": 1 << 31}
 """Most entries of per-sample gradients at a time, or those of one sample: 128 MB of float32 on a CPU, 8 GB on a GPU.
 
-With them a pass needs no more memory than a training step (`benchmarks/passes.py`).
+Fewer need less memory and more time (`benchmarks/results/passes-2026-11-30.md`).
 """
 
 
