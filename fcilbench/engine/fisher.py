@@ -44,7 +44,7 @@ def fisher_diagonal(
     parameters = {name: network.get_parameter(name).detach() for name in names}
     samples, first, sizes = 0.0, parameters[names[0]], [value.numel() for value in parameters.values()]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=first.device)
-    places = dict(zip(names, total.split(sizes), strict=True))
+    places = dict(zip(names, torch.split(total, sizes), strict=True))
     entries = _ENTRIES.get(first.device.type, _ENTRIES["cuda"])
     for batch, uniform in batches:
         columns = [batch.inputs, batch.task.local(batch.labels), uniform, batch.mask]
