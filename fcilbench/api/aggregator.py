@@ -265,7 +265,7 @@ class Aggregator(Plugin):
         return type(self).task_statistics is not Aggregator.task_statistics
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Called after the last round of a task, with the clients' task statistics by client id."""
+        """Called after the last round of a task, with the clients' task statistics by client id, in ascending order."""
 
     def predictors(self, server: Server) -> Predictors:
         """Returns the deployed models and the rule for each task identity; by default the one global model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fcilbench.api.client import Net, State
 from fcilbench.api.message import Layout, Message
 from fcilbench.api.schedule import Task
 from fcilbench.spec import protocol as _protocol
-from fcilbench.vectors.sums import weighted_sum
+from fcilbench.vectors.sums import client_weights, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Updates:
         """Head bias updates, `[N, C]`."""
         return self.delta[:, self.layout.head.stop - self.layout.classes : self.layout.head.stop]
 
-    def mean(self, part: slice | None = None) -> torch.Tensor:
-        """Returns the sample-weighted mean of the updates, or of one part of them (FedAvg)."""
+    def mean(self, part: slice | None = None, weighting: Literal["samples", "uniform"] = "samples") -> torch.Tensor:
+        """Returns the mean of the updates, or of one part of them, by sample count (FedAvg) or of equal weights."""
         rows = self.delta if part is None else self.delta[:, part]
-        return weighted_sum(self.weights, rows)
+        return weighted_sum(client_weights(self.weights, weighting), rows)
 
 
 class Server(Protocol):

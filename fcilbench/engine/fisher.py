@@ -22,8 +22,11 @@ from fcilbench.api import Batch
 from fcilbench.api.client import FisherKind
 from fcilbench.engine.precision import unfused_attention
 
-_ENTRIES = {"cpu": 1 << 27, "cuda": 1 << 31}
-"""Most entries of per-sample gradients at a time: half a gigabyte of float32 on a CPU, 8 GB on a GPU."""
+_ENTRIES = {"cpu": 1 << 25, "cuda": 1 << 31}
+"""Most entries of per-sample gradients at a time, or those of one sample: 128 MB of float32 on a CPU, 8 GB on a GPU.
+
+Fewer need less memory and more time (`benchmarks/results/passes-2026-11-30.md`).
+"""
 
 
 @torch.no_grad()
@@ -39,23 +42,25 @@ def fisher_diagonal(
     draw the labels of `sampled`. The network is in eval mode.
     """
     parameters = {name: network.get_parameter(name).detach() for name in names}
-    totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
-    samples, first = 0.0, parameters[names[0]]
+    samples, first, sizes = 0.0, parameters[names[0]], [value.numel() for value in parameters.values()]
+    total = torch.zeros(sum(sizes), dtype=torch.float64, device=first.device)
+    places = dict(zip(names, torch.split(total, sizes), strict=True))
     entries = _ENTRIES.get(first.device.type, _ENTRIES["cuda"])
     for batch, uniform in batches:
         columns = [batch.inputs, batch.task.local(batch.labels), uniform, batch.mask]
         columns += [] if batch.memo is None else [batch.memo]
         terms = batch.task.size if kind == "exact" else 1
-        step = max(1, entries // (terms * sum(value.numel() for value in parameters.values())))
+        step = max(1, entries // (terms * len(total)))
         gradients = vmap(_per_sample(network, parameters, batch.task.classes, kind))
         for part in zip(*(torch.split(column, step) for column in columns), strict=True):
             with unfused_attention():  # the fused kernels have no batching rule
                 found = gradients(*part)
             for term in found:
-                for name, rows in term.items():
-                    totals[name] += rows.square().sum(dim=0)
+                for name in names:
+                    places[name] += term.pop(name).square().sum(dim=0).flatten()
+            del found, term  # before the next ones are made
         samples += float(batch.mask.sum())
-    return torch.cat([total.div_(samples).flatten() for total in totals.values()]).to(first.dtype)
+    return total.div_(samples).to(first.dtype)
 
 
 def _per_sample(

@@ -18,7 +18,7 @@ from fcilbench.api.schedule import Schedule
 from fcilbench.engine.meters import Stopwatch
 from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
-from fcilbench.federation.round import RoundResult, run_round
+from fcilbench.federation.round import RoundResult, collect_task_statistics, run_round
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.stressors.none import NoStress
 
@@ -117,6 +117,25 @@ def test_a_client_that_sends_nan_is_left_out_with_a_warning(make_experiment):
     assert federation.server.logs["clients/not_finite"] == 1.0
     assert (result.visited, result.merged) == (3, 2)
     assert result.not_finite == "the update of client 1 in task 1, round 1"
+
+
+def test_task_statistics_come_in_client_id_order(make_experiment):
+    """Also where a client sends last, because it misbehaves (client 1): sums over clients run in this order."""
+
+    class Last(NoStress):
+        def affected(self, clients, random):
+            return (1,)
+
+    class Told(Aggregator):
+        def task_statistics(self, client):
+            return {"id": torch.tensor([client.id])}
+
+    federation = build(make_experiment(Told(), stressor=Last()))
+    turn = with_clients(federation, [8, 8, 24])
+    play(federation, turn)
+    assert set(federation.channel.stress.affected) == {1}
+    found = collect_task_statistics(federation, turn)
+    assert [(client, int(message["id"])) for client, message in found.items()] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_step_that_is_not_finite_is_refused_whole(make_experiment):

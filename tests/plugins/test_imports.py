@@ -18,6 +18,7 @@ SIBLINGS = {
     "aggregators.ridge": "base classes of methods that collect Gram matrices, SecondMoments and Ridge",
     "aggregators.lwf": "the distillation of LwF, which TARGET takes over",
     "aggregators.synthesis": "what the methods that synthesise images share",
+    "aggregators.lora": "what methods that insert LoRA of their own decline",
     "aggregators.anchors": "the anchors of LANDER",
     "backbones.minilm_l6": "the sentence encoder that makes LANDER's anchors",
     "selectors.prototype": "base class of selectors that pick by a head on frozen features",

@@ -116,7 +116,7 @@ class Ccvr(Aggregator):
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Refits the head at the end of a task."""
-        self._refit(server, [statistics[client] for client in sorted(statistics)])
+        self._refit(server, list(statistics.values()))
 
     def _refit(self, server: Server, statistics: Sequence[Message]) -> None:
         """Refits the head rows of all classes with statistics, in the scope."""

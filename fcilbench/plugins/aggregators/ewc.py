@@ -82,7 +82,7 @@ class Ewc(Aggregator):
         self._measure_penalty(server)
         if not statistics:
             return
-        messages = [statistics[client] for client in sorted(statistics)]
+        messages = statistics.values()
         fisher = pool((m["fisher"] for m in messages), [int(m["samples"]) for m in messages])
         state, vector = server.state, server.vector
         state["gradient_norm"] = math.sqrt(max(0.0, float(fisher.sum(dtype=torch.float64))))  # noise may be negative

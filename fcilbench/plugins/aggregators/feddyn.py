@@ -8,7 +8,6 @@ import torch
 
 from fcilbench.api import Aggregator, Client, Context, Field, Message, Net, Server, Space, Updates
 from fcilbench.api import Params as BaseParams
-from fcilbench.vectors.sums import client_weights, weighted_sum
 
 
 class FedDyn(Aggregator):
@@ -124,7 +123,7 @@ class FedDyn(Aggregator):
         """Moves the trained entries to the mean model and further by H, and buffers to their mean."""
         parts, state = updates.layout, server.state
         state["samples"].update(zip(updates.clients, updates.samples, strict=True))
-        direction = weighted_sum(client_weights(updates.weights, "uniform"), updates.delta[:, parts.trainable])
+        direction = updates.mean(parts.trainable, "uniform")
         if self.params.dynamic:
             length = float(direction.norm())
             state["correction"].add_(direction * self._live(server), alpha=len(updates.clients) / server.clients)

@@ -26,6 +26,7 @@ from fcilbench.api import (
     insert_lora,
     lora_layers,
 )
+from fcilbench.plugins.aggregators.lora import declined_lora
 from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _A, _B, _RESIDUAL = ".lora_A", ".lora_B", ".residual"
@@ -95,10 +96,8 @@ class FedExLora(Aggregator):
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone and gives each of its linear layers factors and a residual."""
         extractor = network.get_submodule("extractor")
-        if lora_layers(extractor):
-            return No("FedEx-LoRA inserts its own LoRA: leave out the backbone's option `adapter`")
-        if not any(type(module).forward is nn.Linear.forward for module in extractor.modules()):
-            return No("FedEx-LoRA adapts linear layers, and this backbone has none")
+        if declined := declined_lora("FedEx-LoRA", extractor):
+            return declined
         insert_lora(extractor, self.params.rank, self.params.alpha or self.params.rank)
         if self.params.residual_rank != 0:
             for layer in lora_layers(extractor).values():

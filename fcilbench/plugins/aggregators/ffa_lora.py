@@ -20,9 +20,9 @@ from fcilbench.api import (
     Space,
     Wire,
     insert_lora,
-    lora_layers,
 )
 from fcilbench.api import Params as BaseParams
+from fcilbench.plugins.aggregators.lora import declined_lora
 
 
 class FfaLoraParams(BaseParams):
@@ -78,10 +78,8 @@ class FfaLora(Aggregator):
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone and gives each of its linear layers a frozen A and a B, or one of each for each task."""
         extractor = network.get_submodule("extractor")
-        if lora_layers(extractor):
-            return No("FFA-LoRA inserts its own LoRA: leave out the backbone's option `adapter`")
-        if not any(type(module).forward is nn.Linear.forward for module in extractor.modules()):
-            return No("FFA-LoRA adapts linear layers, and this backbone has none")
+        if declined := declined_lora("FFA-LoRA", extractor):
+            return declined
         tasks = None if self._shared else len(request.tasks)
         insert_lora(extractor, self.params.rank, self.params.alpha, train_a=False, tasks=tasks)
         return None

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fcilbench.api import Aggregator, Client, Field, Message, No, PresetParams, Request, Server, Space, Updates, Wire
-from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _SKETCH, _BASIS, _RHO = "sketch/", "basis/", "rho/"
 _TIE = 1e-9
@@ -128,7 +127,7 @@ class Fot(Aggregator):
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update without its components on the basis."""
         bases = server.state.get("bases", {})
-        direction = weighted_sum(client_weights(updates.weights, self.params.weighting), updates.delta)
+        direction = updates.mean(weighting=self.params.weighting)
         whole = kept = 0.0
         for layer, basis in bases.items():
             piece = updates.layout.piece(f"{layer}.weight")
@@ -150,7 +149,7 @@ class Fot(Aggregator):
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Adds the directions of the task's inputs to the basis."""
         if statistics:
-            self._learn(server, [statistics[client] for client in sorted(statistics)], ())
+            self._learn(server, list(statistics.values()), ())
 
     def _learn(self, server: Server, messages: Sequence[Message], samples: Sequence[int]) -> None:
         """Grows the basis of each layer by the clients' sketches; `samples` weigh their rho, where they send it."""

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api import (
-    Aggregator,
     Client,
     Field,
     ImageInput,
@@ -19,12 +18,11 @@ from fcilbench.api import (
     No,
     Params,
     Request,
-    Samples,
     Server,
     Space,
     Updates,
 )
-from fcilbench.plugins.aggregators.synthesis import network_input
+from fcilbench.plugins.aggregators.synthesis import ServerImages, declined_text, network_input
 from fcilbench.plugins.aggregators.synthesis import pixels as unit_range
 from fcilbench.vectors.gan import from_vector, pixels, to_vector
 
@@ -56,7 +54,7 @@ class GanParams(Params):
     )
 
 
-class GenerativeReplay(Aggregator):
+class GenerativeReplay(ServerImages):
     """Base of the methods whose clients train a generator G and a critic D on their samples after local training.
 
     G and D travel beside the model in both directions, as vectors of all their floats, and are averaged by p_k. At the
@@ -69,11 +67,7 @@ class GenerativeReplay(Aggregator):
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines text backbones, for which a generator can make no inputs."""
-        if request.modality != "vision":
-            return No(
-                f"{type(self).__name__}'s generator makes images with gradients; the tokens of a text are discrete"
-            )
-        return None
+        return declined_text(type(self).__name__, request)
 
     @abstractmethod
     def _make(self, channels: int, size: int, classes: int) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
@@ -90,7 +84,6 @@ class GenerativeReplay(Aggregator):
         """Returns `n_syn` images in [0, 1] and their labels, which the next task replays."""
 
     def _replays(self) -> bool:
-        """Returns whether images are replayed at all; without, the method is FedAvg and nothing else is trained."""
         return self.params.n_syn > 0
 
     def _networks(self, wanted: ImageInput, classes: int) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
@@ -180,11 +173,6 @@ class GenerativeReplay(Aggregator):
         with torch.no_grad():
             images, labels = self._draw(server, generator)
         server.state["images"], server.state["labels"] = pixels(images), labels
-
-    def replay(self, server: Server) -> Samples | None:
-        """Returns the images drawn at the end of the task before, in 8 bits, with their labels."""
-        state = server.state
-        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
 
     def _network(self, server: Server, name: str, vector: torch.Tensor | None = None) -> nn.Module:
         """Returns the network whose floats are the state's vector of that name, or another `vector`."""

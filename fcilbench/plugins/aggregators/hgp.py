@@ -204,7 +204,7 @@ class Hgp(PromptMethod):
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Refits the head at the end of a task, unless each round does."""
         if self.params.when == "task_end":
-            self._refit(server, [statistics[client] for client in sorted(statistics)])
+            self._refit(server, list(statistics.values()))
 
     def _refit(self, server: Server, statistics: Sequence[Message]) -> None:
         """Refits the head rows of all classes with statistics, in the scope, on draws from their mixtures."""

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 from fcilbench.api import (
-    Aggregator,
     Batch,
     Context,
     Field,
@@ -25,7 +24,6 @@ from fcilbench.api import (
     No,
     PresetParams,
     Request,
-    Samples,
     Server,
     Space,
     distillation,
@@ -42,8 +40,10 @@ from fcilbench.plugins.aggregators.anchors import (
     source_files,
 )
 from fcilbench.plugins.aggregators.synthesis import (
+    Images,
     SmoothedNorms,
     Student,
+    TeacherImages,
     adam,
     augment,
     declined_text,
@@ -130,7 +130,7 @@ class LanderParams(PresetParams):
     )
 
 
-class Lander(Aggregator):
+class Lander(TeacherImages):
     """LANDER: features are drawn to embeddings of the class names, around which the server synthesises images.
 
     A linear map att = M f + b of the features f is trained beside the head. With anchors a_c of the classes and
@@ -212,20 +212,12 @@ class Lander(Aggregator):
         if float(radius(anchors, self.params.r, self.params.r_share)) >= SQUARE:
             server.warn(f"LANDER's radius is {SQUARE} or more: the bounding loss of features near 0 is 0")
 
-    def replay(self, server: Server) -> Samples | None:
-        """Returns the images synthesised at the end of the task before, with the classes they are made for."""
-        state = server.state
-        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
-
     def broadcast(self, server: Server) -> Message:
         """Sends anchors and teacher, to whom they are new; no teacher in the first task."""
-        return {name: server.state[name] for name in ("anchors", "teacher") if name in server.state}
+        return {"anchors": server.state["anchors"], **super().broadcast(server)}
 
-    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Makes the final global model the teacher, and its images those of the next task."""
-        if not server.last_task:
-            server.state["images"], server.state["labels"] = synthesise(server, self.params)
-            server.state["teacher"] = server.vector.clone()
+    def _synthesise(self, server: Server) -> Images:
+        return synthesise(server, self.params)
 
 
 def bounding(batch: Batch, apart: torch.Tensor, limit: torch.Tensor | float, bound: str) -> torch.Tensor:
@@ -239,7 +231,7 @@ def scales(old: int, seen: int, params: LanderParams) -> tuple[float, float]:
     return params.cur * (1 + 1 / al) / be, params.pre * al * be
 
 
-def synthesise(server: Server, params: LanderParams) -> tuple[torch.Tensor, torch.Tensor]:
+def synthesise(server: Server, params: LanderParams) -> Images:
     """Inverts the global model: returns images uint8 `[n, height, width, channels]` and their classes int64 `[n]`.
 
     In each of `warmup + syn_round` rounds the generator gets new layers of noise and is trained for one batch of

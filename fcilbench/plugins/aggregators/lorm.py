@@ -25,10 +25,10 @@ from fcilbench.api import (
     Updates,
     Wire,
     insert_lora,
-    lora_layers,
     pack_symmetric,
     unpack_symmetric,
 )
+from fcilbench.plugins.aggregators.lora import declined_lora
 from fcilbench.vectors.regmean import decay_off_diagonal, regmean, regmean_plain
 
 _GRAM = "gram/"
@@ -105,10 +105,8 @@ class LoRM(Aggregator):
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone and gives each of its linear layers the factors A and B."""
         extractor = network.get_submodule("extractor")
-        if lora_layers(extractor):
-            return No("LoRM inserts its own LoRA: leave out the backbone's option `adapter`")
-        if not any(type(module).forward is nn.Linear.forward for module in extractor.modules()):
-            return No("LoRM adapts linear layers, and this backbone has none")
+        if declined := declined_lora("LoRM", extractor):
+            return declined
         insert_lora(extractor, self.params.rank, alpha=self.params.rank)
         return None
 
@@ -180,7 +178,7 @@ class LoRM(Aggregator):
         server.state["open"] = False
         if not statistics:
             return
-        messages, state = [statistics[client] for client in sorted(statistics)], server.state
+        messages, state = list(statistics.values()), server.state
         merged, known = state.setdefault("merged", {}), state.setdefault("grams", {})
         state["tasks"] = count = state.get("tasks", 0) + 1
         weights = torch.tensor([(count - 1) / count, 1 / count], dtype=torch.float64)

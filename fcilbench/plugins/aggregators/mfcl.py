@@ -18,16 +18,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api import (
-    Aggregator,
     Batch,
     Context,
     Field,
-    Message,
     Net,
     No,
     PresetParams,
     Request,
-    Samples,
     Server,
     Space,
     Updates,
@@ -35,7 +32,9 @@ from fcilbench.api import (
 )
 from fcilbench.plugins.aggregators.synthesis import (
     BatchNormLoss,
+    Images,
     Maps,
+    TeacherImages,
     UpConv,
     adam,
     declined_text,
@@ -44,7 +43,6 @@ from fcilbench.plugins.aggregators.synthesis import (
     pixels,
     takes_channels_last,
 )
-from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PAPER = "Babakniya et al. 2023, CIFAR-100"
 _NOISE = 1000
@@ -94,7 +92,7 @@ class MfclParams(PresetParams):
     )
 
 
-class Mfcl(Aggregator):
+class Mfcl(TeacherImages):
     """MFCL: a generator that the server trains without data; its images keep the old classes of head and features.
 
     From the second task on a client minimises, on its own samples x and as many synthetic images u of o old classes,
@@ -146,25 +144,15 @@ class Mfcl(Aggregator):
         total: torch.Tensor = loss + (rows * mask).sum() / mask.sum()
         return total
 
-    def replay(self, server: Server) -> Samples | None:
-        """Returns the images synthesised at the end of the task before, with their classes."""
-        state = server.state
-        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
-
-    def broadcast(self, server: Server) -> Message:
-        """Sends the teacher (to whom it is new); nothing in the first task."""
-        return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
-
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update."""
-        server.step(weighted_sum(client_weights(updates.weights, self.params.weighting), updates.delta))
+        server.step(updates.mean(weighting=self.params.weighting))
 
-    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Makes the final global model the teacher, and the generator's images those of the next task."""
-        if server.last_task or self.params.w_ft == self.params.w_kd == 0:
-            return
-        server.state["images"], server.state["labels"] = synthesise(server, self.params)
-        server.state["teacher"] = server.vector.clone()
+    def _replays(self) -> bool:
+        return not self.params.w_ft == self.params.w_kd == 0
+
+    def _synthesise(self, server: Server) -> Images:
+        return synthesise(server, self.params)
 
 
 def feature_distances(features: torch.Tensor, taught: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -173,7 +161,7 @@ def feature_distances(features: torch.Tensor, taught: torch.Tensor, head: torch.
     return distances.mean(dim=1)
 
 
-def synthesise(server: Server, params: MfclParams) -> tuple[torch.Tensor, torch.Tensor]:
+def synthesise(server: Server, params: MfclParams) -> Images:
     """Trains the generator on the global model: returns images uint8 `[n, height, width, channels]` and int64 `[n]`.
 
     The generator goes on from the last task's, with a new Adam; it is kept as `server.state["generator"]`.

@@ -28,8 +28,8 @@ from fcilbench.api import (
     Updates,
     Wire,
     insert_lora,
-    lora_layers,
 )
+from fcilbench.plugins.aggregators.lora import declined_adapter
 from fcilbench.vectors.class_means import class_sums, nearest_mean_head, scatter_rows
 
 _PROTOTYPES = "extractor.prototypes."
@@ -123,8 +123,8 @@ class PILoRA(Aggregator):
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Freezes the backbone, inserts a LoRA for each task, and draws the prototypes from N(0, init_scale^2)."""
         extractor: Any = network.get_submodule("extractor")
-        if lora_layers(extractor):
-            return No("PILoRA inserts its own LoRA: leave out the backbone's option `adapter`")
+        if declined := declined_adapter("PILoRA", extractor):
+            return declined
         targets = query_and_value(extractor)
         if targets is None:
             return No("PILoRA adapts query and value of an attention layer, and this backbone has none")

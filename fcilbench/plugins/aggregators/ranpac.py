@@ -32,9 +32,9 @@ from fcilbench.api import (
     UsageError,
     Wire,
     insert_lora,
-    lora_layers,
     unpack_symmetric,
 )
+from fcilbench.plugins.aggregators.lora import declined_adapter
 from fcilbench.plugins.aggregators.ncm import head_vector
 from fcilbench.plugins.aggregators.ridge import RandomProjection, Ridge, second_moments
 from fcilbench.vectors.class_means import scatter_rows
@@ -109,8 +109,8 @@ class RanPac(Ridge):
         """Freezes the backbone, puts the random projection behind it, and the adapters of the first session into it."""
         extractor = network.get_submodule("extractor")
         assert isinstance(extractor, FeatureExtractor)
-        if self.params.first_session == "lora" and lora_layers(extractor):
-            return No("RanPAC inserts its own LoRA: leave out the backbone's option `adapter`")
+        if self.params.first_session == "lora" and (declined := declined_adapter("RanPAC", extractor)):
+            return declined
         super().prepare(network, request)
         if self.params.first_session == "lora":
             try:
@@ -180,7 +180,7 @@ class RanPac(Ridge):
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Learns the task that has trained."""
         if statistics:
-            self._learn([statistics[client] for client in sorted(statistics)], server)
+            self._learn(list(statistics.values()), server)
 
     def _learn(self, messages: Sequence[Message], server: Server) -> None:
         """Adds a task's sums and solves with those of all tasks; the head is kept apart, as clients do not need it."""

@@ -1,7 +1,7 @@
 """What the methods that synthesise images on the server share.
 
-How generated images become inputs of the network, how far the statistics of a batch are from those that the network has
-seen, the student that the images are to fool, and what generators consist of.
+When images are made and replayed, how they become inputs of the network, how far the statistics of a batch are from
+those that the network has seen, the student that the images are to fool, and what generators consist of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fcilbench.api import FeatureExtractor, ImageInput, No, Request
+from fcilbench.api import Aggregator, FeatureExtractor, ImageInput, Message, No, Request, Samples, Server
+
+Images = tuple[torch.Tensor, torch.Tensor]
+"""Images uint8 `[n, height, width, channels]` and their classes, int64 `[n]`."""
 
 NOISE = 256
 """Length of z."""
@@ -32,6 +35,41 @@ def declined_text(method: str, request: Request) -> No | None:
     if request.modality != "vision":
         return No(f"{method}'s generator makes images with gradients; the tokens of a text are discrete")
     return None
+
+
+class ServerImages(Aggregator):
+    """Base of the methods whose server makes images of earlier classes, which clients replay.
+
+    They are kept as `images` and `labels` in the server's state.
+    """
+
+    def _replays(self) -> bool:
+        """Returns whether images are replayed at all; without, the method is FedAvg and nothing else is trained."""
+        return True
+
+    def replay(self, server: Server) -> Samples | None:
+        """Returns the images made at the end of the task before, with their classes."""
+        state = server.state
+        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
+
+
+class TeacherImages(ServerImages):
+    """Base of the methods that make the images from the model alone, which then teaches the next task's clients."""
+
+    @abstractmethod
+    def _synthesise(self, server: Server) -> Images:
+        """Returns images that the global model takes for the classes seen so far."""
+
+    def broadcast(self, server: Server) -> Message:
+        """Sends the teacher (to whom it is new); nothing in the first task."""
+        return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
+
+    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
+        """Makes the final global model the teacher, and its images those of the next task; nothing after the last."""
+        if server.last_task or not self._replays():
+            return
+        server.state["images"], server.state["labels"] = self._synthesise(server)
+        server.state["teacher"] = server.vector.clone()
 
 
 def layout(device: torch.device, wanted: bool = True) -> torch.memory_format:

@@ -16,16 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcilbench.api import (
-    Aggregator,
     Batch,
     Context,
     Field,
-    Message,
     Net,
     No,
     PresetParams,
     Request,
-    Samples,
     Server,
     Space,
     Updates,
@@ -35,8 +32,10 @@ from fcilbench.plugins.aggregators.lwf import distillation
 from fcilbench.plugins.aggregators.synthesis import (
     NOISE,
     Generator,
+    Images,
     SmoothedNorms,
     Student,
+    TeacherImages,
     adam,
     augment,
     declined_text,
@@ -45,7 +44,6 @@ from fcilbench.plugins.aggregators.synthesis import (
     network_input,
     takes_channels_last,
 )
-from fcilbench.vectors.sums import client_weights, weighted_sum
 
 _PEER = "fed-mammoth"
 _BETAS = (0.5, 0.999)
@@ -98,7 +96,7 @@ class TargetParams(PresetParams):
     )
 
 
-class Target(Aggregator):
+class Target(TeacherImages):
     """TARGET: distils the previous global model on images that the server synthesises from it, without any data.
 
     From the second task on a client minimises L_CE + lambda L_KD. L_KD = -mean_u sum_c q_uc log s_uc over a batch of
@@ -145,28 +143,18 @@ class Target(Aggregator):
         total: torch.Tensor = loss + self.params.lambda_kl * kept
         return total
 
-    def replay(self, server: Server) -> Samples | None:
-        """Returns the images synthesised at the end of the task before, with the classes they are made for."""
-        state = server.state
-        return Samples(state["images"].cpu().numpy(), state["labels"].cpu().numpy()) if "images" in state else None
-
-    def broadcast(self, server: Server) -> Message:
-        """Sends the teacher (to whom it is new); nothing in the first task."""
-        return {"teacher": server.state["teacher"]} if "teacher" in server.state else {}
-
     def aggregate(self, updates: Updates, server: Server) -> None:
         """Adds the mean update."""
-        server.step(weighted_sum(client_weights(updates.weights, self.params.weighting), updates.delta))
+        server.step(updates.mean(weighting=self.params.weighting))
 
-    def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
-        """Makes the final global model the teacher, and its images those of the next task."""
-        if server.last_task or self.params.lambda_kl == 0:
-            return
-        server.state["images"], server.state["labels"] = synthesise(server, self.params)
-        server.state["teacher"] = server.vector.clone()
+    def _replays(self) -> bool:
+        return self.params.lambda_kl != 0
+
+    def _synthesise(self, server: Server) -> Images:
+        return synthesise(server, self.params)
 
 
-def synthesise(server: Server, params: TargetParams) -> tuple[torch.Tensor, torch.Tensor]:
+def synthesise(server: Server, params: TargetParams) -> Images:
     """Inverts the global model: returns images uint8 `[n, height, width, channels]` and their classes int64 `[n]`.
 
     n is `g_ep * synthesis_batch`. In rounds s = 1 .. g_ep a copy of the generator is trained with its noise for one
