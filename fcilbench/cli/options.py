@@ -143,6 +143,8 @@ _KIND = "Kind of plugin: aggregator, backbone, dataset, stressor, selector, exec
 Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
 Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
+_WATCH = "Show it anew until nothing runs any more."
+Watch = Annotated[bool, typer.Option("--watch", help=_WATCH)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the sample.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and results only.", show_default=False)]
