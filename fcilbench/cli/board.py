@@ -1,4 +1,7 @@
-"""`fcilbench board`, `figure` and `site`: the rows of results folders as leaderboards, HTML reports and figures."""
+"""`fcilbench board`, `figure` and `site`: the rows of results folders as leaderboards, HTML reports and figures.
+
+What builds boards is imported when it is needed: the shell asks this module for the words that complete a command.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,8 @@ from typing import Annotated
 
 import typer
 
-from fcilbench.boards.build import AccuracyBoard
-from fcilbench.boards.figures import FIGURES, draw
-from fcilbench.boards.folder import REPORT, build_boards, write_site
-from fcilbench.boards.paper import PaperFigures
-from fcilbench.boards.render import render
-from fcilbench.boards.report import render_report
-from fcilbench.cli import console, options
+from fcilbench.cli import complete, console, options
 from fcilbench.errors import UsageError, nearest
-from fcilbench.files import write_atomic
-from fcilbench.registry.entrypoints import find, lookup
-from fcilbench.results.chosen import select_rows
-from fcilbench.results.store import NoRowsError, Store
-from fcilbench.workflow.prepare import prepare
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
@@ -27,7 +19,12 @@ _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex
 def board(
     name: Annotated[
         str,
-        typer.Argument(help="accuracy, overhead, robustness, or a plugin's board.", metavar="NAME", show_default=False),
+        typer.Argument(
+            help="accuracy, overhead, robustness, or a plugin's board.",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=complete.boards,
+        ),
     ] = "",
     *,
     out: options.Out = options.RESULTS,
@@ -46,6 +43,16 @@ def board(
     shards that have none; without it, all rows of the folder. Notes name the rows from other code, commits or
     environments than this checkout. The html form is one file with all three boards, charts and every cell.
     """
+    from fcilbench.boards.folder import REPORT, build_boards
+    from fcilbench.boards.paper import PaperFigures
+    from fcilbench.boards.render import render
+    from fcilbench.boards.report import render_report
+    from fcilbench.files import write_atomic
+    from fcilbench.registry.entrypoints import find, lookup
+    from fcilbench.results.chosen import select_rows
+    from fcilbench.results.store import NoRowsError, Store
+    from fcilbench.workflow.prepare import prepare
+
     if not name:
         raise UsageError(f"name a board: {', '.join(ref.short for ref in find('boards'))}")
     lookup("boards", name)  # before anything else: a typo is not "no rows"
@@ -74,7 +81,10 @@ def board(
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="curves, loss, forgetting or critical-difference.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="curves, loss, forgetting or critical-difference.", autocompletion=complete.figures),
+    ],
     *,
     output: options.OutputFile,
     out: options.Out = options.RESULTS,
@@ -88,6 +98,11 @@ def figure(
     critical-difference: mean ranks over scenarios without stress, or over five seeds or more of one of them, with
     Nemenyi's test.
     """
+    from fcilbench.boards.build import AccuracyBoard
+    from fcilbench.boards.figures import FIGURES, draw
+    from fcilbench.results.chosen import select_rows
+    from fcilbench.results.store import Store
+
     if name not in FIGURES:
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
     store = Store(out)
@@ -106,6 +121,8 @@ def site(
     from the rows and from the code of this checkout, whose changes make rows stale: the same command writes the same
     pages on every machine.
     """
+    from fcilbench.boards.folder import write_site
+
     console.say(f"wrote the pages of {write_site(folder)} leaderboards in {folder}")
 
 

@@ -16,11 +16,12 @@ from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.probe import probe_cells
 from fcilbench.registry import catalog
-from fcilbench.spec.cell import Cell
+from fcilbench.registry.entrypoints import find
+from fcilbench.spec.cell import KINDS_WITH_PARAMS, Cell
 from fcilbench.spec.row import row_schema
 from fcilbench.suite import CHECKS
+from fcilbench.suite.editor import json_schema
 from fcilbench.suite.expand import missing_lines, run_checks
-from fcilbench.suite.schema import json_schema
 
 
 def check(
@@ -82,6 +83,13 @@ class What(enum.StrEnum):
 def schema(
     what: Annotated[What, typer.Argument(help="suite: the YAML of a suite; row: a line of rows.jsonl.")],
 ) -> None:
-    """Print the JSON Schema of a suite (for editors) or of a result row."""
-    body = json_schema() if what is What.SUITE else row_schema()
+    """Print the JSON Schema of a suite (for editors) or of a result row.
+
+    That of a suite has the options of each plugin that is installed here, with types, bounds and meanings. Write it
+    beside a suite of yours, whose first line then names it: `# yaml-language-server: $schema=suite-schema.json`.
+    """
+    if what is What.SUITE:
+        body = json_schema(catalog.describe([ref for kind in KINDS_WITH_PARAMS for ref in find(kind)]))
+    else:
+        body = row_schema()
     console.show(json.dumps(body, indent=2, ensure_ascii=False))

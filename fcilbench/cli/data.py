@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fcilbench.cli import console, options
+from fcilbench.cli import complete, console, options
 from fcilbench.cli.inspect import inspect
 from fcilbench.cli.progress import Display
 from fcilbench.data.fetch import fetch as fetch_one
@@ -44,7 +44,9 @@ def list_(
 
 @options.command(app, "data verify cifar100 --data /data")
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets; all of them by default.", autocompletion=complete.datasets)
+    ] = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
 ) -> None:
@@ -71,7 +73,9 @@ def verify(
 
 @options.command(app, "data fetch cifar100 eurosat --data /data")
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="Data sets.", show_default=False)],
+    names: Annotated[
+        list[str], typer.Argument(help="Data sets.", show_default=False, autocompletion=complete.datasets)
+    ],
     data: options.Data = None,
     offline: options.Offline = False,
 ) -> None:

@@ -27,6 +27,11 @@ class Verbs(LazyGroup):
             "Run a suite: train the cells that have no valid row yet, then print the boards.",
             "run suites/quickstart.yaml --jobs 2",
         ),
+        "status": Verb(
+            "fcilbench.cli.status:status",
+            "Show how far the runs of a results folder are: done, running, failed, waiting, rate and time left.",
+            "status --out results --watch",
+        ),
         "plan": Verb(
             "fcilbench.cli.plan:plan",
             "Show which cells are new, done, stale (and why) or failed, and what a run would cost. Writes nothing.",

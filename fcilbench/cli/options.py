@@ -11,10 +11,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from fcilbench.cli import console
+from fcilbench.cli import complete, console
 from fcilbench.data.root import use_data_root
 from fcilbench.errors import UsageError
-from fcilbench.execution.base import executor_class
 from fcilbench.shipped import located
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -74,18 +73,37 @@ def _plural(value: str | None) -> str | None:
     return value and value.removesuffix("s") + "s"
 
 
-def _executor(value: str) -> str:
+def _executor(ctx: typer.Context, value: str) -> str:
     """Returns `--executor`, whose options are checked before anything else is done."""
-    executor_class(value)
+    if not ctx.resilient_parsing:  # a shell that completes a word needs no executor
+        from fcilbench.execution.base import executor_class
+
+        executor_class(value)
     return value
 
 
-SuiteFile = Annotated[Path, typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False)]
-CellId = Annotated[str, typer.Argument(help="First digits of a cell's id.", metavar="CELL", show_default=False)]
-MaybeSuite = Annotated[
-    Path | None, typer.Argument(help="Suite file: will it run here?", metavar="[SUITE]", show_default=False)
+SuiteFile = Annotated[
+    Path,
+    typer.Argument(help="Suite file (YAML).", metavar="SUITE", show_default=False, autocompletion=complete.suites),
 ]
-OfSuite = Annotated[Path | None, typer.Option("--suite", help="Show the cells of this suite, also the missing ones.")]
+CellId = Annotated[
+    str,
+    typer.Argument(
+        help="First digits of a cell's id.", metavar="CELL", show_default=False, autocompletion=complete.cells
+    ),
+]
+MaybeSuite = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Suite file: will it run here?",
+        metavar="[SUITE]",
+        show_default=False,
+        autocompletion=complete.suites,
+    ),
+]
+_OF_SUITE = "Show the cells of this suite, also the missing ones."
+OfSuite = Annotated[Path | None, typer.Option("--suite", help=_OF_SUITE, autocompletion=complete.suites)]
+PluginName = Annotated[str, typer.Argument(help="Short name or dist/name.", autocompletion=complete.plugins)]
 _SET = "Set a value of the suite, e.g. protocol.rounds=2; with `plugins test`, of the plugin, e.g. lambda_s=0.5."
 Set = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="PATH=VALUE", help=_SET)]
 _ONLY = "Select cells, e.g. aggregator:s*,status:failed or shard:2/5. All terms must hold; a second --only adds cells."
@@ -97,12 +115,20 @@ _RERUN = (
     "Which finished cells run again: stale (code or a default changed), failed, all, or never; commas join them. New "
     "and interrupted cells always run; cells that were killed or lacked data or a package do too, except with never."
 )
-Rerun = Annotated[str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN)]
+Rerun = Annotated[
+    str, typer.Option("--rerun", metavar="stale|failed|never|all", help=_RERUN, autocompletion=complete.policies)
+]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="auto|0,1|none", help="GPUs to use; none is the CPU.")]
 _EXECUTOR = "What runs the cells: local, ray or slurm, e.g. slurm,partition=gpu,minutes=240 (docs/scaling.md)."
 Executor = Annotated[
     str,
-    typer.Option("--executor", metavar="NAME[,OPTION=VALUE...]", callback=_executor, help=_EXECUTOR),
+    typer.Option(
+        "--executor",
+        metavar="NAME[,OPTION=VALUE...]",
+        callback=_executor,
+        help=_EXECUTOR,
+        autocompletion=complete.executors,
+    ),
 ]
 _JOBS = "Cells at a time on each device; default: 1 on a GPU, 1 for each core."
 Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help=_JOBS)]
@@ -137,12 +163,24 @@ Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", he
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
 From = Annotated[
-    Path, typer.Option("--from", metavar="DIR", callback=_published, help="Folder of the row, e.g. leaderboards/NAME.")
+    Path,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        callback=_published,
+        help="Folder of the row, e.g. leaderboards/NAME.",
+        autocompletion=complete.leaderboards,
+    ),
 ]
 _KIND = "Kind of plugin: aggregator, backbone, dataset, stressor, selector, executor, board or tracker."
-Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND)]
+Kind = Annotated[str | None, typer.Option("--kind", callback=_plural, help=_KIND, autocompletion=complete.kinds)]
 _TOLERANCE = "Largest difference that counts as equal, e.g. faa/*=1e-6 or accuracy/*=0.01."
-Tolerance = Annotated[list[str] | None, typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE)]
+Tolerance = Annotated[
+    list[str] | None,
+    typer.Option("--tolerance", metavar="METRIC=VALUE", help=_TOLERANCE, autocompletion=complete.tolerances),
+]
+_WATCH = "Show it anew until nothing runs any more."
+Watch = Annotated[bool, typer.Option("--watch", help=_WATCH)]
 Sample = Annotated[int, typer.Option("--sample", metavar="N", min=0, help="Number of cells to train again.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the sample.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Errors and results only.", show_default=False)]

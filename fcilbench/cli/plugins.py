@@ -73,7 +73,7 @@ def _list_methods(found: Sequence[Description], form: options.Form) -> None:
 
 @options.command(app, "plugins show sum")
 def show(
-    name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
+    name: options.PluginName,
     kind: options.Kind = None,
     form: options.Format = options.Form.TABLE,
 ) -> None:
@@ -98,7 +98,7 @@ def show(
 
 @options.command(app, "plugins test sum", "test")
 def run_checks(
-    name: Annotated[str, typer.Argument(help="Short name or dist/name.")],
+    name: options.PluginName,
     *,
     kind: options.Kind = None,
     set_: options.Set = None,

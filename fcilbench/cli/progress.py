@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -12,6 +12,7 @@ from fcilbench.cli import console
 from fcilbench.escape import line
 from fcilbench.execution.base import RunDisplay
 from fcilbench.spec.cell import Cell
+from fcilbench.spec.events import standing
 from fcilbench.spec.row import Row
 from fcilbench.tables import duration
 from fcilbench.worker.events import Event
@@ -29,7 +30,7 @@ class Display:
     """Named bars on a terminal; elsewhere a line when each thing starts, and one from time to time.
 
     Args:
-        verb: Word before each name, e.g. `fetching`.
+        verb: Word before each name in lines, e.g. `fetching`.
         unit: What is counted, e.g. `bytes`.
     """
 
@@ -53,10 +54,13 @@ class Display:
                 return
             self._said[name] = monotonic()
             return
-        self._bars = self._bars or self._start()
+        if self._bars is None:
+            from fcilbench.cli.bars import start_bars
+
+            self._bars = start_bars(console.err())
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(line(f"{self._verb} {name}"), total=total, note="")
-        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+            self._tasks[name] = self._bars.add_task(line(name), total=total, note="")
+        self._bars.update(self._tasks[name], completed=done, total=total, note=line(note))
 
     def drop(self, name: str) -> None:
         """Takes the bar of this name off the screen, if there is one."""
@@ -68,26 +72,6 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-
-    def _start(self) -> Bars:
-        from rich import progress
-        from rich.table import Column
-
-        text = Column(no_wrap=True, overflow="ellipsis")
-        bars = progress.Progress(
-            progress.TextColumn("{task.description}", table_column=text, markup=False),
-            progress.BarColumn(bar_width=12),
-            progress.TaskProgressColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[note]}", table_column=text, markup=False),
-            console=console.err(),
-            transient=True,
-            refresh_per_second=4,
-            speed_estimate_period=3600,
-        )
-        bars.start()
-        return bars
 
 
 class RunProgress(RunDisplay):
@@ -158,26 +142,6 @@ class RunProgress(RunDisplay):
 def cell_name(coords: Mapping[str, str | int]) -> str:
     """Returns a short name of a cell, e.g. `digits/timm/iid/sum/none#0`."""
     return "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
-
-
-def standing(event: Mapping[str, Any]) -> tuple[float, str]:
-    """Returns how far a cell is, in [0, 1] and in words (empty if the event does not say).
-
-    Example:
-        >>> standing({"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234})
-        (0.375, 'task 2/4 round 1/2 loss 0.412')
-    """
-    kind, task, tasks = event["event"], int(event.get("task", 0)), max(1, int(event.get("tasks", 1)))
-    text = f"task {task + 1}/{tasks}"
-    if kind == "decoding":
-        return 0.0, f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
-    if kind == "round":
-        number, rounds, loss = int(event.get("round", 0)) + 1, max(1, int(event.get("rounds", 1))), event.get("loss")
-        shown = f" loss {loss:.3f}" if isinstance(loss, float) else ""
-        return min(1.0, (task + number / rounds) / tasks), f"{text} round {number}/{rounds}{shown}"
-    if kind in ("phase", "task"):
-        return (task + (kind == "task")) / tasks, text
-    return 0.0, ""
 
 
 def ending(row: Row) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fcilbench.cli import console, options
+from fcilbench.cli import complete, console, options
 from fcilbench.cli.progress import cell_name
 from fcilbench.cli.terminal import SCREEN
 from fcilbench.errors import CELLS_FAILED
@@ -29,7 +29,10 @@ app = options.group("Merge, export, verify and track results folders.")
 
 @options.command(app, "results merge machine-a machine-b --out all")
 def merge(
-    folders: Annotated[list[Path], typer.Argument(help="Results folders to read.", show_default=False)],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Results folders to read.", show_default=False, autocompletion=complete.leaderboards),
+    ],
     out: options.Out = options.RESULTS,
     tolerance: options.Tolerance = None,
     form: options.Format = options.Form.TABLE,
@@ -126,7 +129,10 @@ def verify(
 
 @options.command(app, "results sync mlflow --tracking mlflow=http://tracking:5000")
 def sync(
-    tracker: Annotated[str, typer.Argument(help="Tracker; see `fcilbench plugins list --kind trackers`.")] = "mlflow",
+    tracker: Annotated[
+        str,
+        typer.Argument(help="Tracker; see `fcilbench plugins list --kind trackers`.", autocompletion=complete.trackers),
+    ] = "mlflow",
     out: options.Out = options.RESULTS,
     tracking: options.Tracking = None,
 ) -> None:

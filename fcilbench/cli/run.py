@@ -1,4 +1,7 @@
-"""`fcilbench run`: trains the cells of a suite that have no valid row, and prints the boards."""
+"""`fcilbench run`: trains the cells of a suite that have no valid row, and prints the boards.
+
+What trains is imported when it is needed: the shell asks this module for the words that complete a command.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ import sys
 import typer
 
 from fcilbench.cli import options
-from fcilbench.cli.terminal import SCREEN, show_run
-from fcilbench.execution.base import RunOptions
-from fcilbench.workflow.train import run as run_suite
 
 _ASK_ABOVE_HOURS = 10.0
 
@@ -37,6 +37,9 @@ def run(
     The same command again resumes interrupted cells and keeps finished ones. Each planned cell ends as one row of
     rows.jsonl in the results folder; cells whose data or weights are missing here are left out.
     """
+    from fcilbench.cli.terminal import SCREEN, show_run
+    from fcilbench.execution.base import RunOptions
+    from fcilbench.workflow.train import run as run_suite
 
     def ask(hours: float) -> None:
         if hours > _ASK_ABOVE_HOURS and not yes and sys.stdin.isatty() and sys.stderr.isatty():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fcilbench.cli import console, options
+from fcilbench.cli import complete, console, options
 from fcilbench.results.chosen import find_row, select_rows
 from fcilbench.results.row import all_metrics, metric_values
 from fcilbench.results.store import Store
@@ -15,7 +15,10 @@ from fcilbench.tables import duration, flatten
 
 
 def show(
-    cell: Annotated[str | None, typer.Argument(help="First digits of a cell's id.", metavar="[CELL]")] = None,
+    cell: Annotated[
+        str | None,
+        typer.Argument(help="First digits of a cell's id.", metavar="[CELL]", autocompletion=complete.cells),
+    ] = None,
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     form: options.Format = options.Form.TABLE,

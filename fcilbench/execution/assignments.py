@@ -18,7 +18,7 @@ from fcilbench.spec.row import Failure, Row, Status, parse_row
 from fcilbench.tables import cut
 from fcilbench.worker.events import Event
 
-_NOTE = "cell.json"
+NOTE = "cell.json"
 """File in a cell's folder that says how many attempts there were, and with which plugin code."""
 _LEFT_OVER = ("checkpoint.pt", "rounds.jsonl", "traceback.txt")
 _LONGEST = 500
@@ -113,7 +113,7 @@ def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
         "code_digest": code_digest(assignment.cell),
         "cell": assignment.cell.model_dump(mode="json"),
     }
-    write_atomic(folder / _NOTE, json.dumps(note, indent=1) + "\n")
+    write_atomic(folder / NOTE, json.dumps(note, indent=1) + "\n")
     return held
 
 
@@ -125,7 +125,7 @@ def _resumable(folder: Path, assignment: Assignment) -> int:
     if assignment.known is not None and assignment.known.status not in _BROKEN_OFF:
         return 0
     try:
-        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         return int(note["attempts"]) if note["code_digest"] == code_digest(assignment.cell) else 0
     except (OSError, ValueError, TypeError, KeyError):
         return 0

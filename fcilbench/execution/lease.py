@@ -24,7 +24,7 @@ from fcilbench.results.store import Store
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-_FILE, _LOCK = "lease.json", "lease.lock"
+LEASE, _LOCK = "lease.json", "lease.lock"
 _BYTES = 65_536
 """Most bytes of such a file."""
 _LOCK_SECONDS = 0.3  # `fcilbench plan` holds the lock for a moment to see whether it is free
@@ -62,7 +62,7 @@ class Lease:
     """The lease of one cell, held by this process."""
 
     def __init__(self, folder: Path, owner: Owner, lock: FileLock) -> None:
-        self._path = folder / _FILE
+        self._path = folder / LEASE
         self._owner = owner
         self._lock = lock
         self.beat(first=True)
@@ -112,14 +112,14 @@ def living_owner(folder: Path) -> Owner | None:
 
 def running_cells(store: Store) -> dict[str, str]:
     """Returns the cells of a store that a living process works on, each with that process; writes nothing."""
-    folders = (path.parent for path in store.root.glob(f"cells/*/{_FILE}"))
+    folders = (path.parent for path in store.root.glob(f"cells/*/{LEASE}"))
     return {folder.name: str(owner) for folder in folders if (owner := living_owner(folder)) is not None}
 
 
 def read(folder: Path) -> Owner | None:
     """Returns the owner that the lease file names, dead or alive; `None` if there is no valid file."""
     try:
-        owner = Owner(**json.loads(read_regular(folder, _FILE, _BYTES) or b""))
+        owner = Owner(**json.loads(read_regular(folder, LEASE, _BYTES) or b""))
     except (OSError, ValueError, TypeError, RecursionError, RefusedError):
         return None
     texts, numbers = (owner.token, owner.host, owner.namespace), (owner.pid, owner.heartbeat)

@@ -4,7 +4,8 @@ A published folder is a handful of files: `rows.jsonl` (a row a line; the last o
 (`cell_id` and `events`), `environments.jsonl` (`digest` and `environment`), `suites.jsonl` (`digest` and `suite`, the
 resolved suite) and `store.json` (the folder's own id). A folder in which cells are trained has besides
 `cells/<cell_id>/` with all that their training writes (row.json, rounds.jsonl, log.txt, traceback.txt, checkpoint.pt,
-lease.json). Folders of an older fcilbench have `env/<hex>.json` and `suites/<hex>.yaml`, which are still read.
+lease.json), and `runs.jsonl` (`fcilbench.results.planned`). Folders of an older fcilbench have `env/<hex>.json` and
+`suites/<hex>.yaml`, which are still read.
 
 Everything is read as a stranger's, see `fcilbench.results.foreign`: what is no regular file or breaks a limit is an
 error, and a line that is damaged is told and left out.

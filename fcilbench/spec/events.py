@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from fcilbench.spec.protocol import Scored
@@ -68,3 +69,23 @@ class TaskEnded(TypedDict):
 CurveEvent = RoundEnded | TaskEnded
 """What a curve keeps."""
 ExperimentEvent = Decoding | PhaseStarted | CurveEvent
+
+
+def standing(event: Mapping[str, Any]) -> tuple[float, str]:
+    """Returns how far a cell is, in [0, 1] and in words (empty if the event does not say).
+
+    Example:
+        >>> standing({"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234})
+        (0.375, 'task 2/4 round 1/2 loss 0.412')
+    """
+    kind, task, tasks = event["event"], int(event.get("task", 0)), max(1, int(event.get("tasks", 1)))
+    text = f"task {task + 1}/{tasks}"
+    if kind == "decoding":
+        return 0.0, f"decoding {event.get('done', 0)}/{event.get('total', 0)} samples"
+    if kind == "round":
+        number, rounds, loss = int(event.get("round", 0)) + 1, max(1, int(event.get("rounds", 1))), event.get("loss")
+        shown = f" loss {loss:.3f}" if isinstance(loss, float) else ""
+        return min(1.0, (task + number / rounds) / tasks), f"{text} round {number}/{rounds}{shown}"
+    if kind in ("phase", "task"):
+        return (task + (kind == "task")) / tasks, text
+    return 0.0, ""

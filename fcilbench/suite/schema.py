@@ -266,8 +266,3 @@ class Suite(Closed):
         rules = [rule.model_dump(mode="json", exclude={"sealed"}) for rule in self.tuned if rule.study]
         record = json.dumps(rules, sort_keys=True, separators=(",", ":"))
         return f"sha256:{hashlib.sha256(record.encode()).hexdigest()}" if rules else None
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a suite file, for editors (`fcilbench schema suite`)."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Suite.model_json_schema()}

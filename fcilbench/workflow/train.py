@@ -15,6 +15,7 @@ from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.supervisor import Summary, run_plan
 from fcilbench.files import write_atomic
+from fcilbench.results.planned import PlannedCell, PlannedRun, note_planned, result_of
 from fcilbench.results.store import Store
 from fcilbench.tracking.base import Tracker, open_tracker, parse_tracking
 from fcilbench.workflow.prepare import Prepared, describe, prepare, slots_per_device
@@ -108,6 +109,12 @@ def train(prepared: Prepared, options: RunOptions, tracking: str | None = None, 
         prepared.store.prepare()
         digest = prepared.store.save_suite(prepared.loaded.suite.model_dump(mode="json", exclude_none=True))
         options = replace(options, suite_digest=digest)
+        todo = {item.cell_id: item for item in plan.items if item.run or item.awaited}
+        cells = [
+            PlannedCell(cell_id=cell_id, coords=item.cell.coords, before=result_of(item.row))
+            for cell_id, item in todo.items()
+        ]
+        note_planned(prepared.store.root, PlannedRun(suite=plan.expansion.name, digest=digest, cells=cells))
         trackers = open_trackers(prepared.store, tracking, screen)
     return run_plan(plan, prepared.store, [*trackers, screen.display()], options)
 

@@ -33,7 +33,7 @@ ALL = dict(commands())
 
 def test_all_verbs_are_there():
     assert {" ".join(path) for path in ALL} == {
-        *("run", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
+        *("run", "status", "plan", "check", "board", "figure", "show", "schema", "doctor", "reproduce", "site"),
         *("tune start", "tune show"),
         *("plugins test", "plugins new", "plugins list", "plugins show"),
         *("data list", "data verify", "data fetch", "data inspect"),

@@ -1,11 +1,21 @@
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
 from rich.console import Console
 
 from fcilbench.cli import console, progress
-from fcilbench.cli.progress import cell_name, standing
+from fcilbench.cli.bars import shorten
+from fcilbench.cli.progress import cell_name
+from fcilbench.spec.events import standing
 from fcilbench.tables import duration
 
 ROUND = {"event": "round", "task": 1, "tasks": 4, "round": 0, "rounds": 2, "loss": 0.41234}
@@ -100,3 +110,49 @@ def test_live_bars(make_cell, make_row, monkeypatch):
         "2/2 cells",
     ):
         assert expected in text
+
+
+def test_a_name_that_is_too_long_keeps_its_place_and_its_seed():
+    name = "cpu 0123456789ab digits/timm/iid/sum/none#0"
+    assert shorten(name, 43) == name
+    assert shorten(name, 24) == "cpu 01234567…/sum/none#0"
+    assert [shorten(name, width) for width in (0, 1, 2, 3)] == ["", "…", "c…", "c…0"]
+
+
+LONG = "a-label-of-a-method-that-is-much-longer-than-the-terminal-is-wide[lambda_s=0.25]"
+
+
+def in_a_terminal(cli, columns, *arguments):
+    """Returns what a process writes to a terminal of this many columns, without the codes that steer it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {**cli.environment, "COLUMNS": str(columns), "TERM": "xterm"}
+    command = [sys.executable, "-m", "fcilbench", *arguments]
+    place = {"cwd": cli.folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    process, seen = subprocess.Popen(command, stderr=theirs, **place), b""
+    os.close(theirs)
+    while chunk := _read(ours):
+        seen += chunk
+    os.close(ours)
+    assert process.wait() == 0, seen
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_run_in_a_narrow_terminal_keeps_elapsed_time_and_time_left(cli, columns):
+    cli.suite("tiny.yaml", ("[fedavg, acme]", f"[{{use: fedavg, label: '{LONG}'}}]"))
+    text = in_a_terminal(cli, columns, "run", "tiny.yaml", "--tracking", "none", "--jobs", "1")
+    bars = [each for each in re.split(r"[\r\n]+", text) if re.match(r"suite |cpu [0-9a-f]+…", each)]
+    assert {each.split()[0] for each in bars} == {"suite", "cpu"}
+    figures = re.compile(r" +\d+% \d:\d\d:\d\d (-:--:--|\d:\d\d:\d\d) ")
+    assert [each for each in bars if not figures.search(each) or len(each) > columns] == []
+    (name,) = {re.split("[━╺╸]", figures.split(each)[0])[0].strip() for each in bars if each.startswith("cpu")}
+    assert re.fullmatch(r"cpu [0-9a-f]{4,}….*]/none#0" if columns == 80 else r"cpu [0-9a-f]{4,}….*none#0", name)

@@ -3,7 +3,10 @@ import json
 import jsonschema
 import pytest
 
-from fcilbench.suite.schema import json_schema
+from fcilbench.registry import catalog
+from fcilbench.registry.entrypoints import find
+from fcilbench.spec.cell import KINDS_WITH_PARAMS
+from fcilbench.suite.editor import json_schema
 from fcilbench.suite.yaml import parse
 
 GOOD = """\
@@ -28,8 +31,12 @@ boards: [accuracy, overhead, robustness]
 """
 
 
-def test_json_schema_takes_what_the_suite_takes():
-    schema = json_schema()
+@pytest.fixture(scope="module")
+def schema():
+    return json_schema(catalog.describe([ref for kind in KINDS_WITH_PARAMS for ref in find(kind)]))
+
+
+def test_json_schema_takes_what_the_suite_takes(schema):
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(parse(GOOD, "f").plain(), schema)
     assert json.loads(json.dumps(schema)) == schema
@@ -51,7 +58,7 @@ def test_json_schema_takes_what_the_suite_takes():
         ("checkpoint: task", "checkpoint: tusk"),
     ],
 )
-def test_json_schema_refuses_what_the_suite_refuses(old, new):
+def test_json_schema_refuses_what_the_suite_refuses(old, new, schema):
     assert old in GOOD
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(parse(GOOD.replace(old, new, 1), "f").plain(), json_schema())
+        jsonschema.validate(parse(GOOD.replace(old, new, 1), "f").plain(), schema)
