@@ -38,75 +38,78 @@ def inspect(
     `image-folder` or `csv`. Exit codes: 0; 2 if the suite or an option is wrong; 5 if data cannot be read.
     """
     with contextlib.closing(Display("reading", "images")) as display:
-        found = inspect_data(what, set_ or (), display.show)
+        surveys = inspect_data(what, set_ or (), display.show)
     if form is options.Form.TABLE:
-        for number, each in enumerate(found):
+        for number, survey in enumerate(surveys):
             console.show([""] if number else [])
-            console.show(_lines(each))
+            console.show(_lines(survey))
     else:
         rows = [
-            (each.label, one["name"], one["train"], one["test"])
-            for each in found
-            for one in each.found.get("classes", ())
+            (survey.label, class_["name"], class_["train"], class_["test"])
+            for survey in surveys
+            for class_ in survey.facts.get("classes", ())
         ]
         headers = ("data set", "class", "train", "test")
-        console.show_list(form, headers, rows, key="datasets", records=[each.record for each in found])
-    if code := max(each.exit_code for each in found):
+        records = [survey.record for survey in surveys]
+        console.show_list(form, headers, rows, key="datasets", records=records)
+    if code := max(survey.exit_code for survey in surveys):
         raise typer.Exit(code)
 
 
 def _lines(survey: Survey) -> Iterator[str]:
     """Yields what a person wants to see of a data set."""
-    found = survey.found
+    facts = survey.facts
     yield f"{survey.label} ({survey.plugin})"
-    if "digest" in found:
-        for name, text in _facts(found):
+    if "digest" in facts:
+        for name, text in _facts(facts):
             yield f"  {name:<12}{text}"
         if survey.given:
             yield f"  {'in a suite':<12}{_entry(survey)}"
-    if found.get("problem"):
-        yield f"  {'problem':<12}{found['problem']}"
-    if found.get("hint"):
-        yield f"  {'hint':<12}{found['hint']}"
-    if "digest" in found:
+    if facts.get("problem"):
+        yield f"  {'problem':<12}{facts['problem']}"
+    if facts.get("hint"):
+        yield f"  {'hint':<12}{facts['hint']}"
+    if "digest" in facts:
         yield ""
-        yield from _classes(found)
-        for partition in found["partitions"]:
+        yield from _classes(facts)
+        for partition in facts["partitions"]:
             yield ""
             yield from _picture(partition)
 
 
-def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if found["reading"]:
-        yield "read as", found["reading"]
-    classes = counted(len(found["classes"]), "class", "classes")
-    yield "samples", f"{found['train']:,} for training and {found['test']:,} for tests, of {classes}"
-    if "arrays" in found:
-        yield "arrays", f"of shape {found['arrays']['shape']}, {found['arrays']['type']}"
+def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if facts["reading"]:
+        yield "read as", facts["reading"]
+    classes = counted(len(facts["classes"]), "class", "classes")
+    yield "samples", f"{facts['train']:,} for training and {facts['test']:,} for tests, of {classes}"
+    if "arrays" in facts:
+        yield "arrays", f"of shape {facts['arrays']['shape']}, {facts['arrays']['type']}"
     else:
-        yield from _image_facts(found["images"]) if "images" in found else _text_facts(found["texts"])
-    twice = found["doubles"]
+        yield from _image_facts(facts["images"]) if "images" in facts else _text_facts(facts["texts"])
+    twice = facts["doubles"]
     again = f"repeated: {twice['train']:,} in training, {twice['test']:,} in tests"
     both = f"; {counted(twice['both'], 'test sample')} also in training (the first: {twice['both_example']})"
     under = f"; {counted(twice['labels'], 'sample')} under more than one label (the first: {twice['labels_example']})"
     yield "doubles", again + both * bool(twice["both"]) + under * bool(twice["labels"])
-    for one, other in found["alike"][:_MOST_SHOWN]:
+    for one, other in facts["alike"][:_MOST_SHOWN]:
         yield "alike", f"{one!r} and {other!r} are two classes"
-    for remark in found["remarks"]:
+    for remark in facts["remarks"]:
         yield "note", remark
-    yield "content", found["digest"]
+    yield "content", facts["digest"]
 
 
 def _entry(survey: Survey) -> str:
     """Returns the entry of a suite that reads a folder or a file as it was read here."""
     given = {"use": survey.plugin.rpartition("/")[2], **survey.given}
     plain = re.compile(r"[A-Za-z0-9_./][\w./-]*")
-    texts = (each if isinstance(each, str) and plain.fullmatch(each) else json.dumps(each) for each in given.values())
+    texts = (
+        value if isinstance(value, str) and plain.fullmatch(value) else json.dumps(value) for value in given.values()
+    )
     return f"dataset: [{{{', '.join(f'{name}: {text}' for name, text in zip(given, texts, strict=True))}}}]"
 
 
 def _image_facts(images: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    sizes = [f"{each['width']}x{each['height']} ({each['count']:,})" for each in images["sizes"][:_MOST_SHOWN]]
+    sizes = [f"{size['width']}x{size['height']} ({size['count']:,})" for size in images["sizes"][:_MOST_SHOWN]]
     more = f", {images['different_sizes'] - _MOST_SHOWN} more" if images["different_sizes"] > _MOST_SHOWN else ""
     sides = f"; sides {images['sides']['least']} to {images['sides']['largest']}" if more else ""
     yield "sizes", f"{', '.join(sizes)}{more}{sides}"
@@ -119,8 +122,8 @@ def _image_facts(images: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "turned", f"{counted(images['turned'], 'image')} by orientation tags"
     if images.get("frames"):
         yield "frames", f"{counted(images['frames'], 'image')} with more than one frame or page: the first is read"
-    for each in images["broken"][:_MOST_SHOWN]:
-        yield "broken", f"{each['file']}: {each['problem']}"
+    for image in images["broken"][:_MOST_SHOWN]:
+        yield "broken", f"{image['file']}: {image['problem']}"
     if images.get("broken_count", 0) > _MOST_SHOWN:
         yield "broken", f"and {images['broken_count'] - _MOST_SHOWN} more images"
 
@@ -130,12 +133,12 @@ def _text_facts(texts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, _spread(texts[name])
     if texts["empty"]:
         yield "empty", f"{counted(texts['empty'], 'text')} without a word"
-    for each in texts["tokens"]:
-        if each.get("problem"):
-            yield "tokens", f"{each['backbone']}: {each['problem']}"
+    for tokens in texts["tokens"]:
+        if tokens.get("problem"):
+            yield "tokens", f"{tokens['backbone']}: {tokens['problem']}"
             continue
-        cut = f"; {counted(each['full'], 'text')} of {each['limit']} or more, cut there" if each["full"] else ""
-        yield "tokens", f"{_spread(each)} for {each['backbone']}{cut}"
+        cut = f"; {counted(tokens['full'], 'text')} of {tokens['limit']} or more, cut there" if tokens["full"] else ""
+        yield "tokens", f"{_spread(tokens)} for {tokens['backbone']}{cut}"
 
 
 def _spread(numbers: Mapping[str, int]) -> str:
@@ -145,12 +148,12 @@ def _spread(numbers: Mapping[str, int]) -> str:
     )
 
 
-def _classes(found: Mapping[str, Any]) -> Iterator[str]:
+def _classes(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the table of classes: in the order of arrival if there is a partition, else in the order of labels."""
-    tasks: list[Any] = next((each["tasks"] for each in found["partitions"] if each["tasks"]), [])
+    tasks: list[Any] = next((partition["tasks"] for partition in facts["partitions"] if partition["tasks"]), [])
     order = [(name, str(number)) for number, task in enumerate(tasks, start=1) for name in task["classes"]]
-    order = order or [(each["name"], "") for each in found["classes"]]
-    counts = {each["name"]: each for each in found["classes"]}
+    order = order or [(class_["name"], "") for class_ in facts["classes"]]
+    counts = {class_["name"]: class_ for class_ in facts["classes"]}
     rows = [(name, task, f"{counts[name]['train']:,}", f"{counts[name]['test']:,}") for name, task in order]
     heads = [("class", "task", "train", "test")]
     yield from text_table(heads, rows[:_MOST_CLASSES], width=console.width(), right=(1, 2, 3))

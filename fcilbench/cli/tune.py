@@ -17,7 +17,7 @@ from fcilbench.suite.lock import AXES
 from fcilbench.tables import duration
 
 if TYPE_CHECKING:
-    from fcilbench.tuning.lock import Found
+    from fcilbench.tuning.lock import StudyResult
 
 
 class _SuiteFirst(TyperGroup):
@@ -76,7 +76,7 @@ def start(
         raise typer.Exit(INTERRUPTED)
     if tuned.trouble:
         raise PrerequisiteError(f"tuning stopped: {tuned.trouble}", hint="the same command continues up to the budget")
-    same = [word for each in set_ or () for word in ("-s", each)]
+    same = [word for change in set_ or () for word in ("-s", change)]
     command = ["fcilbench", "run", str(suite), "--params", str(tuned.lock), "--out", str(out), *same]
     console.say(f"Next: {shlex.join(command)}")
     if any(study.subject.space and study.best is None and not study.skipped for study in tuned.studies):
@@ -99,41 +99,42 @@ def show(
     from fcilbench.tuning.lock import plot
     from fcilbench.workflow.studies import studies
 
-    found, others = studies(suite, out, overrides=set_ or (), only=only or (), storage=storage)
-    _show(found, form)
+    results, others = studies(suite, out, overrides=set_ or (), only=only or (), storage=storage)
+    _show(results, form)
     if others:
         console.warn(
             "no trial has these settings and this code; studies with other settings are here: pass the same -s"
         )
     if plots is not None:
-        for each in found:
-            for file in plot(each, plots):
+        for result in results:
+            for file in plot(result, plots):
                 console.say(f"wrote {file}")
 
 
-def _show(found: Sequence[Found], form: options.Form) -> None:
+def _show(results: Sequence[StudyResult], form: options.Form) -> None:
     rows, records = [], []
-    for each in found:
-        record, importances = each.record, each.importances
-        values = each.best.params if each.best else {}
-        state = f"{record.trials}/{each.subject.trials}" if each.subject.space else "none to tune"
+    for result in results:
+        record, importances = result.record, result.importances
+        values = result.best.params if result.best else {}
+        state = f"{record.trials}/{result.subject.trials}" if result.subject.space else "none to tune"
         shown = ", ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
         )
-        shown = f"does not run: {each.skipped}" if each.skipped else shown
+        shown = f"does not run: {result.skipped}" if result.skipped else shown
         ranking = ", ".join(f"{key.partition('.')[2]} {value:.2f}" for key, value in importances.items())
         score = "" if record.score is None else f"{record.score:.4f}"
         spend = (f"{record.rounds}/{record.budget}", duration(record.seconds))
-        rows.append((*each.subject.where.values(), state, record.pruned, record.failed, *spend, score, shown, ranking))
-        records.append({**each.rule, "importances": importances, "skipped": each.skipped})
+        counts = (state, record.pruned, record.failed)
+        rows.append((*result.subject.where.values(), *counts, *spend, score, shown, ranking))
+        records.append({**result.rule, "importances": importances, "skipped": result.skipped})
     headers = (*AXES, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
     console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))
-    for each in found:
-        name = " ".join(each.subject.where.values())
-        if more := sum(record.trials for record in each.earlier):
+    for result in results:
+        name = " ".join(result.subject.where.values())
+        if more := sum(record.trials for record in result.earlier):
             console.say(
                 f"{name}: {more} draws of other studies of it are here; the lock file counts them, and boards do"
             )
-        if each.at_bounds:
-            keys = ", ".join(each.at_bounds)
+        if result.at_bounds:
+            keys = ", ".join(result.at_bounds)
             console.warn(f"{name}: the best {keys} lies at the end of its range; better values may lie outside")

@@ -87,52 +87,52 @@ def find_images(folder: Path, train: str, test: str, share: float | None) -> Lay
         return Layout(folder / train, folder / test, says=f"{train}/<class>/* and {test}/<class>/*")
     root = folder
     for _ in range(_DEEPEST):  # an archive often unpacks into a folder of its own
-        found, within = _splits(root, train, test), _folders(root)
-        if found or len(within) != 1 or _has_images(root) or not _folders(root / within[0]):
+        splits, within = _splits(root, train, test), _folders(root)
+        if splits or len(within) != 1 or _has_images(root) or not _folders(root / within[0]):
             break
         root /= within[0]
     below = "" if root == folder else f"{root.relative_to(folder)}/"
-    if not found:
+    if not splits:
         return Layout(root, None, says=f"{below}<class>/*", remarks=_beside(root, set(_folders(root))))
-    return _split_layout(root, found, share, below)
+    return _split_layout(root, splits, share, below)
 
 
-def _split_layout(root: Path, found: dict[str, str], share: float | None, below: str) -> Layout:
+def _split_layout(root: Path, splits: dict[str, str], share: float | None, below: str) -> Layout:
     """Returns the layout of a folder that has folders for its splits; `test` goes before `val`, if it has classes."""
-    if "train" not in found:
-        shown = " and ".join(f"{name}/" for name in found.values())
+    if "train" not in splits:
+        shown = " and ".join(f"{name}/" for name in splits.values())
         raise DataError(f"{root} has {shown} but no train/", hint="name the folder of the training images: train: NAME")
-    train, names = root / found["train"], set(_folders(root / found["train"]))
-    choices = [each for each in ("test", "val") if each in found]
+    train, names = root / splits["train"], set(_folders(root / splits["train"]))
+    choices = [split for split in ("test", "val") if split in splits]
     if share is not None:
         if choices:
             raise DataError(
-                f"{root} has {found['train']}/ and {found[choices[0]]}/, so test_share has nothing to split",
+                f"{root} has {splits['train']}/ and {splits[choices[0]]}/, so test_share has nothing to split",
                 hint="leave test_share out; or name with path the one folder that is to be split",
             )
-        remarks = _beside(root, {found["train"]})
-        return Layout(train, None, says=f"{below}{found['train']}/<class>/*", remarks=remarks)
-    for each in choices:
-        test, labels = root / found[each], root / found[each] / _ANNOTATIONS
+        remarks = _beside(root, {splits["train"]})
+        return Layout(train, None, says=f"{below}{splits['train']}/<class>/*", remarks=remarks)
+    for split in choices:
+        test, labels = root / splits[split], root / splits[split] / _ANNOTATIONS
         listed = labels.is_file() and not names & set(_folders(test))
-        if listed or names & set(_folders(test)) or each == choices[-1]:
-            how = f"{found[each]}/ by {_ANNOTATIONS}" if listed else f"{found[each]}/<class>/*"
-            says = f"{below}{found['train']}/<class>/* and {below}{how}"
-            chosen = (f"{found[each]}/ is the test set",) if each == "val" else ()
-            remarks = (*chosen, *_beside(root, {found["train"], found[each]}))
+        if listed or names & set(_folders(test)) or split == choices[-1]:
+            how = f"{splits[split]}/ by {_ANNOTATIONS}" if listed else f"{splits[split]}/<class>/*"
+            says = f"{below}{splits['train']}/<class>/* and {below}{how}"
+            chosen = (f"{splits[split]}/ is the test set",) if split == "val" else ()
+            remarks = (*chosen, *_beside(root, {splits["train"], splits[split]}))
             return Layout(train, test, labels if listed else None, says, remarks)
-    remarks = _beside(root, {found["train"]})
-    return Layout(train, None, says=f"{below}{found['train']}/<class>/*", remarks=remarks)
+    remarks = _beside(root, {splits["train"]})
+    return Layout(train, None, says=f"{below}{splits['train']}/<class>/*", remarks=remarks)
 
 
 def _beside(root: Path, read: set[str]) -> tuple[str, ...]:
     """Returns a remark on the folders and images beside those that are read."""
     left = []
-    for entry in sorted(visible(root), key=lambda each: each.name):
+    for entry in sorted(visible(root), key=lambda entry: entry.name):
         if entry.is_dir() and entry.name not in read:
             images = sum(path.suffix.lower() in SUFFIXES for path, _ in _walk(Path(entry.path)))
             left.append(f"{entry.name}/ ({counted(images, 'image')})")
-    loose = sum(Path(each.name).suffix.lower() in SUFFIXES for each in visible(root) if not each.is_dir())
+    loose = sum(Path(entry.name).suffix.lower() in SUFFIXES for entry in visible(root) if not entry.is_dir())
     left += [f"{counted(loose, 'image')} beside the folders"] if loose else []
     return (f"not read: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}",) if left else ()
 
@@ -141,12 +141,12 @@ def _splits(root: Path, train: str, test: str) -> dict[str, str]:
     """Returns the names of the folders for `train`, `test` and `val` that are there; those of classes are none."""
     own = {split: (name,) for split, name in (("train", train), ("test", test)) if split != name}
     names = {name.lower(): name for name in _folders(root)} | {name: name for name in _folders(root)}
-    found = {}
+    splits = {}
     for split, spellings in {**_WORDS, **own}.items():
-        there = [names[each] for each in spellings if each in names]
+        there = [names[spelling] for spelling in spellings if spelling in names]
         if there and not _has_images(root / there[0]) and _folders(root / there[0]):
-            found[split] = there[0]
-    return found
+            splits[split] = there[0]
+    return splits
 
 
 def _folders(folder: Path) -> list[str]:
@@ -154,7 +154,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(Path(each.name).suffix.lower() in SUFFIXES for each in visible(folder) if not each.is_dir())
+    return any(Path(entry.name).suffix.lower() in SUFFIXES for entry in visible(folder) if not entry.is_dir())
 
 
 def list_classes(folder: Path) -> Listing:
@@ -163,21 +163,21 @@ def list_classes(folder: Path) -> Listing:
     Raises:
         DataError: If there are no class folders, one has no image, or the names of two look the same.
     """
-    found = Listing(tuple(_folders(folder)))
-    if not found.names:
+    listing = Listing(tuple(_folders(folder)))
+    if not listing.names:
         why = "has images but no class folders" if _has_images(folder) else "has no class folders"
         raise DataError(f"{folder} {why}", hint="put the images of each class into a folder with the name of the class")
-    for name in found.names:
+    for name in listing.names:
         class_name(name)
-    for one, other in unseen_pairs(found.names):
+    for one, other in unseen_pairs(listing.names):
         hint = "rename one of them, or put the images of both into one folder"
         raise DataError(f"{folder}: the names of class folders {one!a} and {other!a} look the same", hint=hint)
-    for label, name in enumerate(found.names):
-        _list_class(folder / name, label, found)
-    return found
+    for label, name in enumerate(listing.names):
+        _list_class(folder / name, label, listing)
+    return listing
 
 
-def _list_class(folder: Path, label: int, found: Listing) -> None:
+def _list_class(folder: Path, label: int, listing: Listing) -> None:
     images, others = [], Counter[str]()
     for path, parts in _walk(folder):
         if path.suffix.lower() in SUFFIXES:
@@ -188,20 +188,20 @@ def _list_class(folder: Path, label: int, found: Listing) -> None:
         shown = f"; it has {_suffixes(others)}" if others else ""
         hint = f"images end in {', '.join(sorted(SUFFIXES))}; remove a folder that is no class"
         raise DataError(f"class folder {folder} has no image{shown}", hint=hint)
-    found.files += sorted(path for path, _ in images)
-    found.labels += [label] * len(images)
-    found.passed += others
+    listing.files += sorted(path for path, _ in images)
+    listing.labels += [label] * len(images)
+    listing.passed += others
     below = {parts[0] if parts else "" for _, parts in images}
-    found.nested += below != {""}
+    listing.nested += below != {""}
     if len(below) > 1:
-        found.deeper[folder.name] = sorted(below - {""})
+        listing.deeper[folder.name] = sorted(below - {""})
 
 
 def _walk(folder: Path, parts: tuple[str, ...] = ()) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Yields every file below a folder with the folders between them."""
     if len(parts) > _DEEPEST:
         raise DataError(f"{folder} is nested deeper than {_DEEPEST} folders", hint="a link may lead back to itself")
-    for entry in sorted(visible(folder), key=lambda each: each.name):
+    for entry in sorted(visible(folder), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _walk(folder / entry.name, (*parts, entry.name))
         else:
@@ -210,12 +210,12 @@ def _walk(folder: Path, parts: tuple[str, ...] = ()) -> Iterator[tuple[Path, tup
 
 def listing_remarks(listings: Sequence[Listing]) -> Iterator[str]:
     """Yields lines about images in folders below their class folder, and files that are no images."""
-    deeper = {name: below for each in listings for name, below in each.deeper.items()}
+    deeper = {name: below for listing in listings for name, below in listing.deeper.items()}
     if deeper:
         shown = ", ".join(f"{name!r} has {'/, '.join(below[:3])}/" for name, below in list(deeper.items())[:3])
         more = ", ..." if len(deeper) > 3 else ""
         yield f"images in folders below their class folder are read as of that class: {shown}{more}"
-    passed = sum((each.passed for each in listings), Counter[str]())
+    passed = sum((listing.passed for listing in listings), Counter[str]())
     if passed:
         yield f"passed over in class folders, since they are no images: {_suffixes(passed)}"
 
@@ -234,7 +234,7 @@ def compare_classes(train: Listing, test: Listing, layout: Layout) -> None:
     odd = {"train": sorted(set(train.names) - set(test.names)), "test": sorted(set(test.names) - set(train.names))}
     for key in (look, sense):
         for one in odd["train"]:
-            twin = next((each for each in odd["test"] if key(each) == key(one)), None)
+            twin = next((name for name in odd["test"] if key(name) == key(one)), None)
             if twin is not None:
                 what = f"class folders {layout.train / one} and {layout.test}/{twin} differ in how they are written"
                 raise DataError(f"{what}: {one!a} and {twin!a}", hint="give both the same name")

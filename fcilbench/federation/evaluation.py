@@ -105,12 +105,12 @@ class Evaluator:
             if identity not in predictors.rules:
                 raise PluginError(f"the method has no rule for task identity {identity!r}")
         self.forget_trained()
-        picks = {key: self._picks(each, tasks) for key, each in pickers.items() if not each.heads}
+        picks = {key: self._picks(picker, tasks) for key, picker in pickers.items() if not picker.heads}
         wanted = self._wanted(predictors, identities, tasks, [*picks.values()], heads=len(picks) < len(pickers))
         logits = self._run(predictors, wanted, tasks)
-        for key, each in pickers.items():
-            if each.heads:
-                picks[key] = self._picks(each, tasks, [logits[name] for name in _heads(predictors, tasks)])
+        for key, picker in pickers.items():
+            if picker.heads:
+                picks[key] = self._picks(picker, tasks, [logits[name] for name in _heads(predictors, tasks)])
         self.forget_trained()
         return {
             key: [
@@ -136,19 +136,19 @@ class Evaluator:
         those samples for which it has picked the module's task.
         """
         whole = {task.index: torch.ones_like(self._index[task.index], dtype=torch.bool) for task in tasks}
-        found = {name: {t: whole[t] for t in own} for name, own in needed(predictors, identities, tasks).items()}
+        wanted = {name: {t: whole[t] for t in own} for name, own in needed(predictors, identities, tasks).items()}
         for name in _heads(predictors, tasks) if heads else ():
-            found[name] = dict(whole)
-        for task, own in ((task, each[task.index]) for each in picks for task in tasks):
+            wanted[name] = dict(whole)
+        for task, own in ((task, of_tasks[task.index]) for of_tasks in picks for task in tasks):
             for chosen in sorted({*own.tolist()}):
                 for name in predictors.rules["oracle"].modules(tasks, tasks[chosen]):
-                    asked, mask = found.setdefault(name, {}), own == chosen
+                    asked, mask = wanted.setdefault(name, {}), own == chosen
                     asked[task.index] = asked[task.index] | mask if task.index in asked else mask
-        return found
+        return wanted
 
     def _run(self, predictors: Predictors, wanted: Wanted, tasks: Sequence[Task]) -> Logits:
         """Returns the logits of each module on the samples of the tasks that it must see; others are NaN."""
-        found: Logits = {}
+        logits: Logits = {}
         for name, asked in wanted.items():
             net, seen = self._deploy(name, predictors), tasks[-1].seen
             some = {task: rows for task, rows in asked.items() if not (task in self._features or bool(rows.all()))}
@@ -156,10 +156,10 @@ class Evaluator:
             whole = (task for task in asked if task not in some)
             features |= {task: self._features_of(net, task, self._test, self._index[task]) for task in whole}
             with torch.no_grad(), self._arithmetic():
-                found[name] = {task: net.head(own)[:, :seen] for task, own in features.items()}
+                logits[name] = {task: net.head(own)[:, :seen] for task, own in features.items()}
             if any(_reads_features(rule) for rule in predictors.rules.values()):
-                found[FEATURES + name] = features
-        return found
+                logits[FEATURES + name] = features
+        return logits
 
     def _features_in(self, net: Net, masks: Mapping[int, torch.Tensor]) -> TaskLogits:
         """Returns the features `[n, F]` of the samples of each task, NaN for those that are not in its mask.
@@ -171,19 +171,19 @@ class Evaluator:
         index = torch.cat([self._index[task][rows] for task, rows in masks.items()])
         with torch.no_grad(), self._arithmetic():
             features = self._forward(net, self._test, index)
-        found = {}
+        by_task = {}
         counts = [int(rows.sum()) for rows in masks.values()]
         for (task, rows), own in zip(masks.items(), torch.split(features, counts), strict=True):
-            found[task] = features.new_full((len(rows), features.shape[1]), math.nan)
-            found[task][rows] = own
-        return found
+            by_task[task] = features.new_full((len(rows), features.shape[1]), math.nan)
+            by_task[task][rows] = own
+        return by_task
 
     def _picks(self, picker: Picker, tasks: Sequence[Task], heads: Sequence[TaskLogits] = ()) -> list[torch.Tensor]:
         """Returns for each task which tasks a selector picks for its test samples, int64 `[n]` each.
 
         `heads` are the logits of the module of every task, for a selector that reads them.
         """
-        found, net = [], None
+        picks, net = [], None
         if picker.under is not None:
             net = self._enter(Module(picker.under))
         for task in tasks:
@@ -192,8 +192,8 @@ class Evaluator:
             if net is not None:
                 features = self._features_of(net, task.index, self._test, index)
             samples = TestSamples(features, [own[task.index] for own in heads])
-            found.append(picker.pick(samples, tasks))
-        return found
+            picks.append(picker.pick(samples, tasks))
+        return picks
 
     def _picked_share(
         self,

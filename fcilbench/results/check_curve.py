@@ -36,7 +36,7 @@ def curve_problems(row: Row, records: Sequence[Mapping[str, Any]], method: Mappi
     if disorder:
         yield disorder
     yield from _accuracies(row, events)
-    yield from _losses(row, [each for each in events if isinstance(each, Round)], method)
+    yield from _losses(row, [event for event in events if isinstance(event, Round)], method)
     yield from _totals(row, events, method or {})
 
 
@@ -44,21 +44,21 @@ def _order(row: Row, events: Sequence[Round | TaskEnd]) -> Iterator[str]:
     """Yields the places at which another record of the curve is due."""
     tasks, task, due, rounds = tasks_of(row), -1, 0, 0
     held_out: list[float | None] = []
-    for number, each in enumerate(events, start=1):
+    for number, event in enumerate(events, start=1):
         where = f"record {number} of its curve"
-        if each.tasks != tasks:
-            yield f"{where} is of {each.tasks} tasks, the row has {tasks}"
-        if isinstance(each, TaskEnd):
-            if each.task != task or not (due == rounds or _converged(each, held_out)):
-                yield f"{where} ends task {each.task + 1}, where {_due(task, due, rounds)} is due"
+        if event.tasks != tasks:
+            yield f"{where} is of {event.tasks} tasks, the row has {tasks}"
+        if isinstance(event, TaskEnd):
+            if event.task != task or not (due == rounds or _converged(event, held_out)):
+                yield f"{where} ends task {event.task + 1}, where {_due(task, due, rounds)} is due"
             due, rounds, held_out = 0, 0, []
             continue
-        if due == 0 and each.task > task:  # a method may train on several tasks at once, after the last of them
-            task, rounds = each.task, each.rounds
-        if (each.task, each.round, each.rounds) != (task, due, rounds):
-            yield f"{where} is round {each.round + 1} of task {each.task + 1}, where {_due(task, due, rounds)} is due"
+        if due == 0 and event.task > task:  # a method may train on several tasks at once, after the last of them
+            task, rounds = event.task, event.rounds
+        if (event.task, event.round, event.rounds) != (task, due, rounds):
+            yield f"{where} is round {event.round + 1} of task {event.task + 1}, where {_due(task, due, rounds)} is due"
         due += 1
-        held_out.append(each.logs.get(_HELD_OUT))
+        held_out.append(event.logs.get(_HELD_OUT))
     if due or task != tasks - 1:
         yield f"its curve ends where {_due(task, due, rounds)} is due"
 
@@ -83,14 +83,14 @@ def _due(task: int, due: int, rounds: int) -> str:
 
 def _phases(row: Row, events: Sequence[Round | TaskEnd], method: Mapping[str, Any]) -> Iterator[str]:
     """Yields tasks without the rounds of the protocol, if the method makes no schedule of its own."""
-    ends = [each.task for each in events if isinstance(each, TaskEnd)]
+    ends = [event.task for event in events if isinstance(event, TaskEnd)]
     measured = next(iter(row.accuracy.values()), [])
     if ends != [t for t, own in enumerate(measured) if None not in own]:
         yield f"its curve ends tasks {_tasks(ends)}, its matrices are of other ones"
     if method.get("own_schedule") is not False:
         return
     wanted = row.params.protocol.get("rounds")
-    wrong = sorted({each.task for each in events if isinstance(each, Round) and each.rounds != wanted})
+    wrong = sorted({event.task for event in events if isinstance(event, Round) and event.rounds != wanted})
     if wrong:
         yield f"its curve has not the {wanted} rounds of the protocol in tasks {_tasks(wrong)}"
     if ends != [*range(tasks_of(row))]:
@@ -104,51 +104,53 @@ def _tasks(tasks: Sequence[int]) -> str:
 
 def _accuracies(row: Row, events: Sequence[Round | TaskEnd]) -> Iterator[str]:
     """Yields task identities of which curve and matrix differ, and measurements within tasks that cannot be."""
-    measured = {each.task: each.accuracy for each in events if isinstance(each, TaskEnd)}
+    measured = {event.task: event.accuracy for event in events if isinstance(event, TaskEnd)}
     for identity, matrix in row.accuracy.items():
         wrong = [t for t, own in enumerate(matrix) if measured.get(t, {}).get(identity, [None] * len(own)) != own]
         if wrong:
             yield f"its curve has other accuracies under {identity} after task {wrong[0] + 1}"
-    midway = [(each, own) for each in events if isinstance(each, Round) for own in each.accuracy.values()]
-    for each, own in midway:
-        if len(own) != each.task + 1 or not all(0.0 <= value <= 1.0 for value in own):
-            yield f"its curve has accuracies in round {each.round + 1} of task {each.task + 1} that cannot be"
+    midway = [(event, own) for event in events if isinstance(event, Round) for own in event.accuracy.values()]
+    for event, own in midway:
+        if len(own) != event.task + 1 or not all(0.0 <= value <= 1.0 for value in own):
+            yield f"its curve has accuracies in round {event.round + 1} of task {event.task + 1} that cannot be"
             return
 
 
 def _losses(row: Row, rounds: Sequence[Round], method: Mapping[str, Any] | None) -> Iterator[str]:
     """Yields rounds without the loss of a method that trains, or with that of one that does not."""
     if method is not None and method.get("trains") is False:
-        if any(each.loss is not None for each in rounds):
+        if any(round_.loss is not None for round_ in rounds):
             yield "its curve has losses, but the method trains nothing"
         return
-    lost = [each for each in rounds if each.loss is None]
+    lost = [round_ for round_ in rounds if round_.loss is None]
     # Without a loss is also a round in which no client had samples, or none answered: warnings and logs say so.
-    silent = [each for each in lost if not row.warnings and not any(name.startswith("clients/") for name in each.logs)]
+    silent = [
+        round_ for round_ in lost if not (row.warnings or any(name.startswith("clients/") for name in round_.logs))
+    ]
     trains = method is not None or len(lost) < len(rounds)
     if trains and silent:
         yield f"its curve has no loss in round {silent[0].round + 1} of task {silent[0].task + 1}, and nothing says why"
     # Of a task with one class the cross-entropy is 0.
-    several = [each for each in rounds if any(len(own) > 1 for own in row.classes[each.task : each.task + 1])]
-    if several and all(each.loss == 0.0 for each in several):
+    several = [round_ for round_ in rounds if any(len(own) > 1 for own in row.classes[round_.task : round_.task + 1])]
+    if several and all(round_.loss == 0.0 for round_ in several):
         yield "its curve has a loss of exactly 0 in every round"
 
 
 def _totals(row: Row, events: Sequence[Round | TaskEnd], method: Mapping[str, Any]) -> Iterator[str]:
     """Yields costs that are not the sum of what the curve's records say."""
-    cost, rounds = row.cost, [each for each in events if isinstance(each, Round)]
-    ends = [each for each in events if isinstance(each, TaskEnd)]
+    cost, rounds = row.cost, [event for event in events if isinstance(event, Round)]
+    ends = [event for event in events if isinstance(event, TaskEnd)]
     for name in ("bytes_up", "bytes_down"):
-        whole, late = getattr(cost, name), [getattr(each, name) for each in ends]
-        total = sum(getattr(each, name) for each in rounds) + sum(each or 0 for each in late)
+        whole, late = getattr(cost, name), [getattr(end, name) for end in ends]
+        total = sum(getattr(round_, name) for round_ in rounds) + sum(sent or 0 for sent in late)
         # Curves of older versions do not have what clients send at the end of a task.
         if total > whole or (total < whole and None not in late):
             yield f"cost: {name} is {whole:,}, but its curve adds up to {total:,}"
-    for label in sorted({*cost.selectors, *(label for each in ends for label in each.selectors)}):
-        known = [each.selectors[label] for each in ends if label in each.selectors]
-        summed = (sum(each.bytes_up for each in known), sum(each.bytes_down for each in known))
-        bill = cost.selectors.get(label)
-        if bill is None or (bill.bytes_up, bill.bytes_down) != summed:
+    for label in sorted({*cost.selectors, *(label for end in ends for label in end.selectors)}):
+        bills = [end.selectors[label] for end in ends if label in end.selectors]
+        summed = (sum(bill.bytes_up for bill in bills), sum(bill.bytes_down for bill in bills))
+        total_bill = cost.selectors.get(label)
+        if total_bill is None or (total_bill.bytes_up, total_bill.bytes_down) != summed:
             named = cut(line(label), 40)
             yield f"cost: selector {named} has not the bytes of its curve, {summed[0]:,} up and {summed[1]:,} down"
     if row.schema_version >= 3:
@@ -157,30 +159,30 @@ def _totals(row: Row, events: Sequence[Round | TaskEnd], method: Mapping[str, An
         if cost.tasks != len(ends):
             yield f"cost: tasks is {cost.tasks}, but its curve has {len(ends)}"
     for name in _PARTS:
-        total = math.fsum(each.seconds.get(name, 0.0) for each in events)
+        total = math.fsum(event.seconds.get(name, 0.0) for event in events)
         own = getattr(cost, f"{name}_s")
         if abs(total - own) > 1e-6 * max(1.0, own):
             yield f"cost: {name}_s is {own:.6f}, but its curve adds up to {total:.6f}"
-        if any(each.seconds.get(name, 0.0) < 0.0 for each in events):
+        if any(event.seconds.get(name, 0.0) < 0.0 for event in events):
             yield f"its curve has {name} of less than 0 seconds"
     yield from _visits(row, rounds, method)
 
 
 def _visits(row: Row, rounds: Sequence[Round], method: Mapping[str, Any]) -> Iterator[str]:
     """Yields visits that are not those of the curve, or more or fewer than the protocol asks for."""
-    visits, counted = row.cost.visits, [each.visits for each in rounds]
+    visits, counted = row.cost.visits, [round_.visits for round_ in rounds]
     if row.schema_version < 4:
         if visits:
             yield f"cost: visits is {visits}, which rows of schema {row.schema_version} do not count"
         return
-    known = [each for each in counted if each is not None]
+    known = [count for count in counted if count is not None]
     if len(known) == len(counted) and sum(known) != visits:
         yield f"cost: visits is {visits}, but its curve adds up to {sum(known)}"
     clients, share = row.params.protocol.get("clients", 1), row.params.protocol.get("participation", 1.0)
     own = method.get("own_schedule") is not False
     most = clients if own else max(1, round(share * clients))
     everyone = not own and row.params.partition.get("min_samples", 1) > 0
-    least = most * len(rounds) if everyone else sum(each.loss is not None or each.bytes_up > 0 for each in rounds)
+    least = most * len(rounds) if everyone else sum(round_.loss is not None or round_.bytes_up > 0 for round_ in rounds)
     if not least <= visits <= most * len(rounds):
         wanted = f"{least:,}" if everyone else f"between {least:,} and {most * len(rounds):,}"
         yield f"cost: visits is {visits:,}, but {len(rounds)} rounds have {wanted}"

@@ -87,14 +87,14 @@ class GridEntry:
 
     def problems(self, tuned: Settings) -> list[Problem]:
         """Returns the problems of `resolve` with their paths in the suite."""
-        answer, found = self.resolve(tuned), []
+        answer, problems = self.resolve(tuned), []
         settings = settings_of(self.axis, self.settings, tuned)
-        for each in answer.problems:
-            setting = settings.get(str(each.path[0])) if each.path else None
-            path = (*setting.path, *each.path[1:]) if setting else self.path
-            message = each.message if answer.prerequisite else f"{self.axis} {self.label!r}: {each.message}"
-            found.append(Problem(message, path, each.hint, each.key and setting is not None, "params"))
-        return found
+        for problem in answer.problems:
+            setting = settings.get(str(problem.path[0])) if problem.path else None
+            path = (*setting.path, *problem.path[1:]) if setting else self.path
+            message = problem.message if answer.prerequisite else f"{self.axis} {self.label!r}: {problem.message}"
+            problems.append(Problem(message, path, problem.hint, problem.key and setting is not None, "params"))
+        return problems
 
 
 Entries = dict[PluginKind, list[GridEntry]]
@@ -233,11 +233,11 @@ def route(key: str, fields: Sequence[str]) -> tuple[PluginKind | Literal["protoc
         "protocol": list(Protocol.model_fields),
     }
     homes = {f"{target}.{name}": (target, name) for target in names for name in names[target]}
-    found = [home for full, home in homes.items() if key in (full, home[1])]
-    if len(found) > 1:
+    meant = [home for full, home in homes.items() if key in (full, home[1])]
+    if len(meant) > 1:
         raise ValueError(f"key {key!r} is ambiguous: write 'aggregator.{key}' or 'protocol.{key}'")
-    if found:
-        return found[0]
+    if meant:
+        return meant[0]
     head, dot, name = key.partition(".")
     if head in PLUGIN_KINDS and head != "aggregator" and name:
         return cast(PluginKind, head), name
@@ -262,12 +262,12 @@ class Point:
     def values(self) -> dict[str, list[Any]]:
         """The values that the conditions of rules may name: by axis its names, by `axis.parameter` its value."""
         kind, value = self.partition.kind, self.partition.value
-        found: dict[str, list[Any]] = {"partition": [self.partition.label, kind], f"partition.{kind}": [value]}
-        found |= {f"partition.{name}": [each] for name, each in self.partition}
+        values: dict[str, list[Any]] = {"partition": [self.partition.label, kind], f"partition.{kind}": [value]}
+        values |= {f"partition.{name}": [own] for name, own in self.partition}
         for axis, entry in self.entries.items():
-            found[axis] = sorted({entry.label, entry.written.use, entry.ref.short, entry.ref.name})
-            found |= {f"{axis}.{name}": [each] for name, each in entry.params.items()}
-        return found
+            values[axis] = sorted({entry.label, entry.written.use, entry.ref.short, entry.ref.name})
+            values |= {f"{axis}.{name}": [own] for name, own in entry.params.items()}
+        return values
 
 
 @dataclass
@@ -330,12 +330,12 @@ class Rule:
     def condition_problems(self, entries: Entries) -> list[Problem]:
         """Returns the conditions on an axis that does not exist, or a parameter that no entry of the axis has."""
         names = {"protocol": {*Protocol.model_fields}, "partition": {*Partition.short_forms, *Partition.model_fields}}
-        names |= {str(axis): {name for each in found for name in each.fields} for axis, found in entries.items()}
-        broken = {axis for axis, found in entries.items() for each in found if each.broken}
+        names |= {str(axis): {name for entry in own for name in entry.fields} for axis, own in entries.items()}
+        broken = {axis for axis, own in entries.items() for entry in own if entry.broken}
         problems = []
         for key in self.where:
             head, dot, _ = key.partition(".")
-            legal = {f"{head}.{each}" for each in names.get(head, ())} if dot else {*AXES, "seed"}
+            legal = {f"{head}.{name}" for name in names.get(head, ())} if dot else {*AXES, "seed"}
             if key not in legal and head not in broken:
                 where = (*self.path, key) if self.because else (*self.path, "where", key)
                 message = f"unknown condition {key!r}{nearest(key, legal or names)}"
@@ -374,6 +374,6 @@ def _listed(wanted: Any) -> list[Any]:
 def read_rules(suite: Suite) -> list[Rule]:
     """Returns the `tuned` and the `exclude` rules of a suite."""
     rules = [
-        Rule(("tuned", i), each.where, each.set, locked=each.study is not None) for i, each in enumerate(suite.tuned)
+        Rule(("tuned", i), rule.where, rule.set, locked=rule.study is not None) for i, rule in enumerate(suite.tuned)
     ]
-    return rules + [Rule(("exclude", i), each.where, because=each.because) for i, each in enumerate(suite.exclude)]
+    return rules + [Rule(("exclude", i), rule.where, because=rule.because) for i, rule in enumerate(suite.exclude)]

@@ -15,7 +15,7 @@ from fcilbench.errors import DivergedError
 from fcilbench.federation.evaluation import as_module
 from fcilbench.testing.bench import Faulty, Opposite, no_samples_in_task, one_class_first, spread
 from fcilbench.testing.check import CheckFailed, Checks, NotApplicable
-from fcilbench.testing.subject import AggregatorSubject, Run, difference, gap
+from fcilbench.testing.subject import AggregatorSubject, Run, Stopped, difference, gap
 
 CHECKS: Checks[AggregatorSubject] = Checks()
 
@@ -132,8 +132,16 @@ def attack_felt(subject: AggregatorSubject) -> None:
     """
     if not subject.whole.outcome.cost.bytes_up:
         raise NotApplicable("clients upload nothing")
+    ends = iter(subject.whole.ends)
+
+    def predictors(own: Callable[[Server], Predictors], server: Server) -> Predictors:
+        given, honest = own(server), next(ends).modules
+        if any(not torch.equal(as_module(build()).vector, honest[name]) for name, build in given.modules.items()):
+            raise Stopped  # it was felt in this task, so the rest need not be trained
+        return given
+
     try:
-        attacked = subject.run(stressor=Opposite())
+        attacked = subject.run({"predictors": predictors}, stressor=Opposite())
     except (NotApplicable, CheckFailed):
         raise
     except Exception:  # an attack may make a model diverge, or a matrix singular: it was felt

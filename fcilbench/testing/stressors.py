@@ -162,7 +162,7 @@ def coordinates(subject: StressorSubject) -> None:
 
     def call(hook: str, _own: Callable[..., Any], *arguments: Any) -> Any:
         seed = random.randrange(1000)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         return getattr(subject.make(), hook)(*arguments)
 

@@ -34,7 +34,7 @@ _EDGE = 0.05
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResult:
     """What the study of a subject has found so far.
 
     Attributes:
@@ -60,14 +60,14 @@ class Found:
     @property
     def at_bounds(self) -> list[str]:
         """Keys whose best value lies in the outer 5 % of its range: better ones may lie outside."""
-        found = []
+        keys = []
         for key, value in (self.best.params if self.best else {}).items():
             space = self.subject.space[key]
             if isinstance(space, FloatDistribution):
                 scale = math.log if space.log else float
                 place = (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
-                found += [key] if min(place, 1 - place) < _EDGE else []
-        return found
+                keys += [key] if min(place, 1 - place) < _EDGE else []
+        return keys
 
     @property
     def complete(self) -> bool:
@@ -89,13 +89,13 @@ class Found:
     @property
     def rules(self) -> list[dict[str, Any]]:
         """All rules of the lock file: those of earlier studies set nothing, but say what was spent."""
-        spent = [each.model_dump(mode="json") for each in self.earlier]
-        return [*({"where": self.subject.where, "set": {}, "study": each} for each in spent), self.rule]
+        spent = [record.model_dump(mode="json") for record in self.earlier]
+        return [*({"where": self.subject.where, "set": {}, "study": study} for study in spent), self.rule]
 
     @property
     def importances(self) -> dict[str, float]:
         """Share of the score's variance that each hyperparameter explains (fANOVA); empty with too few trials."""
-        scored = sum(each.state is TrialState.COMPLETE for each in self.finished)
+        scored = sum(trial.state is TrialState.COMPLETE for trial in self.finished)
         if self.study is None or len(self.subject.space) < 2 or scored <= len(self.subject.space):
             return {}
         with contextlib.suppress(ValueError, RuntimeError):
@@ -106,9 +106,11 @@ class Found:
 
 def _record(name: str, finished: Sequence[FrozenTrial], budget: int, scored: str, *, used: bool = True) -> StudyRecord:
     """Returns what a study spent, and the score of its best trial if its values are `used`: else all are losers."""
-    content = [[origin(each), each.params, each.state.name, each.value] for each in finished]
-    winner, states = best(finished) if used else None, [each.state for each in finished]
-    rounds, seconds = (sum(float(each.user_attrs.get(key, 0.0)) for each in finished) for key in ("rounds", "seconds"))
+    content = [[origin(trial), trial.params, trial.state.name, trial.value] for trial in finished]
+    winner, states = best(finished) if used else None, [trial.state for trial in finished]
+    rounds, seconds = (
+        sum(float(trial.user_attrs.get(key, 0.0)) for trial in finished) for key in ("rounds", "seconds")
+    )
     return StudyRecord(
         digest=f"sha256:{hashlib.sha256(json.dumps([name, content]).encode()).hexdigest()}",
         trials=len(states),
@@ -129,36 +131,36 @@ def _earlier(subject: Subject, storage: RDBStorage) -> tuple[StudyRecord, ...]:
     The budget of a study that did not note it is what it spent.
     """
     same = re.compile(re.escape(subject.name.rpartition(" ")[0]) + " [0-9a-f]{12}")
-    found = []
+    records = []
     for name in optuna.get_all_study_names(storage):
         if name == subject.name or not same.fullmatch(name):
             continue
         study = optuna.load_study(study_name=name, storage=storage)
-        finished = [each for each in attempts(study.get_trials(deepcopy=False)) if each.state.is_finished()]
-        spent = round(sum(float(each.user_attrs.get("rounds", 0.0)) for each in finished))
+        finished = [trial for trial in attempts(study.get_trials(deepcopy=False)) if trial.state.is_finished()]
+        spent = round(sum(float(trial.user_attrs.get("rounds", 0.0)) for trial in finished))
         budget, scored = (study.user_attrs.get(key) for key in ("budget", "scored"))
         if finished:
-            start = min(each.datetime_start or datetime.max for each in finished)
-            found.append((start, _record(name, finished, int(budget or spent), str(scored or ""), used=False)))
-    return tuple(record for _, record in sorted(found, key=lambda each: each[0]))
+            start = min(trial.datetime_start or datetime.max for trial in finished)
+            records.append((start, _record(name, finished, int(budget or spent), str(scored or ""), used=False)))
+    return tuple(record for _, record in sorted(records, key=lambda started: started[0]))
 
 
-def found_by(subjects: Iterable[Subject], storage: RDBStorage) -> list[Found]:
+def results_of(subjects: Iterable[Subject], storage: RDBStorage) -> list[StudyResult]:
     """Returns what the study of each subject has found; a study that does not exist is not made."""
     results = []
     for subject in subjects:
-        result = Found(subject)
+        result = StudyResult(subject)
         if subject.space:
             with contextlib.suppress(KeyError):
                 study = optuna.load_study(study_name=subject.name, storage=storage)
                 last = attempts(study.get_trials(deepcopy=False), subject.trials)
-                finished = tuple(each for each in last if each.state.is_finished())
-                result = Found(subject, study, finished, _earlier(subject, storage))
+                finished = tuple(trial for trial in last if trial.state.is_finished())
+                result = StudyResult(subject, study, finished, _earlier(subject, storage))
         results.append(result)
     return results
 
 
-def write_lock(path: Path, found: Sequence[Found]) -> None:
+def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
     """Writes the lock file: a rule for each method and scenario that runs, after those of its earlier studies.
 
     A digest covers them all.
@@ -167,14 +169,14 @@ def write_lock(path: Path, found: Sequence[Found]) -> None:
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    content = {"fcilbench": 1, "tuned": [rule for each in found if not each.skipped for rule in each.rules]}
+    content = {"fcilbench": 1, "tuned": [rule for result in results if not result.skipped for rule in result.rules]}
     yaml.dump({"fcilbench": 1, "digest": content_digest(content), "tuned": content["tuned"]}, text)
     write_atomic(path, _HEAD + text.getvalue())
 
 
-def plot(found: Found, folder: Path) -> list[Path]:
+def plot(result: StudyResult, folder: Path) -> list[Path]:
     """Draws parallel coordinates and slices of a study as PNG files and returns them; none without two scores."""
-    if found.study is None or sum(each.state is TrialState.COMPLETE for each in found.finished) < 2:
+    if result.study is None or sum(trial.state is TrialState.COMPLETE for trial in result.finished) < 2:
         return []
     import matplotlib.pyplot as plt
     from optuna.visualization import matplotlib as drawing
@@ -182,10 +184,10 @@ def plot(found: Found, folder: Path) -> list[Path]:
     plt.switch_backend("agg")
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    name = "-".join(found.subject.where.values()).replace("/", "_")
+    name = "-".join(result.subject.where.values()).replace("/", "_")
     for kind, draw in (("parallel", drawing.plot_parallel_coordinate), ("slice", drawing.plot_slice)):
-        draw(found.study)
-        plt.gcf().suptitle(escape_figure(" ".join(found.subject.where.values())), fontsize="small")
+        draw(result.study)
+        plt.gcf().suptitle(escape_figure(" ".join(result.subject.where.values())), fontsize="small")
         files.append(folder / f"{name}-{kind}.png")
         plt.savefig(files[-1], dpi=120, bbox_inches="tight")
         plt.close("all")

@@ -18,7 +18,7 @@ from fcilbench.spec.identity import cell_id
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.select import parse_selectors
 from fcilbench.tracking.base import tracking_uri
-from fcilbench.tuning.lock import Found, found_by, write_lock
+from fcilbench.tuning.lock import StudyResult, results_of, write_lock
 from fcilbench.tuning.search import Search
 from fcilbench.tuning.study import Subject, open_storage, storage_url, subjects_of, trial_suite
 from fcilbench.workflow.screen import SILENT, Screen
@@ -35,7 +35,7 @@ class Tuned:
         trouble: Why it stopped before its budget was spent, if no method is to blame.
     """
 
-    studies: Sequence[Found]
+    studies: Sequence[StudyResult]
     lock: Path
     trouble: str | None
     interrupted: bool
@@ -88,14 +88,17 @@ def tune(
     database = open_storage(storage_url(store.root, storage))
     uri = tracking or f"mlflow={tracking_uri(out)}"
     observers: list[Observer] = [*open_trackers(store, uri, screen), screen.display()]
-    facts = {"trials": sum(each.trials for each in subjects), "rounds": sum(each.budget for each in subjects)}
+    facts = {
+        "trials": sum(subject.trials for subject in subjects),
+        "rounds": sum(subject.budget for subject in subjects),
+    }
     search, summary = Search(subjects, database, store, screen.say), Summary()
     if search.open:
         with contextlib.closing(search), catalog.session():
             supervise([], store, summary, trials.name, facts, observers=observers, options=options, feed=search)
-    lock, found = store.root / f"{loaded.suite.name}.lock.yaml", found_by(subjects, database)
-    write_lock(lock, found)
-    return Tuned(found, lock, search.trouble, summary.interrupted)
+    lock, results = store.root / f"{loaded.suite.name}.lock.yaml", results_of(subjects, database)
+    write_lock(lock, results)
+    return Tuned(results, lock, search.trouble, summary.interrupted)
 
 
 def studies(
@@ -105,7 +108,7 @@ def studies(
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     storage: str | None = None,
-) -> tuple[list[Found], bool]:
+) -> tuple[list[StudyResult], bool]:
     """Reads the studies of a suite; the arguments are those of `tune`. Trains nothing.
 
     Returns:
@@ -119,10 +122,10 @@ def studies(
     if storage is None and not (folder / "studies.db").is_file():
         raise NothingSelectedError(f"no studies in {folder}", hint="`fcilbench tune SUITE --out DIR` makes them")
     database = open_storage(storage_url(folder, storage))
-    found = list(found_by(subjects, database))
+    results = list(results_of(subjects, database))
     name = f"{subjects[0].cells[0].suite} "
     others = (study.study_name.startswith(name) for study in database.get_all_studies())
-    return found, not any(each.finished for each in found) and any(others)
+    return results, not any(result.finished for result in results) and any(others)
 
 
 def _subjects(suite: Path, overrides: Sequence[str], only: Sequence[str]) -> tuple[LoadedSuite, list[Subject]]:

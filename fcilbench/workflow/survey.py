@@ -29,7 +29,7 @@ class Survey:
         label: What the suite calls it; of a path, its name.
         plugin: The plugin that reads it.
         params: The options of the plugin.
-        found: The survey (`fcilbench.worker.survey`), with the reason as `problem` if the data cannot be read.
+        facts: The survey (`fcilbench.worker.survey`), with the reason as `problem` if the data cannot be read.
         exit_code: 0, 2 if an option is wrong or a partition cannot be drawn, 5 if the data cannot be read.
         given: The options that a user gave who named a folder or a file; empty for a data set of a suite.
     """
@@ -37,14 +37,14 @@ class Survey:
     label: str
     plugin: str
     params: dict[str, Any]
-    found: dict[str, Any]
+    facts: dict[str, Any]
     exit_code: int = OK
     given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def record(self) -> dict[str, Any]:
         """The survey as a JSON object."""
-        return {"dataset": self.label, "plugin": self.plugin, "params": self.params, **self.found}
+        return {"dataset": self.label, "plugin": self.plugin, "params": self.params, **self.facts}
 
 
 def inspect_data(what: Path, overrides: Sequence[str] = (), progress: Progress | None = None) -> list[Survey]:
@@ -69,18 +69,18 @@ def _of_path(what: Path, overrides: Sequence[str], progress: Progress | None) ->
     given = {"path": str(what), **options.plain()}
     answer = catalog.resolve(ref, given)
     example = [(Partition(kind="dirichlet", value=0.5), Protocol(), Seeds())]
-    found = _Inspector(example, [], progress).survey(what.name or str(what), ref.name, answer, None)
-    undrawn = found.exit_code == USAGE and "digest" in found.found  # the example's ten clients are nobody's choice
-    return replace(found, given=given, exit_code=OK if undrawn else found.exit_code)
+    survey = _Inspector(example, [], progress).survey(what.name or str(what), ref.name, answer, None)
+    undrawn = survey.exit_code == USAGE and "digest" in survey.facts  # the example's ten clients are nobody's choice
+    return replace(survey, given=given, exit_code=OK if undrawn else survey.exit_code)
 
 
 def _of_suite(loaded: LoadedSuite, progress: Progress | None) -> list[Survey]:
     suite = loaded.suite
     entries, problems = read_entries(suite.grid)
-    if wrong := [each for each in problems if each.path[:2] == ("grid", "dataset")]:
+    if wrong := [problem for problem in problems if problem.path[:2] == ("grid", "dataset")]:
         raise InvalidSuiteError(place(loaded.tree, wrong), ("parse", "schema"))
     seeds = Seeds(base=suite.seeds.base, index=0, vary=tuple(suite.seeds.vary))
-    spreads = [(each, suite.protocol, seeds) for each in suite.grid.partition]
+    spreads = [(partition, suite.protocol, seeds) for partition in suite.grid.partition]
     inspector = _Inspector(spreads, _backbones(entries), progress)
     return [
         inspector.survey(entry.label, entry.ref.name, entry.resolve({}), getattr(entry.written, "tasks", None))
@@ -119,13 +119,13 @@ class _Inspector:
             problem = str(error)
         progress = self.progress
         shown = progress and (lambda _, done, total: progress(label, done, total))
-        found = inspect_dataset(plugin, answer.params, self.backbones, self._draws(split), shown)
-        unread = found.get("problem") or found.get("images", {}).get("broken")
-        undrawn = any(each["problem"] for each in found.get("partitions", ()))
+        facts = inspect_dataset(plugin, answer.params, self.backbones, self._draws(split), shown)
+        unread = facts.get("problem") or facts.get("images", {}).get("broken")
+        undrawn = any(partition["problem"] for partition in facts.get("partitions", ()))
         if problem and not unread:
-            found = {**found, "problem": problem}
+            facts = {**facts, "problem": problem}
         return Survey(
-            label, plugin, answer.params, found, PREREQUISITE if unread else USAGE if problem or undrawn else OK
+            label, plugin, answer.params, facts, PREREQUISITE if unread else USAGE if problem or undrawn else OK
         )
 
     def _draws(self, split: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.message import Layout, Piece, Wire
 from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.federation.channel import Channel
-from fcilbench.federation.round import Visit
 from fcilbench.federation.run import run_experiment
 from fcilbench.federation.stress import Stress
+from fcilbench.federation.visit import Visit
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.ncm import Ncm
 from fcilbench.plugins.stressors.clients import Gaussian

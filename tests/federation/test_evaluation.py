@@ -241,7 +241,7 @@ def test_the_memo_of_a_test_sample_reaches_the_network(make_experiment):
     rows = federation.test_index[0]
     start, net = federation.initial, federation.model.under(federation.initial)
     features = net.features(federation.test.plain(rows))
-    assert torch.equal(federation.test.memo[rows], features)
+    assert torch.allclose(federation.test.memo[rows], features, atol=1e-6)  # other samples share its batch there
     expected = net.head(features * features.mean(dim=1, keepdim=True))
     assert torch.allclose(logits(federation, start), expected, atol=1e-6)
     assert federation.train.memo.shape == (len(federation.train), 16)

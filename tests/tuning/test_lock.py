@@ -9,7 +9,7 @@ from fcilbench.errors import SuiteError
 from fcilbench.spec.cell import PluginUse
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.schema import Tuning
-from fcilbench.tuning.lock import Found, write_lock
+from fcilbench.tuning.lock import StudyResult, write_lock
 from fcilbench.tuning.study import Subject
 
 SUITE = """\
@@ -36,7 +36,7 @@ def test_what_tune_writes_fits_its_digest_and_one_changed_digit_does_not(make_ce
     trial.user_attrs.update(seconds=12.04, rounds=4)
     path, suite = tmp_path / "a.lock.yaml", tmp_path / "s.yaml"
     suite.write_text(SUITE)
-    write_lock(path, [Found(subject, optuna.create_study(), (trial,))])
+    write_lock(path, [StudyResult(subject, optuna.create_study(), (trial,))])
     (rule,) = load_suite(suite, params=path).suite.tuned
     assert (rule.set, rule.where["aggregator"], rule.sealed) == (trial.params, label, True)
     assert (rule.study.budget, rule.study.seconds, rule.study.score) == (2 * 2, 12.0, 1.0)  # T 2, R 2

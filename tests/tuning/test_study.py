@@ -22,7 +22,7 @@ from fcilbench.federation.tasks import TaskStream
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
 from fcilbench.suite.select import Selector
-from fcilbench.tuning.lock import Found, found_by, write_lock
+from fcilbench.tuning.lock import StudyResult, results_of, write_lock
 from fcilbench.tuning.study import (
     SeededTpe,
     Subject,
@@ -202,7 +202,7 @@ def test_a_best_value_at_the_end_of_its_range_is_named(subjects, tmp_path):
     for rate, score in ((1e-3, 0.5), (9e-3, 0.6)):
         space = dict(subjects["fedavg"].space)
         study.add_trial(create_trial(params={"protocol.lr": rate}, distributions=space, value=score))
-        found = Found(subjects["fedavg"], study, tuple(study.trials))
+        found = StudyResult(subjects["fedavg"], study, tuple(study.trials))
         assert found.at_bounds == (["protocol.lr"] if rate == 9e-3 else [])
 
 
@@ -214,7 +214,7 @@ def test_a_lock_file_counts_the_draws_of_all_studies_of_a_method(subjects, tmp_p
     run(before, url, 6)
     run(subjects["fixed"].__class__(subjects["fixed"].cells, before.space, before.tuning), url, 2)
     run(subject, url, 4)
-    (found,) = found_by([subject], opened(url))
+    (found,) = results_of([subject], opened(url))
     (earlier,) = found.earlier
     assert (earlier.trials, earlier.losers, earlier.budget, earlier.scored) == (6, 6, 120, "faa/inferred")
     assert earlier.digest != found.record.digest

@@ -10,7 +10,7 @@ from fcilbench.api.aggregator import Request
 from fcilbench.api.client import Batch
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.federation.experiment import build
-from fcilbench.federation.round import uploaded
+from fcilbench.federation.visit import uploaded
 from fcilbench.plugins.aggregators.codap import (
     PARTS,
     CodaPrompt,

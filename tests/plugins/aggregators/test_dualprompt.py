@@ -10,7 +10,7 @@ from fcilbench.api.client import Batch
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import build
-from fcilbench.federation.round import uploaded
+from fcilbench.federation.visit import uploaded
 from fcilbench.plugins.aggregators import dualprompt
 from fcilbench.plugins.aggregators.dualprompt import DualPrompt, DualViT, cosines, nearest
 from fcilbench.spec.protocol import Partition, Protocol

@@ -10,7 +10,7 @@ import torch
 from fcilbench.api.aggregator import Aggregator, Request
 from fcilbench.engine.model import FlatModel
 from fcilbench.federation.experiment import build
-from fcilbench.federation.round import uploaded
+from fcilbench.federation.visit import uploaded
 from fcilbench.plugins.aggregators.ccvr import Gaussians, measure, refit_rows
 from fcilbench.plugins.aggregators.hgp import Hgp, Mixture, draw, mixtures_of, normalised_cross_entropy
 from fcilbench.spec.protocol import Partition, Protocol

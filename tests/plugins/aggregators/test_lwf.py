@@ -93,6 +93,7 @@ def test_a_teacher_that_clients_never_held_is_sent(play, make_experiment):
     """Who first takes part in a task after its first round has not seen the model with which the task began."""
     settings = {"clients": 4, "participation": 0.5, "rounds": 3, "partition": Partition(kind="iid")}
     settings["tasks"] = (3, 2, 3, 2)
+    settings["optimizer"] = "sgd"  # first steps of Adam are +-lr: two clients may cancel, and what is held is not sent
     federation = build(make_experiment(**settings))
     late = 0
     for phase in federation.schedule.phases[1:]:
@@ -100,8 +101,7 @@ def test_a_teacher_that_clients_never_held_is_sent(play, make_experiment):
         late += len(set().union(*drawn) - drawn[0])
     assert late > 0
     plain, taught = play(FedAvg(), **settings), play(Lwf(), **settings)
-    bias = 10 * 4  # FedAvg's two clients of a round happen to cancel in the head's bias once, which is not sent again
-    assert taught.cost.bytes_down - plain.cost.bytes_down == late * MODEL + bias
+    assert taught.cost.bytes_down - plain.cost.bytes_down == late * MODEL
     assert play(Lwf(), stop=5, **settings).cost.bytes_down == taught.cost.bytes_down
 
 
