@@ -1,8 +1,8 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`, version 5 `roles`, `selectors`, `client_state` and `client_state_mean`, version 6 `cost.saved_s`. Rows of older versions
-are read and written with their version.
+version 4 its `visits`, version 5 `roles`, `selectors`, `client_state` and `client_state_mean`, version 6 `saved_s` of
+the cost. Rows of older versions are read and written with their version.
 """
 
 from __future__ import annotations
