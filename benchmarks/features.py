@@ -21,7 +21,7 @@ from fcilbench.api import Selector
 from fcilbench.data.root import data_root
 from fcilbench.federation.experiment import Experiment
 from fcilbench.federation.run import run_experiment
-from fcilbench.files import CACHE
+from fcilbench.files import CACHE, cache_root
 from fcilbench.plugins.backbones.timm import Timm
 from fcilbench.plugins.datasets.eurosat import EuroSat
 from fcilbench.plugins.selectors.ridge import Ridge
@@ -64,9 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as caches:
-        os.environ[CACHE] = f"{caches}/first"
         cell("ncm", 2)
-        decoded = Path(caches, "first", "datasets")
+        decoded = cache_root().absolute() / "datasets"
         for name in options.methods:
             os.environ[CACHE] = f"{caches}/{name}"
             Path(caches, name).mkdir()
