@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fcilbench.api import Context, FeatureExtractor, Layout, Net, Piece, Task
 from fcilbench.api.client import Part
 from fcilbench.api.lora import FrozenBatchNorm
+from fcilbench.engine.features import StartingPasses
 from fcilbench.engine.precision import without_autocast
 
 
@@ -61,6 +62,7 @@ class FlatModel(Net):
         gradient: `[P]`, the flat gradient of the trainable part; every parameter's `.grad` is a view of it.
         counters: int64 `[K]`, as the network began.
         batch_norms: The modules that normalise by the statistics of a batch.
+        passes: What keeps the passes of the backbone as it was before training; `None`: they are not kept.
         parameters: `vector[:P]` as a leaf that requires gradient (shares memory with `vector` and `gradient`).
     """
 
@@ -98,6 +100,11 @@ class FlatModel(Net):
         self.batch_norms = [module for module in norms if not isinstance(module, FrozenBatchNorm)]
         self.task = Task(0, 0, classes)
         self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.passes: StartingPasses | None = None
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Returns the context for passes over samples of the data set, which are read if they were made before."""
+        return nullcontext() if self.passes is None else self.passes()
 
     @contextmanager
     def arithmetic(self, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:

@@ -31,7 +31,7 @@ class Progress:
 
     Attributes:
         accuracy: Per task identity and selector the measured rows of the accuracy matrix, by task index.
-        seconds: Wall-clock seconds by phase of work so far, and `wall`.
+        seconds: Wall-clock seconds by phase of work so far; `wall`, and those that were `saved` by reading passes.
         peak_memory: Peak of device memory, or of the resident set on a CPU, bytes.
         server_state: Largest size of the method's state so far, bytes.
         client_state: Largest size of what one client has kept so far, bytes.

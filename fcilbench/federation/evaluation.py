@@ -74,7 +74,7 @@ class Evaluator:
         precision: Precision,
         batch_size: int,
     ) -> None:
-        self._model, self.initial = model, model.vector.clone()
+        self._model, self.initial = model, model.vector.clone() if model.passes is None else model.passes.initial
         self._start = Module(self.initial)
         self._test, self._index, self._ood = test, index, ood
         self._precision, self._batch_size = precision, batch_size
@@ -276,9 +276,10 @@ class Evaluator:
 
     def _forward(self, net: Net, data: DeviceData, index: torch.Tensor) -> torch.Tensor:
         parts = [self._start.vector.new_zeros(0, self._model.layout.features)]
-        for rows in torch.split(index, self._batch_size) if len(index) else ():
-            context = {} if data.memo is None else {"memo": data.memo[rows]}
-            parts.append(net.outputs(data.plain(rows), context)["features"])
+        with self._model.reading():
+            for rows in torch.split(index, self._batch_size) if len(index) else ():
+                context = {} if data.memo is None else {"memo": data.memo[rows]}
+                parts.append(net.outputs(data.plain(rows), context)["features"])
         return torch.cat(parts)
 
     def _share(

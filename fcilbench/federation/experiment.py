@@ -20,6 +20,7 @@ from fcilbench.api.selector import Selector
 from fcilbench.api.stressor import Stressor, Turn
 from fcilbench.data.open import open_dataset
 from fcilbench.engine.data import DeviceArrays, DeviceData, DeviceImages, DeviceTokens
+from fcilbench.engine.features import StartingPasses, structure
 from fcilbench.engine.model import FlatModel, Network
 from fcilbench.engine.precision import autocast
 from fcilbench.engine.trainer import Trainer
@@ -274,7 +275,7 @@ def _memo(experiment: Experiment, model: FlatModel, data: DeviceData) -> torch.T
     """Returns the answers of the method's query for all samples, `[n, ...]`, or `None` if it has none."""
     model.network.eval()
     index, answers = torch.arange(len(data), device=data.labels.device), []
-    with model.arithmetic(partial(autocast, experiment.protocol.precision, index.device)):
+    with model.arithmetic(partial(autocast, experiment.protocol.precision, index.device)), model.reading():
         for rows in torch.split(index, _QUERY_BATCH):
             answer = experiment.aggregator.query(model, data.plain(rows))
             if answer is None:
@@ -358,11 +359,19 @@ def _model(experiment: Experiment, sizes: tuple[int, ...], names: tuple[str, ...
     seed_torch(experiment.seeds.of("train"), "init")
     network = Network(backbone.build(), classes)
     backbone.adapt(network.extractor)
+    body = network.extractor.body
+    built = structure(body)
     answer = experiment.aggregator.prepare(network, request)
     if isinstance(answer, No):
         raise Unsupported(answer.reason)
     check_adapters(network, backbone)
-    return FlatModel(network, device)
+    model = FlatModel(network, device)
+    if device.type == "cpu":
+        own = {"backbone": facts, "portable": experiment.runtime.portable}
+        initial = model.vector.clone()
+        named = model.named(initial)
+        model.passes = StartingPasses(network, body, built, initial=initial, named=named, facts=own)
+    return model
 
 
 def _test_positions(

@@ -67,6 +67,7 @@ def outcome(federation: Federation, progress: Progress) -> Outcome:
             visits=progress.visits,
             tasks=len(federation.schedule.phases),
             selection_s=seconds.get("selection", 0.0),
+            saved_s=seconds.get("saved", 0.0),
             selectors={
                 label: SelectorCost(**kept["cost"])
                 for label, kept in progress.selectors.items()

@@ -87,8 +87,11 @@ class _Run:
         self._tasks, self._rows = len(federation.stream.sizes), update_rows(federation)
         self._judge: Evaluator | None = None
         self._selections = selections(federation, progress)
-        self._watch = Stopwatch(federation.model.vector.device)
+        passes = federation.model.passes
+        self._saved = (lambda: 0.0) if passes is None else (lambda: passes.saved)
+        self._watch = Stopwatch(federation.model.vector.device, self._saved)
         self._watch.seconds = progress.seconds
+        self._counted = 0.0
 
     def phases(self) -> None:
         """Trains every phase that is left, or stops after one if all that was ever sent was not finite."""
@@ -253,7 +256,11 @@ class _Run:
         self._federation.best = None
 
     def _since(self, before: dict[str, float]) -> dict[str, float]:
-        return {name: total - before.get(name, 0.0) for name, total in self._watch.seconds.items() if name != "wall"}
+        return {
+            name: total - before.get(name, 0.0)
+            for name, total in self._watch.seconds.items()
+            if name not in ("wall", "saved")
+        }
 
     def _record(self, event: CurveEvent) -> None:
         self._progress.curve.append(event)
@@ -264,6 +271,9 @@ class _Run:
         now = time.perf_counter()
         self._progress.seconds["wall"] = self._progress.seconds.get("wall", 0.0) + now - self._mark
         self._mark = now
+        saved = self._saved()
+        self._progress.seconds["saved"] = self._progress.seconds.get("saved", 0.0) + saved - self._counted
+        self._counted = saved
         self._progress.peak_memory = max(self._progress.peak_memory, peak_memory(self._federation.model.vector.device))
         lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in self._progress.curve)
         write_atomic(self._workdir / "rounds.jsonl", lines, durable=False)

@@ -97,7 +97,7 @@ class Selection:
             model.load(session.received_model, server.counters)
             model.network.eval()
             session.cut_short()
-            with torch.no_grad():
+            with torch.no_grad(), model.reading():
                 messages[client] = self.selector.statistics(session)
         arrived = _stressed(federation, context, messages)
         sent["bytes_up"] += sum(map(nbytes, arrived.values())) * counts

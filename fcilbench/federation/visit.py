@@ -163,7 +163,7 @@ def _statistics(federation: Federation, session: ClientSession, hook: Callable[[
     federation.model.network.eval()
     samples, stress, trains = session.samples, federation.channel.stress, federation.experiment.aggregator.trains
     session.cut_short()
-    with torch.no_grad():
+    with torch.no_grad(), federation.model.reading():
         statistics = hook(session)
     if any(name in statistics for name in RESERVED):
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")

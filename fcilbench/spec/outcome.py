@@ -66,6 +66,8 @@ class Cost(BaseModel):
             rounds; 0 in rows of schema 3 or older.
         tasks: Number of tasks.
         selection_s: What selectors take of clients and server, beside the evaluation; 0 in rows of schema 4 or older.
+        saved_s: Seconds of passes of the network as it was before training that were read and not made: the parts have
+            them, as they were timed when they were made, and `wall_s` does not; 0 in rows of schema 5 or older.
         selectors: Bytes of each selector by label, apart from the method's; none for one that learns nothing.
     """
 
@@ -88,6 +90,7 @@ class Cost(BaseModel):
     visits: int = 0
     tasks: int = 0
     selection_s: float = 0.0
+    saved_s: float = 0.0
     selectors: dict[str, SelectorCost] = {}
 
     @property

@@ -1,8 +1,8 @@
 """The schema of a row, the record of one planned cell with or without a result.
 
 Version 2 added `suite_digest` and `code.engine_version`, version 3 `module`, `rounds` and `tasks` of the cost,
-version 4 its `visits`, version 5 `roles`, `selectors`, `client_state` and `client_state_mean`. Rows of older versions
-are read and written with their version.
+version 4 its `visits`, version 5 `roles`, `selectors`, `client_state` and `client_state_mean`, version 6 `saved_s` of
+the cost. Rows of older versions are read and written with their version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fcilbench.spec.cell import PLUGIN_KINDS, SELECTORS, PluginKind, Roles
 from fcilbench.spec.outcome import Cost, Value
 from fcilbench.spec.protocol import SELECTOR_LABEL, Closed, Scored, SeedRole
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 ROLES_SINCE = 5
 """Schema version of the first rows that say what role their method has."""
 
@@ -147,7 +147,7 @@ class Row(Closed):
         ended: End of the last attempt, UTC.
     """
 
-    schema_version: Literal[1, 2, 3, 4, 5] = Field(5, alias="schema")
+    schema_version: Literal[1, 2, 3, 4, 5, 6] = Field(6, alias="schema")
     identity_version: int
     cell_id: str = Field(pattern="^[0-9a-f]{64}$")
     suite: str
