@@ -7,11 +7,12 @@ import importlib
 import inspect
 from pathlib import Path
 
+from maker.pages import toctree, write
+from maker.text import prose
+
 import fcilbench
 import fcilbench.api
 import fcilbench.testing
-from maker.pages import toctree, write
-from maker.text import prose
 
 PAGES = {
     "methods": ("Methods", ("api.aggregator", "api.client", "api.server", "plugins.aggregators", "vectors")),
@@ -42,14 +43,26 @@ def write_api(source: Path) -> None:
         raise RuntimeError(f"docs/maker/api.py: no page for {', '.join(lost)}")
     folder = source / "api"
     folder.mkdir()
-    notebooks = ["Notebooks", "", "Rows as pandas tables; :doc:`an example </example>`.", *_items("fcilbench", fcilbench.__all__)]
+    notebooks = [
+        "Notebooks",
+        "",
+        "Rows as pandas tables; :doc:`an example </example>`.",
+        *_items("fcilbench", fcilbench.__all__),
+    ]
     (folder / "notebooks.rst").write_text(_page(notebooks), encoding="utf-8")
     for page, (title, _) in PAGES.items():
         names = [name for name in fcilbench.api.__all__ if placed[name] == page]
-        (folder / f"{page}.rst").write_text(_page([title, "", "All of it is imported from ``fcilbench.api``.", *_items("fcilbench.api", names)]))
+        (folder / f"{page}.rst").write_text(
+            _page([title, "", "All of it is imported from ``fcilbench.api``.", *_items("fcilbench.api", names)])
+        )
     tree = toctree(["notebooks", *PAGES, "testing"]).replace(":hidden:\n", "")
     write(folder / "README.md", f"# Python interface\n\n{prose(inspect.getdoc(fcilbench.api))}\n\n{tree}")
-    kit = ["The conformance kit", "", inspect.getdoc(fcilbench.testing) or "", *_items("fcilbench.testing", fcilbench.testing.__all__)]
+    kit = [
+        "The conformance kit",
+        "",
+        inspect.getdoc(fcilbench.testing) or "",
+        *_items("fcilbench.testing", fcilbench.testing.__all__),
+    ]
     (folder / "testing.rst").write_text(_page(kit), encoding="utf-8")
 
 
@@ -78,7 +91,9 @@ def _value(module: str, name: str) -> list[str]:
     """Returns what the source says of a constant or a type: its value if that is short, and the text below it."""
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for node, after in zip(body, [*body[1:], None], strict=True):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else ()
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else ()
+        )
         if name in map(ast.unparse, targets):
             value = ast.unparse(node.value)
             about = ast.get_docstring(ast.Module([after], [])) if after else None

@@ -1,4 +1,4 @@
-"""The hand-written pages as pages of the site: links that leave `docs/` are mended, and the index gets its navigation."""
+"""The hand-written pages in the site: links that leave `docs/` are mended, and the index gets its navigation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ OUTSIDE = {
 REFERENCE = """
 ## Reference
 
-- [Commands](commands.md): every command with its options
 - [Suite keys](reference/suite.md): every key with its legal values
 - [Data sets](reference/datasets.md), [backbones](reference/backbones.md), [stressors](reference/stressors.md) and
   [selectors](reference/selectors.md) that come with the package
@@ -29,7 +28,7 @@ REFERENCE = """
 """The section of the index whose pages are made from the code, in the site alone."""
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\\[\[\]])*)\]\(([^()\s]+)\)")
-_TARGET = re.compile(r"\]\(([^)#:]+\.md)\)")
+_TARGET = re.compile(r"\[([^\]]+)\]\(([^)#:]+)\.md\)")
 
 
 def write_pages(source: Path, extra: Path) -> None:
@@ -72,11 +71,18 @@ def mended(path: Path) -> str:
         if there.parts[0] == "leaderboards" and there.name in ("README.md", "index.html") and len(there.parts) > 2:
             return board_link(own, there.parts[1], text)
         name = site_name(there)
+        if text.endswith(".md"):
+            text = title(there)
         return f"[{text}]({relative(own, name)}{mark}{anchor})" if name else text
 
     text = (ROOT / path).read_text(encoding="utf-8")
     parts = _FENCE.split(text)
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
+
+
+def title(path: Path) -> str:
+    """Returns the first heading of a page of the repository."""
+    return (ROOT / path).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def site_name(path: Path) -> str | None:
@@ -109,9 +115,9 @@ def navigation(index: str) -> str:
     """Returns the navigation of the site: of each section of the index the pages that its list names."""
     trees = []
     for section in index.split("\n## ")[1:]:
-        title, _, body = section.partition("\n")
+        caption, _, body = section.partition("\n")
         if names := _TARGET.findall(body):
-            trees.append(toctree([name.removesuffix(".md") for name in names], f":caption: {title}"))
+            trees.append(toctree([f"{words} <{name}>" for words, name in names], f":caption: {caption}"))
     return "\n" + "\n".join(trees)
 
 

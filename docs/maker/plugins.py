@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from maker.pages import ROOT, board_link, toctree
+from maker.text import code, default, docstring, legal, prose, sentence, table
+
 from fcilbench.boards.folder import build_boards
 from fcilbench.boards.model import Block, Entry
 from fcilbench.boards.render import DASH, format_estimate, format_rank
@@ -13,14 +16,21 @@ from fcilbench.registry.catalog import Description, describe
 from fcilbench.registry.entrypoints import find, load
 from fcilbench.results.store import Store
 from fcilbench.tables import flatten
-from maker.pages import ROOT, board_link, toctree
-from maker.text import code, default, docstring, legal, prose, sentence, table
 
 KINDS = {
-    "datasets": ("Data sets", "Entries of `grid: {dataset: [...]}`. Every one also takes `tasks`, see [suite keys](suite.md)."),
+    "datasets": (
+        "Data sets",
+        "Entries of `grid: {dataset: [...]}`. Every one also takes `tasks`, see [suite keys](suite.md).",
+    ),
     "backbones": ("Backbones", "Entries of `grid: {backbone: [...]}`: the networks that clients train."),
-    "stressors": ("Stressors", "Entries of `grid: {stress: [...]}`: clients that misbehave. [How they act](../boards.md#stressors)."),
-    "selectors": ("Selectors", "Entries of `evaluate: {selectors: [...]}`: what picks the task of a sample. [What they cost](../selectors.md)."),
+    "stressors": (
+        "Stressors",
+        "Entries of `grid: {stress: [...]}`: clients that misbehave. [How they act](../boards.md#stressors).",
+    ),
+    "selectors": (
+        "Selectors",
+        "Entries of `evaluate: {selectors: [...]}`: what picks a sample's task. [What they cost](../selectors.md).",
+    ),
 }
 """Title and first lines of the page of each kind but methods."""
 
@@ -82,7 +92,13 @@ def suite_entries(method: Description) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    return f'"{value}"' if value in ("on", "off", "none", "null") else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f'"{value}"'
+        if value in ("on", "off", "none", "null")
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _yaml(method: Description) -> str:
@@ -98,20 +114,26 @@ def options(plugin: Description) -> list[str]:
             code(name),
             default(field, required=name in required),
             legal(field, plugin.schema.get("$defs", {})),
-            prose(sentence(field.get("description", ""))),
-            prose(field.get("fcilbench_source", "")),
-            _space(field.get("fcilbench_space", {})),
+            _meaning(field),
         )
         for name, field in fields.items()
     ]
-    heads = ("option", "default", "legal values", "meaning", "source of the default", "`tune` draws from")
-    return table(heads, rows) if rows else ["It has no options."]
+    return table(("option", "default", "legal values", "meaning"), rows) if rows else ["It has no options."]
 
 
-def _space(space: Mapping[str, Any]) -> str:
-    if "choices" in space:
-        return ", ".join(code(each) for each in space["choices"])
-    return f"{space['low']:g} to {space['high']:g}{', logarithmic' * bool(space.get('log'))}" if space else ""
+def _meaning(field: Mapping[str, Any]) -> str:
+    """Returns what an option means, where its default comes from, and between which values tuning draws."""
+    parts = [prose(sentence(field.get("description", "")))]
+    if source := field.get("fcilbench_source"):
+        parts.append(f"*Default:* {prose(sentence(source))}")
+    if space := field.get("fcilbench_space"):
+        scale = ", logarithmic" if space.get("log") else ""
+        parts.append(
+            f"*Tuned:* {', '.join(map(code, space['choices']))}."
+            if "choices" in space
+            else f"*Tuned:* {space['low']:g} to {space['high']:g}{scale}."
+        )
+    return "<br>".join(parts)
 
 
 def published() -> list[Figures]:
@@ -133,9 +155,9 @@ def _figures(method: Description, figures: list[Figures]) -> str:
     rows = [_row(each, page, keys) for each in own]
     heads = ("board", "scenario", "as", *(f"FAA, {key}" for key in keys), "code")
     about = (
-        "Final averaged accuracy in per cent, mean over seeds ± half width of the 95 % interval, and in brackets the places "
-        "that the tests leave open ([how to read a board](../boards.md#statistics)). Figures of different boards or "
-        "scenarios are not comparable."
+        "Final averaged accuracy in per cent, mean over seeds ± half width of the 95 % interval; in brackets the "
+        "places that the tests leave open ([how to read a board](../boards.md#statistics)). Figures of different boards "
+        "or scenarios are not comparable."
     )
     return "\n".join([about, "", *table(heads, rows, range(3, 3 + len(keys)))])
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from maker.text import code, default, legal, prose, sentence, table
 
 from fcilbench.cli.main import app
 from fcilbench.spec.protocol import Partition
 from fcilbench.suite.schema import Suite, json_schema
-from maker.text import code, default, legal, prose, sentence, table
 
 _LEFT_OUT = {"StudyRecord"}
 """What `fcilbench tune` writes and no user does."""
@@ -24,7 +24,8 @@ def write_suite(source: Path) -> None:
     parts = [
         "# Suite keys",
         "All that a suite file may say. `fcilbench schema suite` prints the same as JSON Schema, for editors; "
-        "[the protocol, key by key](../protocol.md) says more about the commonest keys, and [suites](../suites.md) shows whole ones.",
+        "[the protocol, key by key](../protocol.md) says more about the commonest keys, and "
+        "[suites](../suites.md) shows whole ones.",
         "## Suite",
         prose(Suite.__doc__ or "").split(". ")[0],
         *_keys(schema),
@@ -43,7 +44,12 @@ def write_suite(source: Path) -> None:
 def _keys(schema: Mapping[str, Any]) -> list[str]:
     fields, required = schema.get("properties", {}), schema.get("required", ())
     rows = [
-        (code(name), _legal(name, field), _default(name, field, required), prose(sentence(field.get("description", ""))))
+        (
+            code(name),
+            _legal(name, field),
+            _default(name, field, required),
+            prose(sentence(field.get("description", ""))),
+        )
         for name, field in fields.items()
         if name not in {"study", "sealed"}
     ]
@@ -86,7 +92,12 @@ def _command(words: str, command: Any) -> list[str]:
     rows = [(code(name), prose(_plain(help_))) for _, name, help_ in sorted(records, key=lambda each: each[0])]
     usage = context.get_usage().removeprefix("Usage: ")
     example = _plain(command.epilog or "").removeprefix("Example: ")
-    return [*paragraphs, f"```text\n{usage}\n```", "\n".join(table(("argument or option", "meaning"), rows)), f"For example `{example}`." * bool(example)]
+    return [
+        *paragraphs,
+        f"```text\n{usage}\n```",
+        "\n".join(table(("argument or option", "meaning"), rows)),
+        f"For example `{example}`." * bool(example),
+    ]
 
 
 def _plain(text: str) -> str:

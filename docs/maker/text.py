@@ -11,15 +11,16 @@ from typing import Any
 from fcilbench.escape import escape_markdown
 
 _CODE = re.compile(r"(`[^`]+`)")
+_WORDS = {"object": "mapping", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
 _SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def prose(text: object) -> str:
-    """Returns a text of the code as one line of Markdown.
+    r"""Returns a text of the code as one line of Markdown.
 
     Example:
         >>> prose("weight `a*b` of <x, y> * 2")
-        'weight `a*b` of &lt;x, y&gt; \\\\* 2'
+        'weight `a*b` of &lt;x, y&gt; \\* 2'
     """
     parts = _CODE.split(" ".join(str(text).split()))
     return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
@@ -75,21 +76,18 @@ def legal(field: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> s
     """
     if "enum" in field or "const" in field:
         return ", ".join(code(json.dumps(word).strip('"')) for word in field.get("enum", [field.get("const")]))
-    if "$ref" in field and parts is not None:
-        return f"mapping of {', '.join(map(code, parts[field['$ref'].rpartition('/')[2]]['properties']))}"
     if "$ref" in field:
-        return f"[{field['$ref'].rpartition('/')[2]}](#{field['$ref'].rpartition('/')[2].lower()})"
+        name = field["$ref"].rpartition("/")[2]
+        if parts is None:
+            return f"[{name}](#{name.lower()})"
+        return f"mapping of {', '.join(map(code, parts[name]['properties']))}"
     if "anyOf" in field:
         return "; ".join(dict.fromkeys(each.get("description") or legal(each, parts) for each in field["anyOf"]))
     if field.get("type") == "array":
         return f"list of {legal(field['items'], parts)}" if field.get("items") else "list"
-    if field.get("type") == "boolean":
-        return "`true`, `false`"
-    if field.get("type") == "null":
-        return "`null`"
-    bounds = [f"{sign} {field[key]:,}" for key, sign in _SIGNS.items() if key in field]
-    words = {"object": "mapping", "string": "text"}
-    return escape_markdown(", ".join([words.get(type_ := field.get("type", "any value"), type_), *bounds]))
+    bounds = [escape_markdown(f", {sign} {field[key]:,}") for key, sign in _SIGNS.items() if key in field]
+    type_ = field.get("type", "any value")
+    return "".join([_WORDS.get(type_, type_), *bounds])
 
 
 def default(field: Mapping[str, Any], *, required: bool) -> str:
