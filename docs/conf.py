@@ -18,6 +18,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 default_role = "code"
+smartquotes = False  # `--only` has two hyphens
 add_module_names = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

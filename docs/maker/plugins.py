@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from maker.pages import ROOT, board_link, toctree
 from maker.text import code, default, docstring, legal, prose, sentence, table
@@ -156,7 +157,7 @@ def _figures(method: Description, figures: list[Figures]) -> str:
     heads = ("board", "scenario", "as", *(f"FAA, {key}" for key in keys), "code")
     about = (
         "Final averaged accuracy in per cent, mean over seeds ± half width of the 95 % interval; in brackets the "
-        "places that the tests leave open ([how to read a board](../boards.md#statistics)). Figures of different boards "
+        "places that the tests leave open ([how to read a board](../boards.md#statistics)). Figures of other boards "
         "or scenarios are not comparable."
     )
     return "\n".join([about, "", *table(heads, rows, range(3, 3 + len(keys)))])
@@ -171,7 +172,7 @@ def _row(found: Figures, page: str, keys: list[str]) -> list[str]:
         text = format_estimate(estimate, column, entry.seeds) if column and estimate else DASH
         rank = entry.ranks.get(key)
         cells.append(prose(f"{text} {format_rank(rank)}" if rank and text != DASH else text))
-    link = board_link(page, found.board, found.board)
+    link = board_link(page, found.board, found.board, f"#show={quote(entry.aggregator, safe='')}")
     age = f"older ({entry.stale} rows)" if entry.stale else "as here"
     return [link, prose(found.block.heading), prose(entry.aggregator), *cells, age]
 

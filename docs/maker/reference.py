@@ -28,32 +28,40 @@ def write_suite(source: Path) -> None:
         "[suites](../suites.md) shows whole ones.",
         "## Suite",
         prose(Suite.__doc__ or "").split(". ")[0],
-        *_keys(schema),
+        *_keys(schema, schema["$defs"]),
         "## Partition",
         prose((Partition.__doc__ or "").split("\n\n")[0]),
         *_keys(Partition.model_json_schema()),
     ]
     for name, part in schema["$defs"].items():
         if name not in _LEFT_OUT:
-            more = "Other keys are options of the plugin." if part.get("additionalProperties") is True else ""
+            others = "options of the plugin" if name.endswith("Entry") else "conditions: an axis or `axis.parameter`"
+            more = f"Other keys are {others}." if part.get("additionalProperties") is True else ""
             about = part.get("description", "").split("\n\n")[0]
             parts += [f"## {name}", f"{prose(about)} {more}".strip(), *_keys(part)]
     (source / "reference" / "suite.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _keys(schema: Mapping[str, Any]) -> list[str]:
+def _keys(schema: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> list[str]:
     fields, required = schema.get("properties", {}), schema.get("required", ())
     rows = [
         (
             code(name),
             _legal(name, field),
             _default(name, field, required),
-            prose(sentence(field.get("description", ""))),
+            prose(sentence(field.get("description") or _about(field, parts or {}))),
         )
         for name, field in fields.items()
         if name not in {"study", "sealed"}
     ]
     return ["\n".join(table(("key", "legal values", "default", "meaning"), rows))] if rows else []
+
+
+def _about(field: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    """Returns what the part of a suite is that a key holds, one of it or a list of them."""
+    inner = [field, field.get("items", {}), *field.get("anyOf", ())]
+    names = [each["$ref"].rpartition("/")[2] for each in inner if "$ref" in each]
+    return parts[names[0]].get("description", "").split("\n\n")[0].split(". ")[0] if names and parts else ""
 
 
 def _legal(name: str, field: Mapping[str, Any]) -> str:

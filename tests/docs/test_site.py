@@ -63,7 +63,7 @@ def test_every_method_has_its_page_with_all_of_its_options(site):
 @pytest.mark.slow
 def test_a_method_has_its_figures_and_a_link_to_their_board(site):
     text = page(site, "methods/fedavg.html")
-    assert 'href="../leaderboards/quickstart/index.html"' in text
+    assert 'href="../leaderboards/quickstart/index.html#show=fedavg"' in text
     assert (site / "html" / "leaderboards" / "quickstart" / "index.html").is_file()
     board = (pages.ROOT / "leaderboards" / "quickstart" / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^\| fedavg .*$", board, re.MULTILINE)
