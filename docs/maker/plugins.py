@@ -72,15 +72,11 @@ def method_page(written: str, method: Description, figures: list[Figures]) -> st
     title, _, body = written.partition("\n")
     lead, more = docstring(load(method.ref))
     where = Path(method.origin.rpartition(":")[0]).relative_to(ROOT)
-    card = [(key, prose(value)) for key, value in method.facts["card"].items()]
-    parts = [title, lead, *_card(card), body.strip(), "## In a suite", _yaml(method), "## Options"]
+    card = "\n".join(f"- **{key}**: {prose(value)}" for key, value in method.facts["card"].items())
+    parts = [title, lead, card, body.strip(), "## In a suite", _yaml(method), "## Options"]
     parts += ["\n".join(options(method)), "## Figures from the boards", _figures(method, figures)]
     parts += ["## What the code says", more, f"Version {method.version} of `{method.ref.name}`, in `{where}`."]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _card(card: list[tuple[str, str]]) -> list[str]:
-    return ["\n".join(table([key for key, _ in card], [[value for _, value in card]]))] if card else []
 
 
 def suite_entries(method: Description) -> list[str]:

@@ -55,8 +55,8 @@ def test_every_method_has_its_page_with_all_of_its_options(site):
     for method in methods:
         text = page(site, f"methods/{method.ref.short}.html")
         cells = {html.unescape(re.sub(r"<[^>]+>", "", cell)) for cell in re.findall(r"<td.*?</td>", text, re.DOTALL)}
-        wanted = {*method.field_names, method.facts["card"]["family"]}
-        lacking += [(method.ref.short, name) for name in wanted if name not in {cell.strip() for cell in cells}]
+        lacking += [(method.ref.short, name) for name in method.field_names if name not in map(str.strip, cells)]
+        lacking += [method.ref.short] * (method.facts["card"]["family"] not in text)
     assert lacking == []
 
 
