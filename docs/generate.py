@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from maker.api import write_api
 from maker.pages import write_pages
 from maker.plugins import write_kinds, write_methods
-from maker.reference import write_commands, write_suite
+from maker.reference import write_commands, write_shipped, write_suite
 
 
 def main(build: Path) -> None:
@@ -27,6 +27,7 @@ def main(build: Path) -> None:
     write_methods(source)
     write_kinds(source)
     write_suite(source)
+    write_shipped(source)
     write_commands(source)
     write_api(source)
 

@@ -21,6 +21,7 @@ REFERENCE = """
 ## Reference
 
 - [Suite keys](reference/suite.md): every key with its legal values
+- [Shipped suites](reference/shipped.md): all that come with the package
 - [Data sets](reference/datasets.md), [backbones](reference/backbones.md), [stressors](reference/stressors.md) and
   [selectors](reference/selectors.md) that come with the package
 - [Python interface](api/README.md): what plugins and notebooks import
@@ -68,8 +69,8 @@ def mended(path: Path) -> str:
         there = Path(os.path.normpath(path.parent / target))
         if not (ROOT / there).exists():
             raise FileNotFoundError(f"{path}: the link to {target} leads nowhere")
-        if there.parts[0] == "leaderboards" and there.name in ("README.md", "index.html") and len(there.parts) > 2:
-            return board_link(own, there.parts[1], text)
+        if there.parts[0] == "leaderboards" and there.as_posix() not in OUTSIDE:
+            return board_link(own, there.with_name("index.html"), text)
         name = site_name(there)
         if text.endswith(".md"):
             text = title(there)
@@ -99,9 +100,9 @@ def relative(page: str, target: str) -> str:
     return os.path.relpath(target, os.path.dirname(page) or ".").replace(os.sep, "/")
 
 
-def board_link(page: str, folder: str, text: str, anchor: str = "") -> str:
+def board_link(page: str, board: Path, text: str, anchor: str = "") -> str:
     """Returns a link from a page to a board, which is copied as it is: Sphinx would miss it, but for HTML."""
-    return f'<a href="{relative(page, f"leaderboards/{folder}/index.html")}{anchor}">{text}</a>'
+    return f'<a href="{relative(page, board.as_posix())}{anchor}">{text}</a>'
 
 
 def notebook(path: Path) -> str:

@@ -168,7 +168,8 @@ def _row(found: Figures, page: str, keys: list[str]) -> list[str]:
         text = format_estimate(estimate, column, entry.seeds) if column and estimate else DASH
         rank = entry.ranks.get(key)
         cells.append(prose(f"{text} {format_rank(rank)}" if rank and text != DASH else text))
-    link = board_link(page, found.board, found.board, f"#show={quote(entry.aggregator, safe='')}")
+    board = Path("leaderboards") / found.board / "index.html"
+    link = board_link(page, board, found.board, f"#show={quote(entry.aggregator, safe='')}")
     age = f"older ({entry.stale} rows)" if entry.stale else "as here"
     return [link, prose(found.block.heading), prose(entry.aggregator), *cells, age]
 

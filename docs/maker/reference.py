@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +12,11 @@ import typer
 from maker.text import code, default, legal, prose, sentence, table
 
 from fcilbench.cli.main import app
+from fcilbench.shipped import folder
 from fcilbench.spec.protocol import Partition
+from fcilbench.suite.load import load_suite
 from fcilbench.suite.schema import Suite, json_schema
+from fcilbench.suite.yaml import InvalidSuiteError
 
 _LEFT_OUT = {"StudyRecord"}
 """What `fcilbench tune` writes and no user does."""
@@ -55,6 +59,21 @@ def _keys(schema: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> 
         if name not in {"study", "sealed"}
     ]
     return ["\n".join(table(("key", "legal values", "default", "meaning"), rows))] if rows else []
+
+
+def write_shipped(source: Path) -> None:
+    """Writes the list of the suites that come with the package."""
+    rows = []
+    for path in sorted(folder("suites").glob("*.yaml")):
+        with contextlib.suppress(InvalidSuiteError):  # a part that others extend, which has no grid
+            suite = load_suite(path).suite
+            rows.append((code(path.stem), prose(sentence(suite.description)), code(", ".join(suite.boards))))
+    about = (
+        "`fcilbench run NAME` runs them wherever the package is installed, and `fcilbench doctor NAME` says what is "
+        "missing for it here. [Suites](../suites.md) says which to choose."
+    )
+    parts = ["# Shipped suites", about, "\n".join(table(("suite", "what", "boards"), rows))]
+    (source / "reference" / "shipped.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _about(field: Mapping[str, Any], parts: Mapping[str, Any]) -> str:

@@ -76,6 +76,9 @@ def test_a_method_has_its_figures_and_a_link_to_their_board(site):
 def test_commands_and_keys_are_there(site):
     commands, suite = page(site, "commands.html"), page(site, "reference/suite.html")
     assert [each for each in ("--rerun", "--tolerance", "results verify", "plugins new") if each not in commands] == []
+    shipped = page(site, "reference/shipped.html")
+    suites = {each.stem for each in (pages.ROOT / "suites").glob("*.yaml")}
+    assert {name for name in suites if name not in shipped} == {"paper-tuned"}  # which others extend
     assert [each for each in ("min_samples", "clip_norm", "task_identity", "because") if each not in suite] == []
 
 
