@@ -16,6 +16,8 @@ from maker.pages import write_pages
 from maker.plugins import write_kinds, write_methods
 from maker.reference import write_commands, write_shipped, write_suite
 
+from fcilbench.registry.catalog import session
+
 
 def main(build: Path) -> None:
     """Writes all sources of the site below `build`, anew."""
@@ -24,8 +26,9 @@ def main(build: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     (source / "reference").mkdir(parents=True)
     write_pages(source, extra)
-    write_methods(source)
-    write_kinds(source)
+    with session():  # one process describes all plugins
+        write_methods(source)
+        write_kinds(source)
     write_suite(source)
     write_shipped(source)
     write_commands(source)
