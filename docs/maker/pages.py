@@ -22,8 +22,9 @@ REFERENCE = """
 
 - [Suite keys](reference/suite.md): every key with its legal values
 - [Shipped suites](reference/shipped.md): all that come with the package
-- [Data sets](reference/datasets.md), [backbones](reference/backbones.md), [stressors](reference/stressors.md) and
-  [selectors](reference/selectors.md) that come with the package
+- [Data sets](reference/datasets.md): what each reads, its counts and its terms
+- [Backbones](reference/backbones.md): networks for images, texts and arrays
+- [Stressors](reference/stressors.md) and [Selectors](reference/selectors.md): their options
 - [Python interface](api/README.md): what plugins and notebooks import
 """
 """The section of the index whose pages are made from the code, in the site alone."""

@@ -122,7 +122,7 @@ def _meaning(field: Mapping[str, Any]) -> str:
     """Returns what an option means, where its default comes from, and between which values tuning draws."""
     parts = [prose(sentence(field.get("description", "")))]
     if source := field.get("fcilbench_source"):
-        parts.append(f"*Default:* {prose(sentence(source))}")
+        parts.append(f"*Default:* {prose(source.rstrip('.'))}.")
     if space := field.get("fcilbench_space"):
         scale = ", logarithmic" if space.get("log") else ""
         parts.append(
@@ -188,8 +188,8 @@ def _section(plugin: Description) -> list[str]:
         return [prose(sentence(plugin.fault))]
     lead, more = docstring(load(plugin.ref))
     facts = [
-        f"{key} {value}"
+        f"- {key.replace('_', ' ')}: {prose(value)}"
         for key, value in flatten(plugin.facts).items()
         if isinstance(value, str | int | float) and value not in ("", 0) and not isinstance(value, bool)
     ]
-    return [lead, more, f"Facts: {prose('; '.join(facts))}." if facts else "", "\n".join(options(plugin))]
+    return [lead, more, "\n".join(facts), "\n".join(options(plugin))]

@@ -84,7 +84,7 @@ def test_commands_and_keys_are_there(site):
 
 
 @pytest.mark.slow
-def test_the_entries_of_suites_are_valid(site):
+def test_the_entries_of_suites_are_valid():
     sys.path.insert(0, str(pages.ROOT / "docs"))
     try:
         from maker.plugins import suite_entries
