@@ -7,7 +7,6 @@ import fcilbench.api
 import fcilbench.testing
 
 project = "fcilbench"
-author = "the fcilbench authors"
 version = release = fcilbench.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
@@ -15,6 +14,7 @@ html_theme = "furo"
 html_title = f"fcilbench {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_show_copyright = False
 html_copy_source = False
 html_show_sphinx = False
 default_role = "code"
