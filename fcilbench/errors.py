@@ -1,6 +1,6 @@
 """Errors that reach a user: one clear line, a hint, and the exit code of the process.
 
-Exit codes (documented in the README, tested): 0 all selected cells ok; 1 internal error; 2 usage or invalid
+Exit codes (documented in docs/commands.md, tested): 0 all selected cells ok; 1 internal error; 2 usage or invalid
 suite; 3 finished, some cells not ok; 4 nothing selected; 5 prerequisite missing; 130 interrupted.
 """
 
