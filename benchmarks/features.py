@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as caches:
-        cell("ncm", 2)
+        cell("ncm", 4)
         decoded = cache_root().absolute() / "datasets"
         for name in options.methods:
             os.environ[CACHE] = f"{caches}/{name}"
