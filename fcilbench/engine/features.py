@@ -199,7 +199,9 @@ class _Tensor:
 def _tensors(body: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
     for prefix, module in body.named_modules():
         for key, tensor in itertools.chain(module._parameters.items(), module._buffers.items()):
-            if tensor is not None:
+            if (
+                tensor is not None and key != "num_batches_tracked"
+            ):  # which BatchNorm counts, and reads in training alone
                 yield f"{prefix}.{key}", module, key, tensor
 
 
