@@ -7,7 +7,7 @@ from pathlib import Path
 import fcilbench
 
 ROOT = Path(fcilbench.__file__).parent
-LEFT = {"spec", "suite", "registry", "worker", "execution", "results", "boards", "tuning", "tracking", "data"}
+LEFT = {"spec", "suite", "registry", "worker", "execution", "results", "boards", "charts", "tuning", "tracking", "data"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"spec", "registry", "suite"},
     "tracking": {"spec", "registry", "results"},
     "boards": {"spec", "registry", "suite", "results"},
+    "charts": {"spec", "results", "boards"},
     "execution": {"spec", "registry", "worker", "results", "tracking"},
     "tuning": {"spec", "registry", "worker", "suite", "results", "execution"},
     "testing": {
