@@ -20,6 +20,7 @@ from fcilbench.charts.parts import (
     finish,
     gap_of,
     group_of,
+    haloed,
     highlighted,
     interval,
     kind_colour,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _BYTES = Column(metric="bytes", title="Bytes", unit="bytes", better="lower")
 _NAMED = 3
-"""Of the best methods so many are named, besides the front."""
+"""Of the best methods so many are named, besides the front and the controls."""
 
 
 def data(
@@ -85,7 +86,7 @@ def data(
             "mean": scale_of(column) * found.mean,
             "lo": lo,
             "hi": hi,
-            "named": entry.aggregator in named,
+            "named": entry.aggregator in named or (chosen is None and kind == "control"),
             "text": text,
             "tip": f"{label}\n{column.title} {text}{unit}\n{number(sent, _BYTES)} up and down",
         }
@@ -122,7 +123,7 @@ def _choose_sides(points: Records, lines: Records, span: float) -> None:
     for point, place in zip(points, places, strict=True):
         point["side"] = "left" if place > middle else "right"
     for each in lines:
-        near = [p for p, row in zip(places, points, strict=True) if 0 <= row["mean"] - each["mean"] < 0.15 * span]
+        near = [p for p, row in zip(places, points, strict=True) if 0 <= row["mean"] - each["mean"] < 0.1 * span]
         each["side"] = "left" if 2 * sum(place <= middle for place in near) <= len(near) else "right"
 
 
@@ -144,11 +145,13 @@ def chart(
         scale=alt.Scale(type="log", nice=False, padding=2 * theme.size),
         axis=alt.Axis(labelExpr=labels, tickCount=6, grid=False, labelOverlap=True),
     )
-    y = alt.Y("mean:Q", title=axis, scale=alt.Scale(zero=False, nice=True, padding=theme.size / 2))
+    y = alt.Y(
+        "mean:Q", title=axis, axis=alt.Axis(tickCount=6), scale=alt.Scale(zero=False, nice=True, padding=theme.size / 2)
+    )
     own = alt.Chart(alt.NamedData("rows"))
     without = (
         alt.Chart(alt.NamedData("lines"))
-        .mark_rule(strokeDash=[4, 3], strokeWidth=0.6 * theme.stroke)
+        .mark_rule(strokeDash=theme.dashes(4, 3), strokeWidth=0.6 * theme.stroke)
         .encode(y=y, color=kind_colour(theme), tooltip="tip:N")
     )
     front = (
@@ -163,7 +166,7 @@ def chart(
         x=x, y=y, color=kind_colour(theme), shape=kind_shape(), tooltip="tip:N"
     )
     return finish(
-        [without, front, intervals, points, *_names(theme, x, gap_of(theme, span, height))],
+        [without, front, intervals, *_names(theme, x, gap_of(theme, span, height)), points],
         *(theme, title, width, height),
     )
 
@@ -176,13 +179,16 @@ def _names(theme: Theme, x: alt.X, gap: float) -> list[Any]:
     sides: Any = (("right", "left", 1, "width"), ("left", "right", -1, 0))
     for side, other, sign, end in sides:
         named = alt.Chart(alt.NamedData("rows")).transform_filter(f"datum.named && datum.side == '{side}'")
-        layers += [
+        points = (
             apart(named, "mean", gap)
-            .mark_text(align=other, dx=sign * 0.6 * theme.size, aria=False)
-            .encode(x=x, y="label_y:Q", text="name:N"),
+            .mark_text(align=other, baseline="bottom", dx=sign * 0.5 * theme.size, dy=-0.1 * theme.size, aria=False)
+            .encode(x=x, y="label_y:Q", text="name:N")
+        )
+        lines = (
             alt.Chart(alt.NamedData("lines"))
             .transform_filter(f"datum.side == '{side}'")
             .mark_text(align=side, baseline="bottom", dx=-sign * theme.size / 3, dy=-theme.size / 6, aria=False)
-            .encode(x=alt.value(end), y="mean:Q", color=kind_colour(theme), text="name:N"),
-        ]
+            .encode(x=alt.value(end), y="mean:Q", color=kind_colour(theme), text="name:N")
+        )
+        layers += [*haloed(points, theme), *haloed(lines, theme)]
     return layers

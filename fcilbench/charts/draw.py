@@ -1,15 +1,67 @@
-"""Puts a chart and its data together, and writes them as pictures."""
+"""Puts a chart and its data together, and writes them as a picture for a paper."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fcilbench.charts.parts import Data
-from fcilbench.charts.theme import Theme
+from fcilbench.charts.theme import COLUMN, PAPER, Theme
+from fcilbench.errors import UsageError
+from fcilbench.files import write_atomic
+
+if TYPE_CHECKING:
+    import altair as alt
+
+SUFFIXES = (".svg", ".pdf", ".png")
+_DOTS = 300
+"""Dots of an inch of a PNG file."""
 
 
-def drawn(module: ModuleType, found: Data, theme: Theme, title: str = "", width: float | str = 520) -> Any:
-    """Returns the Altair chart of one of the modules of charts with its data in it."""
+def drawn(module: ModuleType, found: Data, theme: Theme, title: str = "", width: float | str = 520) -> alt.LayerChart:
+    """Returns the Altair chart of one of the modules of charts, with its data in it."""
     chart = module.chart(theme, title, width, **found["layout"][0])
-    return chart.properties(datasets={name: rows for name, rows in found.items() if name != "layout"})
+    datasets = {name: rows for name, rows in found.items() if name != "layout"}
+    with_data: alt.LayerChart = chart.properties(datasets=datasets)
+    return with_data
+
+
+def svg(description: dict[str, Any]) -> str:
+    """Returns a Vega-Lite description, with its data, as SVG: the same text in every run."""
+    import vl_convert
+
+    text: str = vl_convert.vegalite_to_svg(description, allowed_base_urls=[])
+    return text
+
+
+def check_suffix(path: Path) -> None:
+    """Raises UsageError if no figure is written to a file with such an ending."""
+    if path.suffix.lower() not in SUFFIXES:
+        reason = f"{path}: no figure is written to {path.suffix!r} files"
+        raise UsageError(reason, hint=f"end it in {', '.join(SUFFIXES)}")
+
+
+def write(module: ModuleType, found: Data, title: str, path: Path) -> None:
+    """Writes a chart in the width of a paper's column as an `.svg`, `.pdf` or `.png` file, by the file's ending.
+
+    Raises:
+        UsageError: If the file has another ending.
+    """
+    check_suffix(path)
+    import vl_convert
+
+    description = drawn(module, found, PAPER, title, COLUMN).to_dict()
+    suffix = path.suffix.lower()
+    if suffix == ".svg":
+        write_atomic(path, _in_points(svg(description)))
+    elif suffix == ".pdf":
+        write_atomic(path, vl_convert.vegalite_to_pdf(description, allowed_base_urls=[]))
+    else:
+        write_atomic(path, vl_convert.vegalite_to_png(description, ppi=_DOTS, allowed_base_urls=[]))
+
+
+def _in_points(text: str) -> str:
+    """Returns SVG whose size is in points, as that of PDF is, and not in pixels of which 96 are an inch."""
+    return re.sub(r'(<svg[^>]*?) width="([\d.]+)" height="([\d.]+)"', r'\1 width="\2pt" height="\3pt"', text, count=1)

@@ -99,7 +99,7 @@ def chart(
     own = alt.Chart(alt.NamedData("rows"))
     lines = (
         alt.Chart(alt.NamedData("lines"))
-        .mark_rule(strokeDash=[4, 3], strokeWidth=0.6 * theme.stroke, aria=False)
+        .mark_rule(strokeDash=theme.dashes(4, 3), strokeWidth=0.6 * theme.stroke, aria=False)
         .encode(x="mean:Q", color=kind_colour(theme))
     )
     seeds = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Block, Column, Entry, Estimate, Group
-from fcilbench.charts.theme import DASHES, KINDS, SHAPES, SLOTS, Theme
+from fcilbench.charts.theme import KINDS, SHAPES, SLOTS, Theme
 from fcilbench.errors import NothingSelectedError
 from fcilbench.escape import line
 from fcilbench.spec.row import Row
@@ -157,11 +157,11 @@ def slot_colour(theme: Theme) -> alt.Color:
     return alt.Color("slot:O", legend=None, scale=alt.Scale(domain=list(range(SLOTS)), range=theme.slots))
 
 
-def slot_dash() -> alt.StrokeDash:
+def slot_dash(theme: Theme) -> alt.StrokeDash:
     """Returns the encoding of a slot as dashes."""
     import altair as alt
 
-    return alt.StrokeDash("slot:O", legend=None, scale=alt.Scale(domain=list(range(SLOTS)), range=list(DASHES)))
+    return alt.StrokeDash("slot:O", legend=None, scale=alt.Scale(domain=list(range(SLOTS)), range=theme.slot_dashes))
 
 
 def apart(layer: Any, field: str, gap: float) -> Any:
@@ -181,6 +181,14 @@ def apart(layer: Any, field: str, gap: float) -> Any:
         .transform_window(label_min="min(label_d)", frame=[0, None], sort=order)
         .transform_calculate(label_y=f"datum.label_i * {gap:.6g} + (datum.label_max + datum.label_min) / 2")
     )
+
+
+def haloed(text: Any, theme: Theme) -> list[Any]:
+    """Returns the layers of a text that is read on top of lines: its outline in the colour of the page, and itself."""
+    behind = text.copy()
+    behind.mark.stroke, behind.mark.strokeWidth = theme.colours["back"], theme.size / 4
+    behind.mark.strokeJoin, behind.mark.opacity = "round", 0.85
+    return [behind, text]
 
 
 def gap_of(theme: Theme, span: float, height: float) -> float:

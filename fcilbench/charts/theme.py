@@ -13,7 +13,6 @@ SHAPES = ("circle", "diamond", "square")
 """Shapes of the points of `KINDS`: colour is never the only sign."""
 SLOTS = 8
 """Methods that have a colour of their own in a chart of lines."""
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3]) * 2
 
 LIGHT_COLOURS: Mapping[str, str] = {
     **{"back": "#ffffff", "text": "#1a1a1a", "dim": "#555555", "line": "#dcdfe3", "grey": "#8a8f96"},
@@ -69,6 +68,15 @@ class Theme:
     def slots(self) -> list[str]:
         """Colours of the highlighted methods."""
         return [self.colours[f"c{slot}"] for slot in range(SLOTS)]
+
+    def dashes(self, *lengths: float) -> list[float]:
+        """Returns a pattern of dashes, given for a line of 2 pixels."""
+        return [round(length * self.stroke / 2, 2) for length in lengths]
+
+    @property
+    def slot_dashes(self) -> list[list[float]]:
+        """Dashes of the highlighted methods."""
+        return [self.dashes(*each) for each in ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))] * 2
 
     def room(self, characters: int) -> float:
         """Returns the width of a text."""
