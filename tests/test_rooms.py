@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "boards": {"spec", "registry", "suite", "results"},
     "charts": {"spec", "results", "boards"},
     "execution": {"spec", "registry", "worker", "results", "tracking"},
-    "tuning": {"spec", "registry", "worker", "suite", "results", "execution"},
+    "tuning": {"spec", "registry", "worker", "suite", "results", "execution", "charts"},
     "testing": {
         *("api", "spec", "federation", "data", "registry", "plugins"),
         *("boards", "execution", "results", "tracking", "worker"),  # the kits of the other kinds

@@ -158,7 +158,11 @@ def _diagnostics(chosen: Chosen) -> Shown:
 
 
 def _severity(chosen: Chosen) -> Shown:
-    block = _one(RobustnessBoard().build(chosen.rows), "choose one, e.g. --only dataset:eurosat")
+    board = RobustnessBoard().build(chosen.rows)
+    if not board.blocks:
+        hint = "the suite's `grid: {stress: [...]}` makes them, e.g. [none, dropout]"
+        raise NothingSelectedError("no stressed cells in these rows", hint=hint)
+    block = _one(board, "choose one, e.g. --only dataset:eurosat")
     name = chosen.pick("stressor", severity.stressors(block, chosen.by_id))
     return severity, severity.data(block, chosen.identity, chosen.by_id, name), ""
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcilbench.charts.parts import Data
 from fcilbench.charts.theme import COLUMN, PAPER, Theme
 from fcilbench.errors import UsageError
 from fcilbench.files import write_atomic
 
-if TYPE_CHECKING:
-    import altair as alt
-
 SUFFIXES = (".svg", ".pdf", ".png")
 _DOTS = 300
 """Dots of an inch of a PNG file."""
 
 
-def drawn(module: ModuleType, found: Data, theme: Theme, title: str = "", width: float | str = 520) -> alt.LayerChart:
+def drawn(module: ModuleType, found: Data, theme: Theme, title: str = "", width: float | str = 520) -> Any:
     """Returns the Altair chart of one of the modules of charts, with its data in it."""
     chart = module.chart(theme, title, width, **found["layout"][0])
     datasets = {name: rows for name, rows in found.items() if name != "layout"}
-    with_data: alt.LayerChart = chart.properties(datasets=datasets)
-    return with_data
+    return chart.properties(datasets=datasets)
 
 
 def svg(description: dict[str, Any]) -> str:
@@ -43,8 +39,10 @@ def check_suffix(path: Path) -> None:
         raise UsageError(reason, hint=f"end it in {', '.join(SUFFIXES)}")
 
 
-def write(module: ModuleType, found: Data, title: str, path: Path) -> None:
-    """Writes a chart in the width of a paper's column as an `.svg`, `.pdf` or `.png` file, by the file's ending.
+def write(
+    module: ModuleType, found: Data, title: str, path: Path, *, theme: Theme = PAPER, width: float = COLUMN
+) -> None:
+    """Writes a chart as an `.svg`, `.pdf` or `.png` file, by the file's ending; by default for a paper's column.
 
     Raises:
         UsageError: If the file has another ending.
@@ -52,7 +50,7 @@ def write(module: ModuleType, found: Data, title: str, path: Path) -> None:
     check_suffix(path)
     import vl_convert
 
-    description = drawn(module, found, PAPER, title, COLUMN).to_dict()
+    description = drawn(module, found, theme, title, width).to_dict()
     suffix = path.suffix.lower()
     if suffix == ".svg":
         write_atomic(path, _in_points(svg(description)))

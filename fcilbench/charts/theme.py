@@ -93,7 +93,7 @@ class Theme:
         axis = {"labelFontSize": small, "titleFontSize": small, "titleFontWeight": "normal", "labelFlush": False}
         widths = {"domainWidth": thin, "tickWidth": thin, "gridWidth": thin, "tickSize": small / 3}
         return {
-            "background": None if self.colours["back"].startswith("var(") else self.colours["back"],
+            "background": "transparent" if self.colours["back"].startswith("var(") else self.colours["back"],
             "font": self.font,
             "padding": 2,
             "view": {"stroke": None},

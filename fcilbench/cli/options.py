@@ -119,7 +119,7 @@ _PARAMS = "Lock file of `fcilbench tune` with values for the cells."
 Params = Annotated[Path | None, typer.Option("--params", metavar="LOCK", help=_PARAMS)]
 _STORAGE = "Database of the studies, e.g. postgresql+psycopg://user@host/db; default: a file beside the trials."
 Storage = Annotated[str | None, typer.Option("--storage", metavar="URL", help=_STORAGE)]
-_PLOTS = "Also draw parallel coordinates and slices as PNG into this folder."
+_PLOTS = "Also draw the best score against rounds, and the score against each hyperparameter, as PNG into this folder."
 Plots = Annotated[Path | None, typer.Option("--plots", metavar="DIR", help=_PLOTS)]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
