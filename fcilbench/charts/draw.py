@@ -13,6 +13,8 @@ from fcilbench.errors import UsageError
 from fcilbench.files import write_atomic
 
 SUFFIXES = (".svg", ".pdf", ".png")
+_IDS = re.compile(r'( id="|url\(#)((gradient_|clip)\d+)')
+"""Where SVG names a gradient or an outline, and refers to it."""
 _DOTS = 300
 """Dots of an inch of a PNG file."""
 
@@ -29,7 +31,8 @@ def svg(description: dict[str, Any]) -> str:
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(description, allowed_base_urls=[])
-    return text
+    names: dict[str, str] = {}  # the library counts on from picture to picture
+    return _IDS.sub(lambda found: f"{found[1]}{names.setdefault(found[2], f'{found[3]}{len(names)}')}", text)
 
 
 def check_suffix(path: Path) -> None:

@@ -31,7 +31,8 @@ def test_a_chart_shows_itself_without_a_network(fill):
         assert "fedavg" in bundle["image/svg+xml"]
         assert "<script" not in bundle["image/svg+xml"]
     with altair.renderers.enable("mimetype"):
-        assert any(key.startswith("application/vnd.vegalite") for key in chart._repr_mimebundle_())
+        bundle, _ = chart._repr_mimebundle_()
+    assert any(key.startswith("application/vnd.vegalite") for key in bundle)
 
 
 def test_every_figure_has_a_method_and_says_what_is_missing(fill):
