@@ -23,10 +23,6 @@ from fcilbench.results.store import NoRowsError, Store
 from fcilbench.workflow.prepare import prepare
 from fcilbench.workflow.survey import spread_of
 
-_OF = (
-    "Which of several: a metric (forest, bytes), diagnostics joined by commas, a stressor (severity), a hyperparameter "
-    "(sweep)."
-)
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
 
@@ -86,7 +82,7 @@ def figure(
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     identity: options.Identity = "none",
-    of: Annotated[str, typer.Option("--of", metavar="NAME", help=_OF, show_default=False)] = "",
+    of: options.Of = "",
     data: options.Data = None,
 ) -> None:
     """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.

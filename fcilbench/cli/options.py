@@ -132,6 +132,11 @@ _OUTPUT = (
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
 _IDENTITY = "What methods are told of a sample's task."
 Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred[:SELECTOR]|oracle", help=_IDENTITY)]
+_OF = (
+    "Which of several things a figure shows: a metric (forest, bytes), diagnostics joined by commas, a stressor "
+    "(severity), a hyperparameter (sweep)."
+)
+Of = Annotated[str, typer.Option("--of", metavar="NAME", help=_OF, show_default=False)]
 _REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
