@@ -36,7 +36,9 @@ def test_forest_is_sorted_and_only_accuracies_end_at_0_and_100(fill, data_of, ma
     assert rows["fedavg"]["hi"] - rows["fedavg"]["lo"] == pytest.approx(2 * 24.8414, abs=1e-3)
     assert (rows["ncm"]["lo"], rows["ncm"]["text"]) == (None, "80.00 (n=3)")  # equal in all seeds: no interval
     assert (rows["moon"]["mean"], rows["moon"]["text"]) == (None, "–")
-    assert rows["fedavg"]["tip"] == ("fedavg\nFAA 60.00 ± 24.84 %\nplaces [2] of 2\nseeds 0: 50.00, 1: 60.00, 2: 70.00")
+    assert rows["fedavg"]["tip"] == (
+        "fedavg\nFAA 60.00 ± 24.84 %\nplaces [2–3] of 3\nseeds 0: 50.00, 1: 60.00, 2: 70.00"
+    )
     assert [(line["id"], line["mean"]) for line in found["lines"]] == [
         ("ncm", pytest.approx(80)),
         ("joint", pytest.approx(81)),
