@@ -16,9 +16,13 @@ per cent.
     `rows`: id, name, kind, bytes, mean, lo, hi, front, named, side, text, tip. `front`: bytes, mean.
     `lines` (no bytes sent): id, name, kind, mean, side, tip. `layout`: span, axis.
 `curves.data(block, key, rows_by_cell_id, rounds=None, chosen=None)`
-    `rows`: id, name, kind, x, mean, lo, hi, slot, last, alone, text, tip. `layout`: room, span.
+    `rows`: id, line, name, kind, x, mean, lo, hi, slot, last, alone, text, tip. `layout`: room, span, dots, ticks.
 `matrix.data(matrices_of_the_seeds_of_a_method)`
     `rows`: after, task, value, dark, text, tip (no id: all of one method). `layout`: tasks.
+
+`loss`, `diagnostics`, `severity`, `sweep` and `budget` have the columns of `curves`, the first two also `tasks`: x. The
+data of `forgetting` are those of `matrix`, those of `critical_difference`, `partition` and `slices` are told there.
+`choose` makes each figure of the rows of a folder, by its name; `notebook` and `fcilbench figure` take it from there.
 
 A page may change `slot` of `curves` (-1 is grey, 0 to 7 have a colour and a name) and `named` of `bytes` by itself:
 names are pushed apart in the description. `width` is that of the whole picture, or `"container"`; then the largest
