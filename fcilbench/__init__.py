@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fcilbench.results.frames import Frames
+    from fcilbench.charts.notebook import Results
 
 __version__ = "0.2.0"
 __all__ = ["load", "run"]
 
 
-def load(folder: Path | str = "results") -> Frames:
+def load(folder: Path | str = "results") -> Results:
     """Returns a results folder as pandas tables: `rows`, `curves` and `matrices`, joined by `cell_id`.
 
     Accuracies are in [0, 1], times in seconds, sizes in bytes. All numbers of tasks and rounds count from 0.
@@ -26,12 +26,16 @@ def load(folder: Path | str = "results") -> Frames:
     - `matrices` has a line for each task seen: the `accuracy` on `task` after training on the task `after`, under the
       task identity `identity`; `task` <= `after`.
 
+    The result is a tuple of the three, and its `plot` draws the charts of boards and papers, e.g.
+    `load().plot.forest("dataset:cifar100")`; see `fcilbench.charts.notebook.Plots`.
+
     Raises:
         NoRowsError: If the folder holds no rows.
     """
-    from fcilbench.results.frames import load as load_frames
+    from fcilbench.charts.notebook import load as load_results
+    from fcilbench.workflow.survey import spread_of
 
-    return load_frames(folder)
+    return load_results(folder, spread_of)
 
 
 def run(
@@ -41,7 +45,7 @@ def run(
     data: Path | str | None = None,
     jobs: int | None = None,
     gpus: str = "auto",
-) -> Frames:
+) -> Results:
     """Runs a suite and returns `load(out)`; the arguments are those of `fcilbench run`, and so is what it prints.
 
     A cell that fails raises nothing: its row says why.

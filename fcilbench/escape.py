@@ -1,4 +1,4 @@
-"""Text of somebody else, escaped for where it goes: terminal, Markdown, LaTeX, CSV, a figure, a link.
+"""Text of somebody else, escaped for where it goes: terminal, Markdown, LaTeX, CSV, a link.
 
 Labels, descriptions, warnings, messages and names of files come from suites, plugins and strangers' rows. No renderer
 writes such a text without the function of its destination. HTML pages are templates of jinja2, which escapes text and
@@ -87,12 +87,6 @@ def escape_csv(value: object) -> str:
     text = "" if value is None else clean(value)
     formula = isinstance(value, str) and _FORMULA.match(text) and not _NUMBER.fullmatch(text)
     return f"'{text}" if formula else text
-
-
-def escape_figure(text: object) -> str:
-    """Returns one line of text that matplotlib draws as it is: without mathematics, and never left out of a legend."""
-    shown = line(text).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
 
 
 def page_link(folder: str, page: str) -> str:

@@ -17,7 +17,6 @@ from fcilbench.boards.report import render_index, render_report
 from fcilbench.escape import (
     clean,
     escape_csv,
-    escape_figure,
     escape_markdown,
     escape_tex,
     line,
@@ -148,11 +147,6 @@ def test_latex_prints_text_and_executes_none_of_it(payload):
     assert tex_row([cell, "x"]).lstrip("{}")[:1] not in ("[", "*") or tex_row([cell, "x"]).startswith("{}")
     assert _live(tex_comment(payload)) == []
     assert "\n" not in tex_comment(payload)
-
-
-def test_a_figure_shows_a_label_as_it_is():
-    assert escape_figure("a $x$\nb") == r"a \$x\$ b"
-    assert escape_figure("_hidden") == " _hidden"  # matplotlib leaves a label that begins with _ out of the legend
 
 
 def _board(payload, make_cell, make_row):

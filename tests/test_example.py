@@ -22,5 +22,8 @@ def test_the_notebook_runs_and_no_output_is_committed(tmp_path):
     )
     notebook.cells.append(nbformat.v4.new_code_cell(check))
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    pictures = [each.data for cell in cells for each in cell.outputs if "image/svg+xml" in each.get("data", {})]
+    assert len(pictures) == 1
+    assert "ncm (control)" in pictures[0]["image/svg+xml"]
     printed = "".join(each.get("text", "") for cell in cells for each in cell.outputs)
     assert "Accuracy board" in printed

@@ -7,7 +7,7 @@ from pathlib import Path
 import fcilbench
 
 ROOT = Path(fcilbench.__file__).parent
-LEFT = {"spec", "suite", "registry", "worker", "execution", "results", "boards", "tuning", "tracking", "data"}
+LEFT = {"spec", "suite", "registry", "worker", "execution", "results", "boards", "charts", "tuning", "tracking", "data"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": set(),
@@ -23,15 +23,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"spec", "registry", "suite"},
     "tracking": {"spec", "registry", "results"},
     "boards": {"spec", "registry", "suite", "results"},
+    "charts": {"spec", "results", "boards"},
     "execution": {"spec", "registry", "worker", "results", "tracking"},
-    "tuning": {"spec", "registry", "worker", "suite", "results", "execution"},
+    "tuning": {"spec", "registry", "worker", "suite", "results", "execution", "charts"},
     "testing": {
         *("api", "spec", "federation", "data", "registry", "plugins"),
         *("boards", "execution", "results", "tracking", "worker"),  # the kits of the other kinds
     },
     "workflow": LEFT,
     "cli": LEFT | {"workflow"},
-    "__init__": {"workflow", "results", "data", "cli"},
+    "__init__": {"workflow", "charts", "data", "cli"},
     "__main__": {"cli"},
 }
 """By room, the rooms that it may import. `errors`, `escape`, `files`, `shipped` and `tables` are everybody's."""

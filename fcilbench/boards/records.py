@@ -45,6 +45,8 @@ class Study(BaseModel):
     digest: str = ""
     trials: int = Field(0, ge=0)
     budget: int = Field(0, ge=0)
+    rounds: int = Field(0, ge=0)
+    score: float | None = None
     scored: str = ""
 
 
@@ -100,6 +102,29 @@ def rounds_of(store: Store, cell_id: str) -> list[dict[str, Any]]:
         known = {key: own for key, own in accuracy.items() if _is_numbers(own)} if isinstance(accuracy, dict) else {}
         found.append({**place, "loss": loss if _is_number(loss := each.get("loss")) else None, "accuracy": known})
     return found
+
+
+def logs_of(store: Store, cell_id: str) -> list[dict[str, Any]]:
+    """Returns what a cell's method logged: of each round and each end of a task its `task`, `rounds`, `step`, `logs`.
+
+    The step is the round over all tasks, counted from 1; what is logged at the end of a task has that of its last
+    round. `logs` holds the numbers by name, and may be empty.
+    """
+    found: dict[tuple[int, float], dict[str, Any]] = {}
+    rounds = 1
+    for each in store.rounds(cell_id):
+        task, logs, event = each.get("task"), each.get("logs"), each.get("event")
+        place = each.get("round") if event == "round" else math.inf if event == "task" else None
+        if type(task) is not int or not isinstance(logs, dict) or not isinstance(place, int | float):
+            continue
+        rounds = each["rounds"] if type(each.get("rounds")) is int else rounds
+        numbers = {str(name): value for name, value in logs.items() if _is_number(value)}
+        found[task, place] = {"task": task, "rounds": rounds, "logs": numbers}  # a resumed cell has rounds twice
+    steps, records = 0, []
+    for key in sorted(found):
+        steps += key[1] != math.inf
+        records.append({**found[key], "step": max(1, steps)})
+    return records
 
 
 def _is_number(value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fcilbench.cli import complete, console, options
-from fcilbench.errors import UsageError, nearest
+from fcilbench.errors import UsageError
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
@@ -81,33 +81,37 @@ def board(
 
 
 def figure(
-    name: Annotated[
-        str,
-        typer.Argument(help="curves, loss, forgetting or critical-difference.", autocompletion=complete.figures),
-    ],
+    name: Annotated[str, typer.Argument(help="Name of the figure.", metavar="NAME", autocompletion=complete.figures)],
     *,
     output: options.OutputFile,
     out: options.Out = options.RESULTS,
     only: options.Only = None,
     identity: options.Identity = "none",
+    of: options.Of = "",
+    data: options.Data = None,
 ) -> None:
     """Draw a figure of the rows in a results folder as .svg, .pdf or .png, sized for a paper's column.
 
-    curves: mean accuracy on the tasks seen, during tasks too where `runtime.analysis` holds `curve`.
-    loss: training loss against rounds. forgetting: what one method lost on each task after each later one.
-    critical-difference: mean ranks over scenarios without stress, or over five seeds or more of one of them, with
-    Nemenyi's test.
+    forest: scores with intervals, best first. bytes: score against bytes. curves: mean accuracy on the tasks seen,
+    during tasks too where `runtime.analysis` holds `curve`. matrix, forgetting: of one method, on each task after each
+    task. loss: training loss against rounds. diagnostics: what methods log. severity: accuracy by the severity of a
+    stressor. sweep: score against a hyperparameter that is the only difference. budget: scores of the tuning studies
+    that travelled with the rows, against their rounds. critical-difference: mean ranks over scenarios without stress,
+    or over five seeds or more of one of them, with Nemenyi's test. partition: samples of each class at each client, of
+    the first seed; it reads the data set.
     """
-    from fcilbench.boards.build import AccuracyBoard
-    from fcilbench.boards.figures import FIGURES, draw
+    from fcilbench.charts.choose import Chosen
+    from fcilbench.charts.choose import figure as figure_of
+    from fcilbench.charts.draw import check_suffix, write
     from fcilbench.results.chosen import select_rows
     from fcilbench.results.store import Store
+    from fcilbench.workflow.survey import spread_of
 
-    if name not in FIGURES:
-        raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", hint=f"figures: {', '.join(FIGURES)}")
-    store = Store(out)
     assert output is not None  # it has no default
-    draw(name, AccuracyBoard().build(select_rows(store, only)), store, identity, output)
+    check_suffix(output)
+    store = Store(out)
+    shown = figure_of(name, Chosen(store, select_rows(store, only), identity, of, spread_of))
+    write(*shown, output)
     console.say(f"wrote {output}")
 
 

@@ -91,7 +91,7 @@ def kinds(incomplete: str) -> Found:
 
 def figures(incomplete: str) -> Found:
     """Yields the figures that can be drawn."""
-    from fcilbench.boards.figures import FIGURES
+    from fcilbench.charts.choose import FIGURES
 
     yield from ((name, "") for name in FIGURES if name.startswith(incomplete))
 

@@ -145,7 +145,7 @@ _PARAMS = "Lock file of `fcilbench tune` with values for the cells."
 Params = Annotated[Path | None, typer.Option("--params", metavar="LOCK", help=_PARAMS)]
 _STORAGE = "Database of the studies, e.g. postgresql+psycopg://user@host/db; default: a file beside the trials."
 Storage = Annotated[str | None, typer.Option("--storage", metavar="URL", help=_STORAGE)]
-_PLOTS = "Also draw parallel coordinates and slices as PNG into this folder."
+_PLOTS = "Also draw the best score against rounds, and the score against each hyperparameter, as PNG into this folder."
 Plots = Annotated[Path | None, typer.Option("--plots", metavar="DIR", help=_PLOTS)]
 Offline = Annotated[bool, typer.Option("--offline", help="Refuse the network.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a run of more than 10 hours.")]
@@ -158,6 +158,11 @@ _OUTPUT = (
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
 _IDENTITY = "What methods are told of a sample's task."
 Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred[:SELECTOR]|oracle", help=_IDENTITY)]
+_OF = (
+    "Which of several things a figure shows: a metric (forest, bytes), diagnostics joined by commas, a stressor "
+    "(severity), a hyperparameter (sweep)."
+)
+Of = Annotated[str, typer.Option("--of", metavar="NAME", help=_OF, show_default=False)]
 _REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]

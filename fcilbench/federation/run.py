@@ -87,8 +87,6 @@ class _Run:
         self._tasks, self._rows = len(federation.stream.sizes), update_rows(federation)
         self._judge: Evaluator | None = None
         self._selections = selections(federation, progress)
-        passes = federation.model.passes
-        self._saved = (lambda: 0.0) if passes is None else (lambda: passes.saved)
         self._watch = Stopwatch(federation.model.vector.device, self._saved)
         self._watch.seconds = progress.seconds
         self._counted = 0.0
@@ -265,6 +263,11 @@ class _Run:
     def _record(self, event: CurveEvent) -> None:
         self._progress.curve.append(event)
         self._on_event(event)
+
+    def _saved(self) -> float:
+        """Returns the seconds so far of passes that were read instead of made."""
+        passes = self._federation.model.passes
+        return 0.0 if passes is None else passes.saved
 
     def _keep(self, point: str) -> None:
         """Writes the curve and, as the runtime asks, a checkpoint."""

@@ -19,7 +19,9 @@ from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from fcilbench.escape import escape_figure
+from fcilbench.charts import budget, slices
+from fcilbench.charts.draw import write
+from fcilbench.charts.theme import LIGHT
 from fcilbench.files import write_atomic
 from fcilbench.suite.lock import content_digest
 from fcilbench.suite.schema import StudyRecord
@@ -31,6 +33,8 @@ _HEAD = """\
 # It is a record: its digest shows if it was edited. Values of your own belong into a `tuned:` rule of your suite.
 """
 _EDGE = 0.05
+_PAGE = 640
+"""Width of a picture of a study in pixels."""
 
 
 @dataclass(frozen=True)
@@ -175,20 +179,24 @@ def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
 
 
 def plot(result: StudyResult, folder: Path) -> list[Path]:
-    """Draws parallel coordinates and slices of a study as PNG files and returns them; none without two scores."""
-    if result.study is None or sum(trial.state is TrialState.COMPLETE for trial in result.finished) < 2:
-        return []
-    import matplotlib.pyplot as plt
-    from optuna.visualization import matplotlib as drawing
+    """Draws two PNG files of a study and returns them; none without two scores.
 
-    plt.switch_backend("agg")
+    They show the best score so far against the rounds spent, and the score against each hyperparameter.
+    """
+    scores = [each for each in result.finished if each.state is TrialState.COMPLETE and each.value is not None]
+    if result.study is None or len(scores) < 2:
+        return []
+    where, scored = result.subject.where, result.record.scored
+    draws = [(round(float(each.user_attrs.get("rounds", 0.0))), each.value) for each in result.finished]
+    spaces = result.subject.space.items()
+    logarithmic = [key for key, space in spaces if isinstance(space, FloatDistribution) and space.log]
+    pictures = {
+        "budget": (budget, budget.data({where["aggregator"]: draws}, scored)),
+        "slices": (slices, slices.data([(each.params, each.value or 0.0) for each in scores], logarithmic, scored)),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    name = "-".join(result.subject.where.values()).replace("/", "_")
-    for kind, draw in (("parallel", drawing.plot_parallel_coordinate), ("slice", drawing.plot_slice)):
-        draw(result.study)
-        plt.gcf().suptitle(escape_figure(" ".join(result.subject.where.values())), fontsize="small")
-        files.append(folder / f"{name}-{kind}.png")
-        plt.savefig(files[-1], dpi=120, bbox_inches="tight")
-        plt.close("all")
+    for kind, (module, data) in pictures.items():
+        files.append(folder / f"{'-'.join(where.values()).replace('/', '_')}-{kind}.png")
+        write(module, data, " ".join(where.values()), files[-1], theme=LIGHT, width=_PAGE)
     return files

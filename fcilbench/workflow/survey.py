@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import OK, PREREQUISITE, USAGE, UsageError
+from fcilbench.errors import OK, PREREQUISITE, USAGE, PrerequisiteError, UsageError
 from fcilbench.execution.probe import Progress, inspect_dataset
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.spec.cell import split_classes
 from fcilbench.spec.protocol import Partition, Protocol, Seeds
+from fcilbench.spec.row import Row
 from fcilbench.suite.load import LoadedSuite, load_suite, override
 from fcilbench.suite.resolve import Entries, read_entries
 from fcilbench.suite.yaml import InvalidSuiteError, Node, place
@@ -59,6 +60,33 @@ def inspect_data(what: Path, overrides: Sequence[str] = (), progress: Progress |
         if what.suffix.lower() in SUITES:
             return _of_suite(load_suite(what, overrides), progress)
         return [_of_path(what, overrides, progress)]
+
+
+def spread_of(row: Row, progress: Progress | None = None) -> dict[str, Any]:
+    """Returns how the samples of a row's data set were spread over tasks and clients, drawn again from its seeds.
+
+    Returns:
+        One of the `partitions` of a survey (`fcilbench.worker.survey`): `clients`, `problem` and `tasks`, each with
+        `classes` and with `counts` by client and class.
+
+    Raises:
+        PrerequisiteError: If the data set cannot be read here.
+    """
+    protocol = Protocol.model_validate({k: v for k, v in row.params.protocol.items() if k in Protocol.model_fields})
+    draw = {
+        "label": str(row.coords.get("partition", "")),
+        "clients": protocol.clients,
+        "tasks": [len(names) for names in row.classes],
+        "order": row.seeds["order"],
+        "partition": row.seeds["partition"],
+        "validation": protocol.validation,
+        "spec": row.params.partition,
+    }
+    found = inspect_dataset(row.plugins["dataset"].name, row.params.dataset, (), [draw], progress)
+    if found.get("problem"):
+        raise PrerequisiteError(f"{row.coords.get('dataset')}: {found['problem']}")
+    spread: dict[str, Any] = found["partitions"][0]
+    return spread
 
 
 def _of_path(what: Path, overrides: Sequence[str], progress: Progress | None) -> Survey:

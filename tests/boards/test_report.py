@@ -1,4 +1,4 @@
-"""The HTML report and the figures; in a real browser where there is one."""
+"""The HTML report; in a real browser where there is one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import shutil
 from random import Random
 
 import pytest
-from matplotlib import pyplot
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard
-from fcilbench.boards.figures import FIGURES, draw
 from fcilbench.boards.report import render_report
-from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.files import write_atomic
 from fcilbench.results.store import Store
 
@@ -139,71 +136,3 @@ def test_in_a_browser_accuracy_is_drawn_against_a_hyperparameter(tmp_path, make_
     page.keyboard.press("Enter")
     assert page.locator("dialog h3").count() == 2
     assert page.locator("dialog dd", has_text=re.compile(r"^0\.4$")).count() == 2  # lambda_s among the parameters
-
-
-def test_figures_are_drawn_and_say_what_they_need(stored, tmp_path, make_cell, make_row):
-    rows = list(stored.latest().values())
-    board = AccuracyBoard().build(rows)
-    draw("curves", board, stored, "none", tmp_path / "curves.svg")
-    with pytest.raises(NothingSelectedError, match="two methods need 5 seeds in common"):  # here are three
-        draw("critical-difference", board, stored, "none", tmp_path / "f.svg")
-    five = [
-        make_row(make_cell(method, seed), {"faa/none": value + 0.01 * seed})
-        for method, value in (("fedavg", 0.7), ("sum", 0.6))
-        for seed in range(5)
-    ]
-    draw("critical-difference", AccuracyBoard().build(five), stored, "none", tmp_path / "critical-difference.svg")
-    text = (tmp_path / "critical-difference.svg").read_text()
-    # fedavg leads in each of five seeds: ranks 1 and 2, CD = 1.960 sqrt(2 * 3 / (6 * 5)) = 0.88
-    assert all(part in text for part in ("fedavg 1.00", "sum 2.00", "critical difference 0.88"))
-    axes = pyplot.figure().add_subplot()
-    FIGURES["critical-difference"](axes, AccuracyBoard().build(five), stored, "none")
-    # sum's line at rank 2 ends above fedavg's name, which stands at rank 1 in the second line and runs to the right.
-    assert [line.get_xydata()[1].tolist() for line in axes.lines] == [[2, 1], [1, 2]]
-    pyplot.close("all")
-    with pytest.raises(UsageError, match="shows one method"):
-        draw("forgetting", board, stored, "none", tmp_path / "f.svg")
-    one = [row for row in rows if row.coords["aggregator"] == "fedavg"]
-    draw("forgetting", AccuracyBoard().build(one), stored, "none", tmp_path / "f.png")
-    with pytest.raises(NothingSelectedError, match="no test under none"):
-        draw("critical-difference", AccuracyBoard().build(one), stored, "none", tmp_path / "f.svg")
-    with pytest.raises(UsageError, match=r"no figure is written to '.gif'"):
-        draw("curves", board, stored, "none", tmp_path / "f.gif")
-    with pytest.raises(NothingSelectedError, match=r"no training loss .* no rounds.jsonl"):
-        draw("loss", board, stored, "none", tmp_path / "f.svg")
-    assert set(FIGURES) == {"curves", "loss", "forgetting", "critical-difference"}
-
-
-def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(stored, tmp_path):
-    """Two tasks of two rounds; fedavg has two of three seeds with accuracies after each task's first round."""
-    rows = [row for row in stored.latest().values() if row.coords["aggregator"] == "fedavg"]
-    for row in rows[:2]:
-        events = [
-            {
-                "event": "round",
-                "task": t,
-                "round": r,
-                "rounds": 2,
-                "loss": None if t == 0 < r else 4.0 - 2 * t - r + row.seed,
-            }
-            | ({"accuracy": {"none": [0.2 + 0.1 * row.seed] * (t + 1)}} if r == 0 else {})
-            for t in range(2)
-            for r in range(2)
-        ]
-        folder = stored.cell_dir(row.cell_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "rounds.jsonl").write_text("\n".join(map(json.dumps, events)))
-    drawn = {}
-    for name, chosen in (("curves", rows[:2]), ("curves", rows), ("loss", rows[:2]), ("loss", rows[1:2])):
-        axes = pyplot.figure().add_subplot()
-        FIGURES[name](axes, AccuracyBoard().build(chosen), stored, "none")
-        drawn[name, len(chosen)] = axes.lines[0].get_xydata().round(6).tolist()
-        bands = [each.get_paths()[0].get_extents() for each in axes.collections]
-        drawn[name, len(chosen), "bands"] = [[round(each.y0, 4), round(each.y1, 4)] for each in bands]
-        pyplot.close("all")
-    # After a third of each task (0.2 + 0.3) / 2; after task 1 0.9 and 0.89; after task 2 0.7 and 0.69.
-    assert drawn["curves", 2] == [[0.333333, 25.0], [1.0, 89.5], [1.333333, 25.0], [2.0, 69.5]]
-    assert drawn["curves", 3] == [[1.0, 89.0], [2.0, 69.0]]  # what every seed has
-    assert drawn["loss", 2] == [[1.0, 4.5], [3.0, 2.5], [4.0, 1.5]]  # nobody trained in the second round
-    # 4 and 5, 2 and 3, 1 and 2: s = 1 / sqrt 2, from 1.5 - 0.7071 to 4.5 + 0.7071; of one seed there is none.
-    assert (drawn["loss", 2, "bands"], drawn["loss", 1, "bands"]) == ([[0.7929, 5.2071]], [])

@@ -14,7 +14,7 @@ from fcilbench.registry.entrypoints import find
 from fcilbench.results.store import Store
 from fcilbench.shipped import folder
 
-HEAVY = ("torch", "numpy", "pandas", "scipy", "mlflow", "optuna", "matplotlib", "jinja2", "ray")
+HEAVY = ("torch", "numpy", "pandas", "scipy", "mlflow", "optuna", "altair", "vl_convert", "jinja2", "ray")
 WORDS = (
     "import sys, json\nfrom fcilbench.cli.main import app\n"
     "try:\n    app(prog_name='fcilbench')\nfinally:\n"

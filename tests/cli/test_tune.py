@@ -75,7 +75,7 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     strange = cli("tune", "show", "tiny.yaml", "-s", "tuning.seeds=2")
     assert "studies with other settings are here: pass the same -s" in strange.stderr
     assert {path.name for path in (cli.folder / "plots").iterdir()} == {
-        f"stripes-tiny-conv-iid-fedavg-{kind}.png" for kind in ("parallel", "slice")
+        f"stripes-tiny-conv-iid-fedavg-{kind}.png" for kind in ("budget", "slices")
     }
     tuned = ("--params", "results/tuning/tiny.lock.yaml", "--only", "aggregator:fedavg")
     assert cli("run", "tiny.yaml", *tuned, "--tracking", "none").returncode == 0
