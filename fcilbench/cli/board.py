@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fcilbench.boards.folder import REPORT, build_boards, write_site
+from fcilbench.boards.folder import REPORT, build_boards
 from fcilbench.boards.paper import PaperFigures
 from fcilbench.boards.render import render
-from fcilbench.boards.report import render_report
 from fcilbench.charts.choose import Chosen
 from fcilbench.charts.choose import figure as figure_of
 from fcilbench.charts.draw import check_suffix, write
 from fcilbench.cli import console, options
 from fcilbench.errors import UsageError
 from fcilbench.files import write_atomic
+from fcilbench.pages.report import render_report
+from fcilbench.pages.site import write_site
 from fcilbench.registry.entrypoints import find, lookup
 from fcilbench.results.chosen import select_rows
 from fcilbench.results.store import NoRowsError, Store
@@ -41,6 +42,9 @@ def board(
     reference: options.Reference = None,
     form: options.Format = options.Form.TABLE,
     output: options.OutputFile = None,
+    partition: Annotated[
+        bool, typer.Option("--partition", help="html: read the data sets, too, and draw how clients share them.")
+    ] = False,
 ) -> None:
     """Print a board of the rows in a results folder, or write it to a file.
 
@@ -65,7 +69,7 @@ def board(
     paper = PaperFigures.load(reference) if reference else None
     built = build_boards(names, rows, store, planned, paper)
     if chosen == "html":
-        text = render_report(list(built.values()), rows, store)
+        text = render_report(list(built.values()), rows, store, spread=spread_of if partition else None)
     else:
         text = render(built[name], chosen, width=console.WIDTH if output else console.width())
     if output is None:
