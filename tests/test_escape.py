@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 
 from fcilbench.boards.build import AccuracyBoard
 from fcilbench.boards.render import render
-from fcilbench.boards.report import render_index, render_report
 from fcilbench.escape import (
     clean,
     escape_csv,
@@ -25,6 +24,8 @@ from fcilbench.escape import (
     tex_comment,
     tex_row,
 )
+from fcilbench.pages.index import Line, render_index
+from fcilbench.pages.report import render_report
 from fcilbench.results.store import Store
 from fcilbench.tables import comma_separated
 
@@ -207,6 +208,6 @@ def test_an_honest_warning_of_two_lines_stays_in_the_comment_of_a_paper(make_cel
 )
 def test_a_folder_makes_a_relative_link(folder, address):
     assert page_link(folder, "index.html") == address
-    page = _Text(render_index("Leaderboards", ["leaderboard", "what"], [(folder, "x")]))
+    page = _Text(render_index("Leaderboards", [Line(folder, "x", (), (), (), ())]))
     assert [value for key, value in page.attributes if key == "href"] == [address]
     assert page.tags.count("b") == 0

@@ -8,6 +8,7 @@ import pytest
 
 from fcilbench.api import Aggregator
 from fcilbench.api.aggregator import CARD
+from fcilbench.pages.papers import paper_of
 
 FOLDER = Path(__file__).parent.parent / "docs" / "methods"
 METHODS = {point.name: point for point in entry_points(group="fcilbench.aggregators") if point.dist.name == "fcilbench"}
@@ -91,3 +92,11 @@ def test_a_misspelt_line_of_a_card_is_an_error():
 
     with pytest.raises(ValueError, match=r"unknown 'familly'.*family"):
         Wrong.facts()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_published_pages_name_the_source_of_the_card(name):
+    """Pages must not import plugins, so the sources travel beside them."""
+    paper = paper_of(f"fcilbench/{name}")
+    assert paper.source == METHODS[name].load().card["source"]
+    assert re.fullmatch(r"(https://arxiv\.org/abs/\d{4}\.\d{5})?", paper.address)

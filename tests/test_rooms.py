@@ -7,7 +7,20 @@ from pathlib import Path
 import fcilbench
 
 ROOT = Path(fcilbench.__file__).parent
-LEFT = {"spec", "suite", "registry", "worker", "execution", "results", "boards", "charts", "tuning", "tracking", "data"}
+LEFT = {
+    "spec",
+    "suite",
+    "registry",
+    "worker",
+    "execution",
+    "results",
+    "boards",
+    "charts",
+    "pages",
+    "tuning",
+    "tracking",
+    "data",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": set(),
@@ -24,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": {"spec", "registry", "results"},
     "boards": {"spec", "registry", "suite", "results"},
     "charts": {"spec", "results", "boards"},
+    "pages": {"spec", "results", "boards", "charts"},
     "execution": {"spec", "registry", "worker", "results", "tracking"},
     "tuning": {"spec", "registry", "worker", "suite", "results", "execution", "charts"},
     "testing": {

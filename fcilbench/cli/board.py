@@ -36,6 +36,9 @@ def board(
     reference: options.Reference = None,
     form: options.Format = options.Form.TABLE,
     output: options.OutputFile = None,
+    partition: Annotated[
+        bool, typer.Option("--partition", help="html: read the data sets, too, and draw how clients share them.")
+    ] = False,
 ) -> None:
     """Print a board of the rows in a results folder, or write it to a file.
 
@@ -46,12 +49,13 @@ def board(
     from fcilbench.boards.folder import REPORT, build_boards
     from fcilbench.boards.paper import PaperFigures
     from fcilbench.boards.render import render
-    from fcilbench.boards.report import render_report
     from fcilbench.files import write_atomic
+    from fcilbench.pages.report import render_report
     from fcilbench.registry.entrypoints import find, lookup
     from fcilbench.results.chosen import select_rows
     from fcilbench.results.store import NoRowsError, Store
     from fcilbench.workflow.prepare import prepare
+    from fcilbench.workflow.survey import spread_of
 
     if not name:
         raise UsageError(f"name a board: {', '.join(ref.short for ref in find('boards'))}")
@@ -70,7 +74,7 @@ def board(
     paper = PaperFigures.load(reference) if reference else None
     built = build_boards(names, rows, store, planned, paper)
     if chosen == "html":
-        text = render_report(list(built.values()), rows, store)
+        text = render_report(list(built.values()), rows, store, spread=spread_of if partition else None)
     else:
         text = render(built[name], chosen, width=console.WIDTH if output else console.width())
     if output is None:
@@ -125,7 +129,7 @@ def site(
     from the rows and from the code of this checkout, whose changes make rows stale: the same command writes the same
     pages on every machine.
     """
-    from fcilbench.boards.folder import write_site
+    from fcilbench.pages.site import write_site
 
     console.say(f"wrote the pages of {write_site(folder)} leaderboards in {folder}")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fcilbench.boards.folder import REPORT, build_boards
 from fcilbench.boards.model import Board
-from fcilbench.boards.report import render_report
 from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, PrerequisiteError
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices
 from fcilbench.execution.supervisor import Summary, run_plan
 from fcilbench.files import write_atomic
+from fcilbench.pages.report import render_report
 from fcilbench.results.planned import PlannedCell, PlannedRun, note_planned, result_of
 from fcilbench.results.store import Store
 from fcilbench.tracking.base import Tracker, open_tracker, parse_tracking

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fcilbench.boards.build import AccuracyBoard, OverheadBoard, RobustnessBoard
-from fcilbench.boards.folder import write_site
 from fcilbench.boards.prose import render_prose
 from fcilbench.boards.quotes import FACTS, Leaderboard, Quotes
 from fcilbench.boards.records import read_suite
 from fcilbench.errors import UsageError
+from fcilbench.pages.site import write_site
 from fcilbench.results.foreign import RefusedError
 from fcilbench.results.store import Store
 

@@ -9,10 +9,11 @@ import re
 
 import pytest
 
-from fcilbench.boards.folder import build_boards, write_site
+from fcilbench.boards.folder import build_boards
 from fcilbench.boards.records import environment_of, is_printable, read_suite, rounds_of
 from fcilbench.errors import NothingSelectedError, PluginError
 from fcilbench.files import write_atomic
+from fcilbench.pages.site import write_site
 from fcilbench.results.store import Store
 from fcilbench.spec.row import parse_row
 

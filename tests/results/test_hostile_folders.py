@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from fcilbench.boards.folder import REPORT, build_boards, write_site
+from fcilbench.boards.folder import REPORT, build_boards
 from fcilbench.boards.records import environment_of, read_suite, rounds_of
 from fcilbench.boards.render import render
-from fcilbench.boards.report import render_report
+from fcilbench.pages.report import render_report
+from fcilbench.pages.site import write_site
 from fcilbench.registry import catalog
 from fcilbench.results.merge import merge
 from fcilbench.results.store import Store

@@ -1,0 +1,134 @@
+"""The first sentence of a page: whether a method is above the best control, computed from the rows that are shown.
+
+Means alone decide who is above. Whether the seeds tell it is a test: a paired t test of each method that is above
+against the control over their common seeds, with Holm's rule over all methods of the scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fcilbench.boards.model import Block, Column, Entry, Estimate
+from fcilbench.boards.render import DASH, number
+from fcilbench.boards.stats import CONFIDENCE, LEAST_SEEDS, align, holm, paired_p
+from fcilbench.charts.parts import best_first, kind_of
+from fcilbench.pages.places import question
+
+SHOWN = 4
+"""Places that a sentence names one by one."""
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one scenario says of one metric.
+
+    Attributes:
+        control: The control with the best mean and its text; `None` if there is none.
+        method: The method with the best mean and its text.
+        above: Methods whose mean is better than that of the best control.
+        told: Those of them of which the seeds tell it.
+        methods: Number of methods with a figure.
+    """
+
+    place: str
+    control: tuple[str, str] | None
+    method: tuple[str, str]
+    above: tuple[str, ...]
+    told: tuple[str, ...]
+    methods: int
+
+
+def found_in(block: Block, place: str, task: str, column: Column) -> Found | None:
+    """Returns what a block says of a metric under a task identity; `None` if no method has a figure."""
+    if not any(group.key == task and column in group.columns for group in block.groups):
+        return None
+    entries = [e for e in best_first(block.entries, task, column) if _of(e, task, column).mean is not None]
+    methods = [entry for entry in entries if kind_of(entry, task) == "method"]
+    control = next((entry for entry in entries if kind_of(entry, task) == "control"), None)
+    if not methods:
+        return None
+    above = [entry for entry in methods if control and _gain(entry, control, task, column) > _ROUNDING]
+    told = _told(methods, control, task, column) if control else set()
+    return Found(
+        place=place,
+        control=(control.aggregator, said(_of(control, task, column), column)) if control else None,
+        method=(methods[0].aggregator, said(_of(methods[0], task, column), column)),
+        above=tuple(entry.aggregator for entry in above),
+        told=tuple(entry.aggregator for entry in above if entry.aggregator in told),
+        methods=len(methods),
+    )
+
+
+def sentence(found: Sequence[Found], task: str, stress: str, column: Column) -> tuple[str, str]:
+    """Returns the finding of some scenarios: what is set in bold, and the rest."""
+    if not found:
+        return "Nothing was measured for this choice.", ""
+    what = f"in {column.title} {question(task)}" + ("" if stress == "none" else f", under {stress}")
+    held = [each for each in found if each.control]
+    above = "below" if column.better == "lower" else "above"
+    if not held:
+        lead = f"{'Lowest' if column.better == 'lower' else 'Highest'} {column.title}"
+        what = what.removeprefix(f"in {column.title} ")
+    elif len(held) == 1:
+        lead = _one(held[0], above)
+    else:
+        with_one = [each for each in held if each.above]
+        told = [each for each in held if each.told]
+        lead = f"No method is {above} the best control on any of {len(held)} data sets"
+        if with_one:
+            lead = f"On {len(with_one)} of {len(held)} data sets a method is {above} the best control"
+            lead += f", and on {len(told) or 'none'} of them the seeds tell it"
+    parts = [_part(each) for each in found[:SHOWN]]
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    figures = f"{'; '.join(parts)}{more}{' %' if column.unit == 'ratio' else ''}."
+    return lead, f" {what}: {figures}".replace(" ± ", "\u00a0±\u00a0")
+
+
+def _one(found: Found, above: str) -> str:
+    if not found.above:
+        return f"No method is {above} the best control"
+    some = found.above[0] if len(found.above) == 1 else f"{len(found.above)} of {found.methods} methods"
+    told = "the seeds tell it" if len(found.above) == 1 else f"the seeds tell it of {len(found.told)}"
+    doubt = told if found.told else "the seeds do not tell it"
+    return f"{some} {'is' if len(found.above) == 1 else 'are'} {above} the best control, and {doubt}"
+
+
+def _part(found: Found) -> str:
+    control = f"{' '.join(found.control)} against " if found.control else ""
+    return f"{found.place} {control}{' '.join(found.method)}"
+
+
+def _told(methods: Iterable[Entry], control: Entry, task: str, column: Column) -> set[str]:
+    """Returns the methods that the paired tests tell from the control, by Holm's rule over all of them."""
+    own = _of(control, task, column).values
+    tested, p_values = [], []
+    for entry in methods:
+        seeds, values = align({"method": _of(entry, task, column).values, "control": own})
+        if len(seeds) < LEAST_SEEDS:
+            continue
+        gaps = [one - other for one, other in zip(values["method"], values["control"], strict=True)]
+        largest = max(1.0, *map(abs, values["method"]), *map(abs, values["control"]))
+        tested.append(entry.aggregator)
+        p_values += paired_p([[gap / largest for gap in gaps]]).tolist()
+    return {name for name, p in zip(tested, holm(p_values), strict=True) if p < 1 - CONFIDENCE}
+
+
+def _gain(entry: Entry, other: Entry, task: str, column: Column) -> float:
+    one, two = _of(entry, task, column).mean, _of(other, task, column).mean
+    assert one is not None  # entries without a mean were left out
+    assert two is not None
+    return two - one if column.better == "lower" else one - two
+
+
+def said(found: Estimate, column: Column) -> str:
+    """Returns mean and interval as a sentence names them, with the digits of the boards."""
+    if found.mean is None:
+        return DASH
+    half = "" if found.half_width is None else f" ± {number(found.half_width, column)}"
+    return f"{number(found.mean, column)}{half}"
+
+
+def _of(entry: Entry, task: str, column: Column) -> Estimate:
+    return entry.estimates[task][column.metric]
