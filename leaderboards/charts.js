@@ -1,5 +1,5 @@
 /* Vega 6.2.0, Vega-Lite 6.4, vega-embed 7.0.2 and what they need
-Vega, Vega-Lite and vega-embed: Copyright (c) 2015-2025, University of Washington Interactive Data Lab.
+Vega, Vega-Lite and vega-embed: Copyright (c) 2015-2023, University of Washington Interactive Data Lab.
 All rights reserved. They include D3: Copyright 2010-2023 Mike Bostock (ISC License).
 
 Redistribution and use in source and binary forms, with or without modification, are permitted provided that the

@@ -21,7 +21,7 @@ FIGURE = re.compile(rf"(?<![\w.-])[-+]?\d[\d.,]*|±\s*\d|\bp\s*[=<]|\b(?:{COUNTS
 def pages(folder):
     """Returns every page by its path; packed data are unpacked, for libraries of compression differ in their bytes."""
     found = {}
-    for path in sorted([*folder.rglob("README.md"), *folder.rglob("index.html")]):
+    for path in sorted([*folder.rglob("README.md"), *folder.rglob("index.html"), *folder.glob("picture-*.svg")]):
         text = path.read_text(encoding="utf-8")
         found[str(path.relative_to(folder))] = re.sub(
             r'(?<=id="data">)[^<]*', lambda packed: unpacked(packed.group()), text
@@ -32,7 +32,7 @@ def pages(folder):
 def test_the_pages_are_up_to_date(tmp_path):
     fresh = tmp_path / "leaderboards"  # a page names the folder, for `reproduce --from`
     shutil.copytree(COMMITTED, fresh)
-    for page in [*fresh.rglob("README.md"), *fresh.rglob("index.html")]:
+    for page in [*fresh.rglob("README.md"), *fresh.rglob("index.html"), *fresh.glob("picture-*.svg")]:
         page.unlink()
     site(fresh)
     old, new = pages(COMMITTED), pages(fresh)

@@ -8,7 +8,7 @@ Markdown and never read as a template. A `claim` is a sentence without a figure 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,13 @@ def read_template(folder: Path) -> str | None:
         raise UsageError(f"not UTF-8: {error.reason}", where=str(folder / TEMPLATE)) from error
 
 
-def render_prose(source: str, leaderboards: Sequence[Leaderboard], table: str, where: Path) -> str:
+def render_prose(
+    source: str,
+    leaderboards: Sequence[Leaderboard],
+    table: str,
+    where: Path,
+    more: Mapping[str, Callable[..., object]] | None = None,
+) -> str:
     """Returns the page that a template makes of leaderboards.
 
     Args:
@@ -57,6 +63,7 @@ def render_prose(source: str, leaderboards: Sequence[Leaderboard], table: str, w
         leaderboards: What it can quote.
         table: The table of all leaderboards, as Markdown.
         where: The template's file, for errors.
+        more: Further functions by name.
 
     Raises:
         UsageError: If the template is wrong, asks for something that does not exist, or claims what is not so; it
@@ -67,7 +74,7 @@ def render_prose(source: str, leaderboards: Sequence[Leaderboard], table: str, w
 
     quotes = Quotes(leaderboards)
     known: dict[str, Any] = {name: getattr(quotes, name) for name in vars(Quotes) if not name.startswith("_")}
-    known |= {"claim": claim, "listed": listed, "link": _linker(each.name for each in leaderboards)}
+    known |= {**(more or {}), "claim": claim, "listed": listed, "link": _linker(each.name for each in leaderboards)}
     known |= {"boards": Markdown(table), "names": [each.name for each in leaderboards]}
     known |= {"confidence": f"{CONFIDENCE:.0%}".replace("%", " %")}
     environment = ImmutableSandboxedEnvironment(

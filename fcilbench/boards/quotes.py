@@ -353,3 +353,12 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def scenario_of(leaderboards: Sequence[Leaderboard], board: str, data: str) -> Block:
+    """Returns a scenario of a leaderboard's accuracy board by its labels, as `Quotes` finds it.
+
+    Raises:
+        UsageError: If there is none, or several.
+    """
+    return Quotes(leaderboards)._block(board, data)

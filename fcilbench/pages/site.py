@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from fcilbench.boards.folder import REPORT, build_boards
 from fcilbench.boards.notes import coverage_notes
-from fcilbench.boards.prose import TEMPLATE, read_template, render_prose
-from fcilbench.boards.quotes import Leaderboard
+from fcilbench.boards.prose import TEMPLATE, Markdown, read_template, render_prose
+from fcilbench.boards.quotes import Leaderboard, scenario_of
 from fcilbench.boards.records import is_printable, read_suite
 from fcilbench.boards.render import render
-from fcilbench.errors import NothingSelectedError
+from fcilbench.charts import forest
+from fcilbench.charts.draw import drawn, svg
+from fcilbench.charts.theme import LIGHT
+from fcilbench.errors import NothingSelectedError, UsageError, nearest
 from fcilbench.escape import escape_markdown, markdown_paragraph, page_link
 from fcilbench.files import write_atomic
 from fcilbench.pages.index import Line, line_of, render_index
@@ -23,6 +27,8 @@ from fcilbench.tables import Link, markdown
 
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _MADE = "Made from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
+_PICTURE = 640
+"""Width of a picture, in pixels."""
 _HEADS = ("leaderboard", "what", "methods", "seeds", "ok", "computed", "code")
 
 
@@ -54,11 +60,31 @@ def write_site(folder: Path) -> int:
     table = "\n".join(markdown(_HEADS, linked, range(2, 5)))
     readme, template = folder / "README.md", read_template(folder)
     if template is not None:
-        prose = render_prose(template, [own for _, own in pages], table, folder / TEMPLATE)
-        write_atomic(readme, prose)
+        pictures = _Pictures([own for _, own in pages])
+        more = {"forest": pictures.forest}
+        write_atomic(readme, render_prose(template, pictures.leaderboards, table, folder / TEMPLATE, more))
+        for file, text in pictures.drawn.items():
+            write_atomic(folder / file, text)
     elif readme.is_file():
         write_atomic(readme, _TABLE.sub(lambda _: f"{table}\n", readme.read_text(encoding="utf-8")))
     return len(lines)
+
+
+class _Pictures:
+    """The pictures that a template of `README.md` asks for, in its order: names of files are never a template's."""
+
+    def __init__(self, leaderboards: Sequence[Leaderboard]) -> None:
+        self.leaderboards, self.drawn = leaderboards, dict[str, str]()
+
+    def forest(self, board: str, data: str, identity: str) -> Markdown:
+        """Returns an image of a scenario's forest plot: methods by their score, best first."""
+        block, file = scenario_of(self.leaderboards, board, data), f"picture-{len(self.drawn) + 1}.svg"
+        if identity not in {group.key for group in block.groups}:
+            keys = [group.key for group in block.groups]
+            raise UsageError(f"{board} has no task identity {identity!r}{nearest(identity, keys)}")
+        title = f"{board}: {data}, task identity {identity}"
+        self.drawn[file] = svg(drawn(forest, forest.data(block, identity), LIGHT, title, _PICTURE).to_dict())
+        return Markdown(f"![{escape_markdown(title)}: scores with intervals, best first]({file})")
 
 
 def _write_pages(store: Store) -> tuple[Line, Leaderboard] | None:
