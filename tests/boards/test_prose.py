@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -266,6 +267,24 @@ def test_the_site_writes_the_page_from_the_template(shelf):
     assert (shelf / "README.md").read_text(encoding="utf-8") == text
 
 
+def test_a_picture_is_drawn_from_the_rows_into_a_file_that_the_template_does_not_name(shelf):
+    template = shelf / "README.md.jinja"
+    template.write_text('{{ forest("main", "digits", "none") }}\n\n{{ forest("main", "digits", "oracle") }}\n')
+    write_site(shelf)
+    image = "![main: digits, task identity {}: scores with intervals, best first]({})"
+    assert (shelf / "README.md").read_text() == "\n\n".join(
+        [image.format("none", "picture-1.svg"), image.format("oracle", "picture-2.svg") + "\n"]
+    )
+    drawn = ElementTree.parse(shelf / "picture-1.svg")
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"72.00 ± 4.97", "52.00 ± 6.57"} <= {*texts}
+    assert texts.index("sum") < texts.index("ncm (control)")  # best first
+    assert sorted(path.name for path in shelf.glob("*.svg")) == ["picture-1.svg", "picture-2.svg"]
+    template.write_text('{{ forest("main", "digits", "orcle") }}')
+    with pytest.raises(UsageError, match=r"jinja:1: main has no task identity 'orcle' \(did you mean 'oracle'\?\)"):
+        write_site(shelf)
+
+
 def test_the_command_names_what_is_wrong_in_one_line(shelf, new_cli, tmp_path):
     (shelf / "README.md.jinja").write_text('\n{{ faa("main", "digits", "none", "sun") }}\n')
     cli = new_cli(tmp_path, tmp_path / "shared")
@@ -293,5 +312,5 @@ def test_the_documentation_names_every_function():
     text = (Path(__file__).parents[2] / "docs" / "boards.md").read_text(encoding="utf-8")
     functions = [name for name in vars(Quotes) if not name.startswith("_")]
     assert len(functions) > 15
-    assert [name for name in (*functions, "claim", "listed", "link") if f"`{name}(" not in text] == []
+    assert [name for name in (*functions, "forest", "claim", "listed", "link") if f"`{name}(" not in text] == []
     assert [name for name in FACTS if f"`{name}`" not in text] == []
