@@ -88,9 +88,9 @@ def render_prose(
         raise UsageError(error.message, where=_place(where, error), hint=error.hint) from error
     except Exception as error:  # whatever a template does wrong: a word that is not known, an argument too many
         unknown = _UNKNOWN.match(str(error))
-        more = nearest(unknown.group(1), known) if unknown else ""
+        meant = nearest(unknown.group(1), known) if unknown else ""
         what = str(error).removeprefix("Quotes.") or type(error).__name__
-        raise UsageError(f"{what}{more}", where=_place(where, error)) from error
+        raise UsageError(f"{what}{meant}", where=_place(where, error)) from error
 
 
 def claim(condition: object, text: str) -> str:
