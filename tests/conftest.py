@@ -313,7 +313,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     monkeypatch.setenv("FCILBENCH_DATA", "/data")  # a line with --data puts its own there
 
     def read(line: str) -> None:
-        command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+        command, words = typer.main.get_command(app), shlex.split(line.partition(" > ")[0], comments=True)[1:]
         while words and hasattr(command, "commands"):
             command = command.commands[words.pop(0) if words[0] in command.commands else "start"]  # `tune SUITE`
         if words:

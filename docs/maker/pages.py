@@ -46,6 +46,8 @@ def write_pages(source: Path, extra: Path) -> None:
     text = index.read_text(encoding="utf-8") + REFERENCE
     index.write_text(text + navigation(text), encoding="utf-8")
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
+    for picture in (ROOT / "leaderboards").glob("picture-*.svg"):
+        shutil.copy(picture, source)
     for path in sorted([*(ROOT / "leaderboards").rglob("*.html"), *(ROOT / "leaderboards").rglob("*.js")]):
         copy = extra / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from fcilbench.cli.main import app
 from fcilbench.shipped import folder
 from fcilbench.spec.protocol import Partition
 from fcilbench.suite.load import load_suite
-from fcilbench.suite.schema import Suite, json_schema
+from fcilbench.suite.schema import Suite
 from fcilbench.suite.yaml import InvalidSuiteError
 
 _LEFT_OUT = {"StudyRecord"}
@@ -24,7 +24,7 @@ _LEFT_OUT = {"StudyRecord"}
 
 def write_suite(source: Path) -> None:
     """Writes the page of a suite's keys: a table for the suite and for each part of it."""
-    schema = json_schema()
+    schema = Suite.model_json_schema()
     parts = [
         "# Suite keys",
         "All that a suite file may say. `fcilbench schema suite` prints the same as JSON Schema, for editors; "

@@ -36,9 +36,7 @@ def board(
     reference: options.Reference = None,
     form: options.Format = options.Form.TABLE,
     output: options.OutputFile = None,
-    partition: Annotated[
-        bool, typer.Option("--partition", help="html: read the data sets, too, and draw how clients share them.")
-    ] = False,
+    partition: options.Partition = False,
 ) -> None:
     """Print a board of the rows in a results folder, or write it to a file.
 

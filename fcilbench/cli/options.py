@@ -165,6 +165,8 @@ _OF = (
 Of = Annotated[str, typer.Option("--of", metavar="NAME", help=_OF, show_default=False)]
 _REFERENCE = "Show published figures and the differences from them, e.g. leaderboards/paper."
 Reference = Annotated[Path | None, typer.Option("--reference", metavar="DIR", help=_REFERENCE)]
+_PARTITION = "html: read the data sets, too, and draw how clients share them."
+Partition = Annotated[bool, typer.Option("--partition", help=_PARTITION)]
 Deep = Annotated[bool, typer.Option("--deep", help="Also run one tiny round of each combination of plugins.")]
 ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print every value of the suite with its origin.")]
 From = Annotated[

@@ -37,16 +37,6 @@ def column(page, number):
     return [each.split("\n")[0] for each in texts(page, f"#table tbody tr > :nth-child({number})")]
 
 
-def test_the_largest_page_is_drawn_in_two_seconds_of_a_processor(visit):
-    """Of the thread that draws it, until the last chart is there: other work on the machine does not count."""
-    page = visit(TUNED, ready="")
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    page.wait_for_selector("body[data-ready=all]", timeout=60_000)
-    measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-    assert 0.05 < measured["ThreadTime"] < 2
-
-
 @pytest.mark.parametrize("way", ["file", "http"])
 @pytest.mark.parametrize("name", [TUNED, "small-tuned.html"])
 def test_it_asks_for_nothing_but_itself_and_its_code(visit, served, site, way, name):

@@ -172,7 +172,7 @@ def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make
         protocol = {"rounds": 2 + number // 33}
         cell = make_cell(f"method-{number // 3 % 11}", number % 3, evaluate=identities, protocol=protocol)
         matrices = {key: [[random.random() for _ in range(t + 1)] for t in range(10)] for key in identities}
-        rows.append(make_row(cell, {}, accuracy=matrices))
+        rows.append(make_row(cell, {}, accuracy=matrices).model_copy(update={"test_sizes": [10] * 10}))
     for row in rows:
         losses = ({"task": n // 5, "round": n % 5, "rounds": 5, "loss": random.random()} for n in range(50))
         events = ({"event": "round", **each} for each in losses)

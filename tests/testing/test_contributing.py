@@ -53,7 +53,7 @@ def test_commands_parse(line, parse):
 
 def test_other_commands_are_those_of_ci_and_its_tools():
     programs = {line.split()[0] for line in commands()}
-    assert programs == {"fcilbench", "pip", "pytest", "ruff", "mypy"}
+    assert programs == {"fcilbench", "pip", "pytest", "ruff", "mypy", "python"}
     ci = (ROOT / ".ci" / "run").read_text()
     for line in ("ruff check .", "ruff format --check .", "mypy --strict fcilbench"):
         assert line in commands()
