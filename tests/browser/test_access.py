@@ -18,8 +18,7 @@ def violations(page):
     return [(each["id"], each["nodes"][0]["html"][:160]) for each in found["violations"]]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 def test_axe_finds_nothing(visit, scheme, width):
     page = visit(TUNED, color_scheme=scheme, width=width)
     for details in page.locator("details").all():
@@ -31,7 +30,7 @@ def test_axe_finds_nothing(visit, scheme, width):
     assert violations(visit("index.html", color_scheme=scheme, width=width, ready="")) == []
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280, 1400])
+@pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("name", [TUNED, "hostile/index.html", "index.html"])
 def test_nothing_but_tables_scrolls_sideways(visit, name, width):
     page = visit(name, width=width, height=800, ready="" if name == "index.html" else "all")

@@ -90,11 +90,15 @@ def test_every_method_ends_bit_equal_with_everything_spilled(name, request):
 
 
 class Live(TorchDispatchMode):
-    """Measures the peak of the bytes in tensors that are made while it is active."""
+    """Measures the peak of the bytes in tensors that are made while it is active, to a megabyte.
+
+    What is gone is taken off only when all that was made could be a new peak: to look at each of thousands of live
+    tensors after each operation took most of the time of a method that holds a network for each client.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak, self._made = 0, dict[int, tuple[StorageWeakRef, int]]()
+        self.peak, self._total, self._made = 0, 0, dict[int, tuple[StorageWeakRef, int]]()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if torch.is_tensor(each)}
@@ -102,9 +106,12 @@ class Live(TorchDispatchMode):
         for each in tree_leaves(out):
             if torch.is_tensor(each) and each.untyped_storage()._cdata not in given:
                 storage = each.untyped_storage()
+                self._total += storage.nbytes() - self._made.get(storage._cdata, (None, 0))[1]
                 self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._made.values()))
+        if self._total > self.peak + 1e6:
+            self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+            self._total = sum(size for _, size in self._made.values())
+            self.peak = max(self.peak, self._total)
         return out
 
 
@@ -133,4 +140,4 @@ def test_no_method_needs_memory_for_each_client_beyond_its_updates(name):
     updates = Updates(one.delta.repeat(copies, 1), *told, one.layout)
     with Live() as live:
         stage.merge(updates)
-    assert live.peak < 50e6
+    assert live.peak < 49e6
