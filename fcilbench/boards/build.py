@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall, Pair, Rank
+from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall
 from fcilbench.boards.notes import Here, arithmetic_notes, block_notes, board_notes
 from fcilbench.boards.paper import PaperFigures
 from fcilbench.boards.scenario import BoardCell, board_cells, by_method, labels, recipe_of, role_under, roles_of, split
-from fcilbench.boards.stats import LEAST_SEEDS, align, critical_difference, estimate, mean_ranks, ranks
+from fcilbench.boards.stats import align, critical_difference, estimate, mean_ranks, rank_entries
 from fcilbench.results.provenance import digest
 from fcilbench.results.row import metric_values
 from fcilbench.spec.cell import Cell
@@ -79,7 +79,7 @@ class BaseBoard(ABC):
     ) -> Block:
         methods = by_method(members)
         entries = [self._entry(label, methods[label], groups, here, paper) for label in sorted(methods)]
-        ranking = {group.key: _rank(entries, group) for group in groups if group.ranked}
+        ranking = {group.key: rank_entries(entries, group.key, group.columns[0]) for group in groups if group.ranked}
         recipes = [texts({"protocol": recipe_of(own[0])}) for own in methods.values()]
         shared = {key: value for key, value in recipes[0].items() if all(each[key] == value for each in recipes)}
         for place, entry in enumerate(entries):
@@ -287,13 +287,6 @@ def _faa_columns(titles: Mapping[str, str]) -> tuple[Column, ...]:
 def _scored(members: Sequence[BoardCell]) -> list[Scored]:
     """Returns the task identities and selectors under which a scenario is scored, each of which is a group."""
     return scored_order(key for cell in members[:1] for key in cell.params.evaluate)
-
-
-def _rank(entries: Iterable[Entry], group: Group) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
-    column = group.columns[0]
-    found = {each.aggregator: each.estimates[group.key][column.metric] for each in entries if not each.reference}
-    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS}
-    return ranks(enough, higher=column.better == "higher")
 
 
 def _overall(blocks: Sequence[Block]) -> tuple[Overall, ...]:

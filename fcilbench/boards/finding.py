@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
+from fcilbench.boards.model import Block, Board, Column, Estimate, Group
 from fcilbench.boards.render import format_estimate
 from fcilbench.boards.stats import CONFIDENCE, LEAST_SEEDS, alike, difference
 from fcilbench.tables import counted
@@ -104,18 +104,13 @@ def standing(block: Block, group: Group, role: str) -> list[tuple[str, Estimate]
     own = {
         entry.aggregator: entry.estimates[group.key][column.metric]
         for entry in block.entries
-        if role in (role_of(entry, group), "all")
+        if role in (entry.kind(group.key), "all")
     }
     most = max((each.n for each in own.values()), default=0)
     means = {name: each.mean for name, each in own.items() if each.mean is not None and each.n == most}
     sign = -1 if column.better == "higher" else 1
     # The order of a sum must not decide a place.
     return [(name, own[name]) for name in sorted(means, key=lambda name: (sign * round(means[name], 12), name))]
-
-
-def role_of(entry: Entry, group: Group) -> str:
-    """Returns `reference`, `control` or `method`: what a method is in one column group."""
-    return "reference" if entry.reference else "control" if group.key in entry.control else "method"
 
 
 def format_p(p: float) -> str:

@@ -89,6 +89,9 @@ class Pair:
     p: float
 
 
+Kind = Literal["method", "control", "reference"]
+
+
 class Entry(Closed):
     """One method in one block.
 
@@ -118,6 +121,12 @@ class Entry(Closed):
     ranks: dict[str, Rank] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
+
+    def kind(self, key: str) -> Kind:
+        """Returns what the method is in the column group of a key, or in the group of details of that one."""
+        if self.reference:
+            return "reference"
+        return "control" if key.partition(",")[0] in self.control else "method"
 
 
 class Block(Closed):

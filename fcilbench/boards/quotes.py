@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
-from fcilbench.boards.finding import finding, format_p, role_of, standing
+from fcilbench.boards.finding import finding, format_p, standing
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
 from fcilbench.boards.records import ResolvedSuite
 from fcilbench.boards.render import number
@@ -131,7 +131,7 @@ class Quotes:
         """Returns the methods, without controls and references, whose mean is better than that of a named method."""
         block, _, bar, column = self._accuracy(board, data, identity, method)
         group, sign = _group(block, identity, board), 1 if column.better == "higher" else -1
-        means = {e.aggregator: _of(e, group, column).mean for e in block.entries if role_of(e, group) == "method"}
+        means = {e.aggregator: _of(e, group, column).mean for e in block.entries if e.kind(group.key) == "method"}
         assert bar.mean is not None  # else there was an error
         return [name for name, mean in means.items() if mean is not None and sign * mean > sign * bar.mean]
 

@@ -261,40 +261,43 @@ def _tex(board: Board) -> str:
     lines = [tex_comment(f"{board.title}; {about}")]
     for block in board.blocks:
         heads = [head for head in table_of(block, block.groups) if head.title not in ("ok", "not ok")]
-        best = {id(head): _best(block, head) for head in heads}
+        best = {id(head): best_of(block, head.group, head.column) if head.column else set() for head in heads}
+        ranked = {(entry.aggregator, key) for entry in block.entries for key in entry.ranks}
         lines += ["", r"\begin{table}[t]", r"\centering\footnotesize", rf"\caption{{{escape_tex(block.heading)}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
         lines += [*_tex_groups(heads), tex_row([escape_tex(head.title) for head in heads]), r"\midrule"]
         for entry in block.entries:
-            lines.append(tex_row([_tex_cell(head, entry, *best[id(head)]) for head in heads]))
+            cells = [
+                _tex_cell(head, entry, own, any((name, head.group) in ranked for name in own))
+                for head in heads
+                for own in (best[id(head)],)
+            ]
+            lines.append(tex_row(cells))
         lines += [r"\bottomrule", r"\end{tabular}", *map(tex_comment, notes_of(block)), r"\end{table}"]
     return "\n".join([*lines, "", *map(tex_comment, board.notes)]) + "\n"
 
 
-def _best(block: Block, head: Head) -> tuple[float | None, bool]:
-    """Returns the best mean of a column, of competitors with all of its seeds; `None` with fewer than two of them.
-
-    Beside it stands whether that method has a rank: without one it was not tested against the others.
-    """
-    if head.column is None or head.column.better == "neither":
-        return None, False
-    own = {e.aggregator: e.estimates[head.group][head.column.metric] for e in block.entries if not e.reference}
+def best_of(block: Block, key: str, column: Column) -> set[str]:
+    """Returns the competitors with the best mean of a column, of those with all seeds; none of fewer than two."""
+    if column.better == "neither":
+        return set()
+    own = {e.aggregator: e.estimates[key][column.metric] for e in block.entries if not e.reference}
     most = max((each.n for each in own.values()), default=0)
     means = {name: each.mean for name, each in own.items() if each.mean is not None and each.n == most}
     if len(means) < 2:
-        return None, False
-    best = (max if head.column.better == "higher" else min)(means.values())
-    return best, any(means.get(e.aggregator) == best and head.group in e.ranks for e in block.entries)
+        return set()
+    best = (max if column.better == "higher" else min)(means.values())
+    return {name for name, mean in means.items() if mean == best}
 
 
-def _tex_cell(head: Head, entry: Entry, best: float | None, tested: bool) -> str:
+def _tex_cell(head: Head, entry: Entry, best: set[str], tested: bool) -> str:
+    """Returns a cell: bold if it is one of the best; underlined if the tests do not tell it from a best one in them."""
     text = escape_tex(head.text(entry))
-    if head.column is None or best is None or entry.reference:
-        return text
-    if entry.estimates[head.group][head.column.metric].mean == best:
+    if entry.aggregator in best:
         return rf"\textbf{{{text}}}"
     rank = entry.ranks.get(head.group)
-    return rf"\underline{{{text}}}" if head.ranks and tested and rank is not None and rank.tied else text
+    apart = not (head.ranks and tested and rank is not None and rank.tied)
+    return text if apart or not best or entry.reference else rf"\underline{{{text}}}"
 
 
 def _tex_groups(heads: Sequence[Head]) -> list[str]:

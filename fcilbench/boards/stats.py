@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from fcilbench.boards.model import Estimate, MeanRank, Pair, Rank
+from fcilbench.boards.model import Column, Entry, Estimate, MeanRank, Pair, Rank
 
 CONFIDENCE = 0.95
 _ROUNDING = 1e-12
@@ -153,6 +153,16 @@ def ranks(
         for name, mean in means.items()
     }
     return found, tests
+
+
+def rank_entries(entries: Iterable[Entry], key: str, column: Column) -> tuple[dict[str, Rank], tuple[Pair, ...]]:
+    """Ranks the methods of a scenario in one column of a group, over the seeds that they share; see `ranks`.
+
+    The reference does not compete, and a method with fewer than `LEAST_SEEDS` seeds would leave the others too few.
+    """
+    found = {each.aggregator: each.estimates[key][column.metric] for each in entries if not each.reference}
+    enough = {name: each.values for name, each in found.items() if each.n >= LEAST_SEEDS}
+    return ranks(enough, higher=column.better == "higher")
 
 
 def mean_ranks(blocks: Sequence[Mapping[str, float]], *, higher: bool) -> tuple[MeanRank, ...]:

@@ -24,7 +24,6 @@ from fcilbench.charts.parts import (
     highlighted,
     interval,
     kind_colour,
-    kind_of,
     kind_shape,
     marked,
     scale_of,
@@ -71,7 +70,7 @@ def data(
     points: Records = []
     lines: Records = []
     for entry in ranking:
-        found, kind = entry.estimates[key][column.metric], kind_of(entry, key)
+        found, kind = entry.estimates[key][column.metric], entry.kind(key)
         if found.mean is None:
             continue
         sent = statistics.fmean(row.cost.bytes_up + row.cost.bytes_down for row in ended(entry, rows))
@@ -98,22 +97,26 @@ def data(
     ends = [row[name] for row in points for name in ("lo", "mean", "hi") if row[name] is not None]
     ends += [row["mean"] for row in lines]
     span = max(ends) - min(ends) if ends else 0.0
-    _mark_front(points, column.better == "lower")
+    front = _mark_front(points, column.better == "lower")
     _choose_sides(points, lines, span)
-    front = [{name: row[name] for name in ("bytes", "mean")} for row in points if row["front"]]
-    front.sort(key=lambda row: row["bytes"])
-    front += [{"bytes": max(row["bytes"] for row in points), "mean": front[-1]["mean"]}] if front else []
     return {"rows": points, "front": front, "lines": lines, "layout": [{"span": span, "axis": axis_of(column)}]}
 
 
-def _mark_front(points: Records, lower: bool) -> None:
-    """Marks and names the methods for which none of at most their bytes is at least as good, but equal ones."""
+def _mark_front(points: Records, lower: bool) -> Records:
+    """Marks and names the methods for which none of at most their bytes is at least as good, but equal ones.
+
+    Returns:
+        The front: bytes and mean of each, fewest bytes first, and its end at the most bytes of all.
+    """
     best = math.inf
     for point in sorted(points, key=lambda each: (each["bytes"], each["mean"] if lower else -each["mean"])):
         value = point["mean"] if lower else -point["mean"]
         point["front"] = point["kind"] != "reference" and value < best
         point["named"] |= point["front"]
         best = min(best, value) if point["kind"] != "reference" else best
+    front = [{name: row[name] for name in ("bytes", "mean")} for row in points if row["front"]]
+    front.sort(key=lambda row: row["bytes"])
+    return front + ([{"bytes": max(row["bytes"] for row in points), "mean": front[-1]["mean"]}] if front else [])
 
 
 def _choose_sides(points: Records, lines: Records, span: float) -> None:

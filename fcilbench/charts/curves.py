@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Block
 from fcilbench.boards.stats import estimate
-from fcilbench.charts.lines import ACCURACY, Line, draw, estimated, layout, places_of, records
-from fcilbench.charts.parts import Data, best_first, ended, group_of, highlighted, kind_of, shown_names
+from fcilbench.charts.lines import ACCURACY, draw, estimated, layout, lines_of, places_of, records
+from fcilbench.charts.parts import Data, best_first, ended, group_of
 from fcilbench.charts.theme import Theme
 from fcilbench.errors import NothingSelectedError
 from fcilbench.spec.row import Row
@@ -51,13 +51,7 @@ def data(
     shown = [entry for entry in ranking if found.get(entry.aggregator)]
     if not shown:
         raise NothingSelectedError(f"no accuracy matrix under {key} in these rows")
-    names, slots = shown_names(found), highlighted(shown, key, chosen)
-    lines_ = [
-        Line(name, names[name], kind_of(entry, key), slots.get(name, -1), found[name])
-        for entry in shown
-        for name in (entry.aggregator,)
-    ]
-    drawn = records(lines_, ACCURACY, _when)
+    drawn = records(lines_of(shown, key, found, chosen), ACCURACY, _when)
     return {"rows": drawn, "layout": [{**layout(drawn, zero=True), "ticks": places_of(drawn, whole=True)}]}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fcilbench.boards.model import Block, Column
 from fcilbench.boards.stats import estimate
 from fcilbench.charts.lines import Line, draw, estimated, layout, records, starts
-from fcilbench.charts.parts import Data, best_first, ended, group_of, kind_of, shown_names
+from fcilbench.charts.parts import Data, best_first, ended, group_of, shown_names
 from fcilbench.charts.theme import SLOTS, Theme
 from fcilbench.errors import NothingSelectedError
 from fcilbench.escape import line
@@ -55,7 +55,7 @@ def data(block: Block, key: str, rows: Mapping[str, Row], logs: Logs, chosen: Co
         for name in chosen:
             values = [_line(own, name) for own in cells]
             if found := estimated([each for each in values if each], estimate):
-                lines.append((entry.aggregator, name, kind_of(entry, key), found))
+                lines.append((entry.aggregator, name, entry.kind(key), found))
     if not lines:
         there = ", ".join(names(block, rows, logs)) or "nothing"
         raise NothingSelectedError(f"no method here logs {', '.join(chosen)}", hint=f"logged is {there}")

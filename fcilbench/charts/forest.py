@@ -16,7 +16,6 @@ from fcilbench.charts.parts import (
     group_of,
     interval,
     kind_colour,
-    kind_of,
     kind_shape,
     marked,
     scale_of,
@@ -49,7 +48,7 @@ def data(block: Block, key: str, metric: str | None = None) -> Data:
     names = shown_names(entry.aggregator for entry in ranking)
     rows: Records = []
     for entry in ranking:
-        found, kind = entry.estimates[key][column.metric], kind_of(entry, key)
+        found, kind = entry.estimates[key][column.metric], entry.kind(key)
         lo, hi = interval(found, column)
         rows.append(
             {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fcilbench.boards.model import Column, Estimate
+from fcilbench.boards.model import Column, Entry, Estimate
 from fcilbench.boards.render import number
 from fcilbench.charts.parts import (
     Records,
@@ -14,10 +14,12 @@ from fcilbench.charts.parts import (
     finish,
     gap_of,
     haloed,
+    highlighted,
     interval,
     marked,
     scale_of,
     short,
+    shown_names,
     slot_colour,
     slot_dash,
 )
@@ -49,6 +51,14 @@ def estimated(
     """Returns an estimate by place over the lines of a method's seeds, at the places that all of them have."""
     places = sorted(set.intersection(*map(set, lines))) if lines else []
     return {x: estimate({seed: line[x] for seed, line in enumerate(lines)}) for x in places}
+
+
+def lines_of(
+    entries: Sequence[Entry], key: str, found: Mapping[str, Any], chosen: Iterable[str] | None = None
+) -> list[Line]:
+    """Returns a line of estimates by place for each method, best first; `chosen` names the highlighted ones."""
+    names, slots = shown_names(entry.aggregator for entry in entries), highlighted(entries, key, chosen)
+    return [Line(n, names[n], e.kind(key), slots.get(n, -1), found[n]) for e in entries for n in (e.aggregator,)]
 
 
 def records(lines: Sequence[Line], column: Column, when: Callable[[float], str]) -> Records:
@@ -148,34 +158,67 @@ def draw(
     place = alt.X("x:Q", title=x, axis=axis, scale=scale)
     value = alt.Y("mean:Q", title=y, axis=alt.Axis(tickCount=6), scale=alt.Scale(zero=zero, nice=True))
     shape: Literal["step-after", "linear"] = "step-after" if step else "linear"
-    colour, thin = slot_colour(theme), theme.stroke / 2
-    rows = alt.Chart(alt.NamedData("rows"))
-    grey, bright = rows.transform_filter("datum.slot < 0"), rows.transform_filter("datum.slot >= 0")
-    begin = alt.Chart(alt.NamedData("tasks")).mark_rule(color=theme.colours["line"], strokeWidth=thin, aria=False)
+    begin = alt.Chart(alt.NamedData("tasks")).mark_rule(
+        color=theme.colours["line"], strokeWidth=theme.stroke / 2, aria=False
+    )
     layers: list[Any] = [begin.encode(x=place)] if tasks else []
-    layers += [
-        grey.mark_line(color=theme.colours["grey"], opacity=0.5, strokeWidth=thin, interpolate=shape).encode(
-            x=place, y=value, detail="line:N", tooltip="tip:N"
-        ),
-        grey.transform_filter("datum.alone")
-        .mark_point(filled=True, color=theme.colours["grey"], opacity=0.6, size=theme.point / 2)
-        .encode(x=place, y=value, tooltip="tip:N"),
+    layers += _grey(theme, place, value, shape)
+    layers += _bright(theme, place, value, shape, dots=dots, bands=bands, bars=bars)
+    layers += _names(theme, place, gap_of(theme, span, height), right)
+    return finish(layers, theme, title, width, height)
+
+
+def _grey(theme: Theme, place: alt.X, value: alt.Y, shape: Literal["step-after", "linear"]) -> list[Any]:
+    """Returns the layers of the lines that are not highlighted."""
+    import altair as alt
+
+    grey, colour = alt.Chart(alt.NamedData("rows")).transform_filter("datum.slot < 0"), theme.colours["grey"]
+    line = grey.mark_line(color=colour, opacity=0.5, strokeWidth=theme.stroke / 2, interpolate=shape)
+    alone = grey.transform_filter("datum.alone")
+    point = alone.mark_point(filled=True, color=colour, opacity=0.6, size=theme.point / 2)
+    return [
+        line.encode(x=place, y=value, detail="line:N", tooltip="tip:N"),
+        point.encode(x=place, y=value, tooltip="tip:N"),
     ]
+
+
+def _bright(
+    theme: Theme,
+    place: alt.X,
+    value: alt.Y,
+    shape: Literal["step-after", "linear"],
+    *,
+    dots: bool,
+    bands: bool,
+    bars: bool,
+) -> list[Any]:
+    """Returns the layers of the highlighted lines: intervals, lines and points."""
+    import altair as alt
+
+    bright, colour = alt.Chart(alt.NamedData("rows")).transform_filter("datum.slot >= 0"), slot_colour(theme)
+    layers: list[Any] = []
     if bands:
         area = bright.mark_area(opacity=0.13, aria=False)
         layers.append(area.encode(x=place, y="lo:Q", y2="hi", detail="line:N", color=colour))
     if bars:
-        rule = bright.mark_rule(opacity=0.5, strokeWidth=thin, aria=False)
+        rule = bright.mark_rule(opacity=0.5, strokeWidth=theme.stroke / 2, aria=False)
         layers.append(rule.encode(x=place, y="lo:Q", y2="hi", color=colour))
     front = bright.mark_line(strokeWidth=theme.stroke, interpolate=shape, aria=False)
     points = bright if dots else bright.transform_filter("datum.alone || datum.last")
-    names = apart(bright.transform_filter("datum.last"), "mean", gap_of(theme, span, height))
-    text = names.mark_text(align="left", dx=0.6 * theme.size, fontWeight="bold", limit=right, aria=False)
-    layers += [
+    point = points.mark_point(filled=True, opacity=1, size=0.65 * theme.point, cursor="pointer")
+    return [
+        *layers,
         front.encode(x=place, y=value, detail="line:N", color=colour, strokeDash=slot_dash(theme)),
-        points.mark_point(filled=True, opacity=1, size=0.65 * theme.point, cursor="pointer").encode(
-            x=place, y=value, color=colour, tooltip="tip:N"
-        ),
-        *haloed(text.encode(x=place, y="label_y:Q", color=colour, text="name:N"), theme),
+        point.encode(x=place, y=value, color=colour, tooltip="tip:N"),
     ]
-    return finish(layers, theme, title, width, height)
+
+
+def _names(theme: Theme, place: alt.X, gap: float, room: float) -> list[Any]:
+    """Returns the layers of the names at the ends of the highlighted lines."""
+    import altair as alt
+
+    last = alt.Chart(alt.NamedData("rows")).transform_filter("datum.slot >= 0").transform_filter("datum.last")
+    text = apart(last, "mean", gap).mark_text(
+        align="left", dx=0.6 * theme.size, fontWeight="bold", limit=room, aria=False
+    )
+    return haloed(text.encode(x=place, y="label_y:Q", color=slot_colour(theme), text="name:N"), theme)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fcilbench.boards.model import Block, Column
 from fcilbench.boards.stats import estimate
 from fcilbench.charts.curves import Rounds
-from fcilbench.charts.lines import Line, draw, estimated, layout, records, starts
-from fcilbench.charts.parts import Data, best_first, ended, group_of, highlighted, kind_of, shown_names
+from fcilbench.charts.lines import draw, estimated, layout, lines_of, records, starts
+from fcilbench.charts.parts import Data, best_first, ended, group_of
 from fcilbench.charts.theme import Theme
 from fcilbench.errors import NothingSelectedError
 from fcilbench.spec.row import Row
@@ -44,13 +44,7 @@ def data(block: Block, key: str, rows: Mapping[str, Row], rounds: Rounds, chosen
     shown = [entry for entry in ranking if found.get(entry.aggregator)]
     if not shown:
         raise NothingSelectedError("no training loss in the curves of these rows: they hold no rounds.jsonl")
-    names, slots = shown_names(found), highlighted(shown, key, chosen)
-    lines = [
-        Line(name, names[name], kind_of(entry, key), slots.get(name, -1), found[name])
-        for entry in shown
-        for name in (entry.aggregator,)
-    ]
-    drawn = records(lines, _LOSS, lambda x: f"after round {x:.0f}")
+    drawn = records(lines_of(shown, key, found, chosen), _LOSS, lambda x: f"after round {x:.0f}")
     trained = [own for entry in shown if not entry.reference for own in cells[entry.aggregator]]
     sizes = {each["rounds"] for own in trained for each in own}  # the reference learns all tasks at once
     last = max((each["task"] for own in trained for each in own), default=0)

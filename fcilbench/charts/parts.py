@@ -48,13 +48,6 @@ def column_of(group: Group, metric: str | None) -> Column:
     raise NothingSelectedError(f"no {metric} under {group.key} in these rows", hint=f"there is {names}")
 
 
-def kind_of(entry: Entry, key: str) -> str:
-    """Returns one of `KINDS`: what a method is under a task identity, or in its group of details."""
-    if entry.reference:
-        return "reference"
-    return "control" if key.partition(",")[0] in entry.control else "method"
-
-
 def shown_names(names: Iterable[str]) -> dict[str, str]:
     """Returns names as one line of text each, by name; those that would look alike get a number."""
     shown: dict[str, str] = {}
@@ -124,9 +117,9 @@ def highlighted(ranking: Sequence[Entry], key: str, chosen: Iterable[str] | None
     elif len(names) <= SLOTS:
         wanted = set(names)
     else:
-        first = {kind: next((e.aggregator for e in ranking if kind_of(e, key) == kind), None) for kind in KINDS[1:]}
+        first = {kind: next((e.aggregator for e in ranking if e.kind(key) == kind), None) for kind in KINDS[1:]}
         wanted = {name for name in first.values() if name is not None}
-        methods = [entry.aggregator for entry in ranking if kind_of(entry, key) == "method"]
+        methods = [entry.aggregator for entry in ranking if entry.kind(key) == "method"]
         wanted |= set(methods[: SLOTS - len(wanted)])
     return {name: slot for slot, name in enumerate([name for name in names if name in wanted][:SLOTS])}
 

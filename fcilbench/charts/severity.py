@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.boards.model import Block
 from fcilbench.boards.stats import estimate
-from fcilbench.charts.lines import ACCURACY, Line, draw, layout, places_of, records
-from fcilbench.charts.parts import Data, best_first, ended, group_of, highlighted, kind_of, shown_names
+from fcilbench.charts.lines import ACCURACY, draw, layout, lines_of, places_of, records
+from fcilbench.charts.parts import Data, best_first, ended, group_of
 from fcilbench.charts.theme import Theme
 from fcilbench.errors import NothingSelectedError
 from fcilbench.escape import line
@@ -65,13 +65,7 @@ def data(block: Block, key: str, rows: Mapping[str, Row], stressor: str, chosen:
     shown = [entry for entry in ranking if found[entry.aggregator]]
     if not shown:
         raise NothingSelectedError(f"nothing was scored under {key} and {stressor} in these rows")
-    names, slots = shown_names(found), highlighted(shown, key, chosen)
-    lines = [
-        Line(name, names[name], kind_of(entry, key), slots.get(name, -1), found[name])
-        for entry in shown
-        for name in (entry.aggregator,)
-    ]
-    drawn = records(lines, ACCURACY, lambda x: f"at {option} {x:g}")
+    drawn = records(lines_of(shown, key, found, chosen), ACCURACY, lambda x: f"at {option} {x:g}")
     ticks = places_of(drawn)
     axis = line(f"{stressor}: {option}")
     return {"rows": drawn, "layout": [{**layout(drawn, zero=True), "axis": axis, "ticks": ticks}]}

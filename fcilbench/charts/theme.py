@@ -61,12 +61,12 @@ class Theme:
 
     @property
     def kinds(self) -> list[str]:
-        """Colours of `KINDS`."""
+        """Returns the colours of methods, controls and references, in the order of `KINDS`."""
         return [self.colours[kind] for kind in KINDS]
 
     @property
     def slots(self) -> list[str]:
-        """Colours of the highlighted methods."""
+        """Returns the colours of the highlighted methods, by slot."""
         return [self.colours[f"c{slot}"] for slot in range(SLOTS)]
 
     def dashes(self, *lengths: float) -> list[float]:
@@ -75,7 +75,7 @@ class Theme:
 
     @property
     def slot_dashes(self) -> list[list[float]]:
-        """Dashes of the highlighted methods."""
+        """Returns the dashes of the highlighted methods, by slot."""
         return [self.dashes(*each) for each in ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))] * 2
 
     def room(self, characters: int) -> float:

@@ -6,12 +6,18 @@ What builds boards is imported when it is needed: the shell asks this module for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fcilbench.cli import complete, console, options
 from fcilbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fcilbench.results.store import Store
+    from fcilbench.spec.cell import Cell
+    from fcilbench.spec.row import Row
+    from fcilbench.suite.plan import Plan
 
 _SUFFIXES = {".txt": "table", ".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html", "": None}
 
@@ -51,7 +57,7 @@ def board(
     from fcilbench.pages.report import render_report
     from fcilbench.registry.entrypoints import find, lookup
     from fcilbench.results.chosen import select_rows
-    from fcilbench.results.store import NoRowsError, Store
+    from fcilbench.results.store import Store
     from fcilbench.workflow.prepare import prepare
     from fcilbench.workflow.survey import spread_of
 
@@ -64,11 +70,7 @@ def board(
     if suite is None:
         rows = select_rows(store, only)
     else:
-        items = prepare(suite, set_, out, only=only, params=params).plan.items
-        planned = {item.cell_id: item.cell for item in items}
-        rows = list({item.cell_id: item.row for item in items if item.row}.values())
-        if not rows:
-            raise NoRowsError(store.root)
+        rows, planned = _planned(prepare(suite, set_, out, only=only, params=params).plan, store)
     paper = PaperFigures.load(reference) if reference else None
     built = build_boards(names, rows, store, planned, paper)
     if chosen == "html":
@@ -80,6 +82,16 @@ def board(
     else:
         write_atomic(output, text)
         console.say(f"wrote {output}")
+
+
+def _planned(plan: Plan, store: Store) -> tuple[list[Row], dict[str, Cell]]:
+    """Returns the rows that a suite's plan has, and the cells that it plans, by id."""
+    from fcilbench.results.store import NoRowsError
+
+    rows = list({item.cell_id: item.row for item in plan.items if item.row}.values())
+    if not rows:
+        raise NoRowsError(store.root)
+    return rows, {item.cell_id: item.cell for item in plan.items}
 
 
 def figure(

@@ -1,18 +1,18 @@
 """The first sentence of a page: whether a method is above the best control, computed from the rows that are shown.
 
-Means alone decide who is above. Whether the seeds tell it is a test: a paired t test of each method that is above
-against the control over their common seeds, with Holm's rule over all methods of the scenario.
+Means alone decide who is above. Whether the seeds tell it is what the boards test: paired t tests of all methods over
+their common seeds, with Holm's rule over all pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fcilbench.boards.model import Block, Column, Entry, Estimate
 from fcilbench.boards.render import DASH, number
-from fcilbench.boards.stats import CONFIDENCE, LEAST_SEEDS, align, holm, paired_p
-from fcilbench.charts.parts import best_first, kind_of
+from fcilbench.boards.stats import CONFIDENCE, rank_entries
+from fcilbench.charts.parts import best_first
 from fcilbench.pages.places import question
 
 SHOWN = 4
@@ -45,12 +45,12 @@ def found_in(block: Block, place: str, task: str, column: Column) -> Found | Non
     if not any(group.key == task and column in group.columns for group in block.groups):
         return None
     entries = [e for e in best_first(block.entries, task, column) if _of(e, task, column).mean is not None]
-    methods = [entry for entry in entries if kind_of(entry, task) == "method"]
-    control = next((entry for entry in entries if kind_of(entry, task) == "control"), None)
+    methods = [entry for entry in entries if entry.kind(task) == "method"]
+    control = next((entry for entry in entries if entry.kind(task) == "control"), None)
     if not methods:
         return None
     above = [entry for entry in methods if control and _gain(entry, control, task, column) > _ROUNDING]
-    told = _told(methods, control, task, column) if control else set()
+    told = _told(block, control, task, column) if control else set()
     return Found(
         place=place,
         control=(control.aggregator, said(_of(control, task, column), column)) if control else None,
@@ -100,19 +100,10 @@ def _part(found: Found) -> str:
     return f"{found.place} {control}{' '.join(found.method)}"
 
 
-def _told(methods: Iterable[Entry], control: Entry, task: str, column: Column) -> set[str]:
-    """Returns the methods that the paired tests tell from the control, by Holm's rule over all of them."""
-    own = _of(control, task, column).values
-    tested, p_values = [], []
-    for entry in methods:
-        seeds, values = align({"method": _of(entry, task, column).values, "control": own})
-        if len(seeds) < LEAST_SEEDS:
-            continue
-        gaps = [one - other for one, other in zip(values["method"], values["control"], strict=True)]
-        largest = max(1.0, *map(abs, values["method"]), *map(abs, values["control"]))
-        tested.append(entry.aggregator)
-        p_values += paired_p([[gap / largest for gap in gaps]]).tolist()
-    return {name for name, p in zip(tested, holm(p_values), strict=True) if p < 1 - CONFIDENCE}
+def _told(block: Block, control: Entry, task: str, column: Column) -> set[str]:
+    """Returns the methods that are significantly better than the control, by the tests of the boards."""
+    _, tests = rank_entries(block.entries, task, column)
+    return {pair.first for pair in tests if pair.second == control.aggregator and pair.p < 1 - CONFIDENCE}
 
 
 def _gain(entry: Entry, other: Entry, task: str, column: Column) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcilbench.boards.model import Block, Column, Entry, Group
-from fcilbench.boards.render import DASH, Head, format_estimate, format_rank, number, table_of
+from fcilbench.boards.render import DASH, Head, best_of, format_estimate, format_rank, number, table_of
 from fcilbench.boards.stats import mean_ranks
-from fcilbench.charts.parts import best_first, ended, kind_of
+from fcilbench.charts.parts import best_first, ended
 from fcilbench.pages.papers import paper_of
 from fcilbench.pages.places import Place
 from fcilbench.spec.metrics import METRICS
@@ -29,7 +29,7 @@ def scenario_table(block: Block, group: Group, rows: Mapping[str, Row]) -> dict[
     Returns:
         `heads`: text and whether the first click sorts upwards. `rows`: method, kind and cells.
     """
-    best = {column.metric: _best(block, group.key, column) for column in group.columns}
+    best = {column.metric: best_of(block, group.key, column) for column in group.columns}
     lines = []
     for entry in best_first(block.entries, group.key, group.columns[0]):
         rank, bytes_sent, seconds = entry.ranks.get(group.key), sent(entry, rows), _seconds(entry, rows)
@@ -62,7 +62,7 @@ def side_by_side(
         for entry in reversed(best_first(block.entries, task, column))
     }
     by_place = [{entry.aggregator: entry for entry in block.entries} for _, block in places]
-    best = [_best(block, task, column) for _, block in places]
+    best = [best_of(block, task, column) for _, block in places]
     means = _mean_places(by_place, task, column)
     lines = []
     for name, entry in found.items():
@@ -82,7 +82,7 @@ def board_table(block: Block, group: Group) -> dict[str, Any]:
     """Returns a column group of any board as it is printed, with what its columns are sorted by."""
     heads = table_of(block, (group,))
     rows = [
-        {"method": entry.aggregator, "kind": kind_of(entry, group.key), "cells": _texts(entry, group, heads)}
+        {"method": entry.aggregator, "kind": entry.kind(group.key), "cells": _texts(entry, group, heads)}
         for entry in block.entries
     ]
     titles = [[head.title, not (head.column and head.column.better == "higher")] for head in heads[1:]]
@@ -105,7 +105,7 @@ def _seconds(entry: Entry, rows: Mapping[str, Row]) -> float | None:
 def _line(entry: Entry, task: str, cells: list[Cell]) -> dict[str, Any]:
     paper = paper_of(entry.plugin)
     source = [paper.source, paper.address] if paper else ["", ""]
-    return {"method": entry.aggregator, "kind": kind_of(entry, task), "cells": cells, "source": source}
+    return {"method": entry.aggregator, "kind": entry.kind(task), "cells": cells, "source": source}
 
 
 def _figure(entry: Entry, task: str, column: Column, best: bool) -> Cell:
@@ -127,19 +127,6 @@ def _range(values: Sequence[float | None]) -> Cell:
 
 def _unit(column: Column) -> str:
     return {"ratio": " %", "": ""}.get(column.unit, f" [{column.unit}]")
-
-
-def _best(block: Block, task: str, column: Column) -> set[str]:
-    """Returns the competitors with the best mean, of those that have all seeds; none of fewer than two."""
-    if column.better == "neither":
-        return set()
-    own = {e.aggregator: e.estimates[task][column.metric] for e in block.entries if not e.reference}
-    most = max((each.n for each in own.values()), default=0)
-    means = {name: each.mean for name, each in own.items() if each.mean is not None and each.n == most}
-    if len(means) < 2:
-        return set()
-    best = (max if column.better == "higher" else min)(means.values())
-    return {name for name, mean in means.items() if mean == best}
 
 
 def _mean_places(by_place: Sequence[Mapping[str, Entry]], task: str, column: Column) -> dict[str, float]:

@@ -21,7 +21,7 @@ from fcilbench.boards.render import group_title
 from fcilbench.charts import bytes as bytes_chart
 from fcilbench.charts import curves as curves_chart
 from fcilbench.charts import forest as forest_chart
-from fcilbench.charts.parts import Data, Records, axis_of, best_first, kind_of
+from fcilbench.charts.parts import Data, Records, axis_of, best_first
 from fcilbench.charts.theme import PAGE
 from fcilbench.errors import NothingSelectedError
 from fcilbench.pages.finding import Found, found_in, sentence
@@ -223,8 +223,8 @@ def _beyond(found: Data, forest: Data) -> Data:
 
 def _pins(ranking: Sequence[Entry], task: str) -> list[str]:
     """Returns the methods that are pinned at first: the best control and the best methods."""
-    control = [entry.aggregator for entry in ranking if kind_of(entry, task) == "control"][:1]
-    methods = [entry.aggregator for entry in ranking if kind_of(entry, task) == "method"]
+    control = [entry.aggregator for entry in ranking if entry.kind(task) == "control"][:1]
+    methods = [entry.aggregator for entry in ranking if entry.kind(task) == "method"]
     return control + methods[: _PINNED - len(control)]
 
 

@@ -192,7 +192,7 @@ def faa(make_cell, make_row, values):
 
 
 def test_the_finding_is_computed_from_means_and_paired_tests(make_cell, make_row):
-    """sum is 10.00, 10.50 and 9.50 points above ncm: s 0.5, t = 10 / (0.5 / sqrt 3) = 34.6, p 0.0008, times 2 by Holm.
+    """sum is 10.00, 10.50 and 9.50 points above ncm: s 0.5, t = 10 / (0.5 / sqrt 3) = 34.6, p 0.0008, times 3 by Holm.
 
     fedavg is 20, -5 and 0 above: mean 5, s = sqrt(350 / 2 ... ) > 13, t < 1.
     """
@@ -219,6 +219,14 @@ def test_the_finding_is_computed_from_means_and_paired_tests(make_cell, make_row
     told = sentence([found_in(block, "d", "none", column)], "none", "none", column)
     assert told == ("Highest FAA", " without task identity: d sum 70.00\u00a0±\u00a024.84 %.")
     assert sentence([], "none", "none", column) == ("Nothing was measured for this choice.", "")
+
+
+def test_the_seeds_tell_nothing_of_two_methods_that_are_equal_in_all_of_them(make_cell, make_row):
+    """Class means and another rule without training: no test says which is better."""
+    (block,) = AccuracyBoard().build(faa(make_cell, make_row, {"ncm": [0.5] * 3, "fedavg": [0.9] * 3})).blocks
+    column = block.groups[0].columns[0]
+    lead, _ = sentence([found_in(block, "digits", "none", column)], "none", "none", column)
+    assert lead == "fedavg is above the best control, and the seeds do not tell it"
 
 
 def test_head_to_head_has_the_paired_difference_and_the_boards_own_test(make_cell, make_row):
