@@ -11,7 +11,8 @@ A digest of the content is verified when it is read; a damaged file is made agai
 full costs time and nothing else.
 
 A pass is never read if gradients flow, if a layer is watched, or if the weights, or anything else of the backbone, are
-not those that were built. On a GPU nothing is kept: to copy and digest a batch should take about as long as its pass (not measured).
+not those that were built. On a GPU nothing is kept: to copy and digest a batch should take about as long as its pass
+(reckoned, not measured).
 
 What a cell costs must not depend on what earlier cells left behind. So each file holds the seconds that its pass took,
 which `Stopwatch` counts where it is read, and the largest batch so far is always computed, for the peak of memory. That

@@ -143,6 +143,8 @@ def time_problems(row: Row) -> Iterator[str]:
     if row.ended > datetime.now(UTC) + _AHEAD:
         yield f"it ended at {row.ended:%Y-%m-%d %H:%M:%S}, which is in the future"
     parts = [cost[name] for name in ("training_s", "aggregation_s", "task_end_s", "selection_s", "evaluation_s")]
+    if row.schema_version < 6 and row.cost.saved_s:
+        yield f"cost: saved_s is {row.cost.saved_s}, which rows of schema {row.schema_version} do not count"
     whole = row.cost.wall_s + row.cost.saved_s
     if sum(parts) > whole * (1 + 1e-9) + 1e-6:
         yield f"cost: wall_s with saved_s is {whole:.3f}, less than its parts, {sum(parts):.3f}"
