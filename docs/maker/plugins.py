@@ -10,6 +10,7 @@ from urllib.parse import quote
 from maker.pages import ROOT, board_link, toctree
 from maker.text import code, default, docstring, legal, prose, sentence, table
 
+import fcilbench
 from fcilbench.boards.folder import build_boards
 from fcilbench.boards.model import Block, Entry
 from fcilbench.boards.render import DASH, format_estimate, format_rank
@@ -71,7 +72,7 @@ def method_page(written: str, method: Description, figures: list[Figures]) -> st
     """Returns the page of a method from its hand-written one."""
     title, _, body = written.partition("\n")
     lead, more = docstring(load(method.ref))
-    where = Path(method.origin.rpartition(":")[0]).relative_to(ROOT)
+    where = Path(method.origin.rpartition(":")[0]).relative_to(Path(fcilbench.__file__).parents[1])
     card = "\n".join(f"- **{key}**: {prose(value)}" for key, value in method.facts["card"].items())
     parts = [title, lead, card, body.strip(), "## In a suite", _yaml(method), "## Options"]
     parts += ["\n".join(options(method)), "## Figures from the boards", _figures(method, figures)]
