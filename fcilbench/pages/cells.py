@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fcilbench.boards.model import Column
-from fcilbench.boards.records import environment_of, rounds_of
+from fcilbench.boards.records import environment_of, logs_of, rounds_of
 from fcilbench.boards.render import DASH, number
+from fcilbench.escape import line
 from fcilbench.pages.pack import columns
 from fcilbench.results.private import hidden
 from fcilbench.results.row import all_metrics
@@ -27,8 +28,8 @@ def cells_of(rows: Iterable[Row], store: Store) -> dict[str, Any]:
     """Returns every cell, a list for each column; what cells share is there once.
 
     A cell has its `id` (12 digits), `seed`, `status`, `about` (pairs of name and text), `env` and `params` (numbers),
-    `metrics` and `cost` (texts in the order of `names`), `matrix` (by task identity, accuracies in per cent as text)
-    and `loss` (of each round, or `None`).
+    `metrics` and `cost` (texts in the order of `names`), `matrix` (by task identity, accuracies in per cent as text),
+    `loss` (of each round, or `None`) and `logs` (by name, pairs of the round over all tasks and the value).
     """
     params, environments = _Shared(), _Shared()
     names: dict[str, list[str]] = {"metrics": [], "cost": []}
@@ -48,6 +49,7 @@ def cells_of(rows: Iterable[Row], store: Store) -> dict[str, Any]:
                 "cost": _aligned(_cost(row), names["cost"]),
                 "matrix": {key: _texts(matrix) for key, matrix in row.accuracy.items()},
                 "loss": [_rounded(each["loss"]) for each in rounds_of(store, row.cell_id)],
+                "logs": _logs(store, row.cell_id),
             }
         )
     return {
@@ -115,6 +117,15 @@ def _cost(row: Row) -> list[tuple[str, str]]:
 
 def _texts(matrix: Matrix) -> list[list[str]]:
     return [["" if value is None else f"{100 * value:.2f}" for value in line] for line in matrix]
+
+
+def _logs(store: Store, cell_id: str) -> dict[str, list[tuple[int, float | None]]]:
+    """Returns what a method logged, e.g. the cosines of SUM's steps."""
+    found: dict[str, list[tuple[int, float | None]]] = {}
+    for each in logs_of(store, cell_id):
+        for name, value in each["logs"].items():
+            found.setdefault(line(name), []).append((each["step"], _rounded(value)))
+    return found
 
 
 def _value(value: Any) -> str:

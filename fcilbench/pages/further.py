@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from fcilbench.boards.model import Board
-from fcilbench.charts import critical_difference, loss, matrix, partition, severity, sweep
+from fcilbench.charts import critical_difference, diagnostics, forgetting, loss, matrix, partition, severity, sweep
 from fcilbench.charts.parts import Data
 from fcilbench.errors import FcilbenchError, NothingSelectedError
 from fcilbench.pages.places import Place, places_of, scenario_key, tasks_of
@@ -40,10 +40,16 @@ def further(
 
 
 def dialog_charts(rows: Iterable[Row], charts: Descriptions) -> dict[str, int]:
-    """Returns the numbers of the descriptions of a cell's charts: `m5` of a matrix of five tasks, and the `loss`."""
-    tasks = {len(own) for row in rows for own in row.accuracy.values()}
-    found = {f"m{count}": _number(charts, matrix, {"tasks": count}) for count in sorted(tasks)}
-    return found | {"loss": _number(charts, loss, {"room": 1})}
+    """Returns the numbers of the descriptions of a cell's charts.
+
+    `m5` is that of the accuracy matrix of five tasks and `f5` that of what is forgotten of them, `loss` that of the
+    training loss, and `logs` that of one thing that the method logged.
+    """
+    tasks = sorted({len(own) for row in rows for own in row.accuracy.values()})
+    found = {f"m{count}": _number(charts, matrix, {"tasks": count}) for count in tasks}
+    found |= {f"f{count}": _number(charts, forgetting, {"tasks": count}) for count in tasks if count > 1}
+    one = {"room": 1}
+    return found | {"loss": _number(charts, loss, one), "logs": _number(charts, diagnostics, one)}
 
 
 def _number(charts: Descriptions, chart: ModuleType, layout: dict[str, Any]) -> int:

@@ -236,7 +236,7 @@ def test_a_figure_opens_its_cells_and_escape_closes_them(visit, wait):
     assert re.fullmatch(r"fcilbench reproduce [0-9a-f]{12} --from leaderboards/small-tuned", line)
     told = dialog.inner_text()
     assert all(word in told for word in ("partition 8717228612418759273", "torch 2.", "faa/inferred"))
-    dialog.locator("select").select_option(index=1)
+    dialog.locator("select").first.select_option(index=1)
     page.wait_for_timeout(100)
     assert dialog.locator(".again code").inner_text() != line
     page.keyboard.press("Escape")
@@ -248,6 +248,43 @@ def test_a_figure_opens_its_cells_and_escape_closes_them(visit, wait):
     assert page.locator("#d-title").inner_text() == "ridge on eurosat"
     again = visit(TUNED, f"#{page.url.partition('#')[2]}")
     assert again.locator("#d-title").inner_text() == "ridge on eurosat"
+
+
+def test_a_cell_shows_what_was_forgotten_and_what_its_method_logged(visit, tuned):
+    store, rows, _ = tuned
+    page = visit(TUNED, "#data=eurosat&task=oracle&cell=sum&at=eurosat")
+    (row,) = [
+        each
+        for each in rows
+        if each.seed == 0
+        and [each.coords[axis] for axis in ("dataset", "aggregator", "stress")] == ["eurosat", "sum", "none"]
+    ]
+    lost = [[max(line[s] for line in row.accuracy["oracle"][s : t + 1]) - row.accuracy["oracle"][t][s]
+             for s in range(t + 1)] for t in range(5)]  # fmt: skip
+    pictures = page.locator("dialog figure")
+    pictures.nth(3).locator("svg").wait_for()
+    drawn = (
+        pictures.nth(1)
+        .locator("svg .mark-rect path[aria-label]")
+        .evaluate_all("all => all.map(each => each.ariaLabel)")
+    )
+    told = [re.search(r"points lost on task (\d) after task (\d): ([\d.]+)", each).groups() for each in drawn]
+    assert sorted(told) == sorted(
+        (f"{s + 1}", f"{t + 1}", f"{100 * lost[t][s]:.2f}") for t in range(5) for s in range(t + 1)
+    )
+    which = pictures.nth(3).locator("select")
+    logged = [each["logs"]["sum/cosine_before"] for each in store.rounds(row.cell_id) if each["event"] == "round"]
+    which.focus()
+    which.select_option("sum/cosine_before")
+    document = pictures.nth(3).locator("[aria-label='sum/cosine_before in each round']")
+    document.wait_for()
+    marks = document.locator("path[aria-roledescription=circle], path[aria-roledescription=point]")
+    told = [
+        float(re.search(r"round \d+: ([-\d.e]+)", each).group(1))
+        for each in marks.evaluate_all("all => all.map(each => each.ariaLabel)")
+    ]
+    assert told == [float(f"{value:.3g}") for value in logged]
+    assert page.evaluate("document.activeElement.value") == "sum/cosine_before"  # the list keeps the keyboard
 
 
 def test_labels_of_strangers_are_text_everywhere(visit, wait, labels):

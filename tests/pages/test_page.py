@@ -163,7 +163,7 @@ def test_the_largest_committed_report_takes_less_than_600_kilobytes():
 
 @pytest.mark.slow
 def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make_row):
-    """Ten tasks, three identities, 31 scenarios and 50 rounds a cell, as in the paper's protocol."""
+    """Ten tasks, three identities, 31 scenarios and 50 rounds a cell, as in the paper's protocol; a method logs much."""
     identities = ("none", "inferred", "oracle")
     random = Random(0)
     store = Store(tmp_path / "results")
@@ -174,12 +174,19 @@ def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make
         matrices = {key: [[random.random() for _ in range(t + 1)] for t in range(10)] for key in identities}
         rows.append(make_row(cell, {}, accuracy=matrices).model_copy(update={"test_sizes": [10] * 10}))
     for row in rows:
-        losses = ({"task": n // 5, "round": n % 5, "rounds": 5, "loss": random.random()} for n in range(50))
-        events = ({"event": "round", **each} for each in losses)
+        logged = [f"sum/cosine_{number}" for number in range(8)] if row.coords["aggregator"] == "method-0" else []
+        events = [
+            {"event": "round", "task": n // 5, "round": n % 5, "rounds": 5, "loss": random.random()}
+            | {"logs": {name: random.random() for name in logged}}
+            for n in range(50)
+        ]
         write_atomic(store.cell_dir(row.cell_id) / "rounds.jsonl", "\n".join(map(json.dumps, events)), durable=False)
     page = render_report([AccuracyBoard().build(rows), OverheadBoard().build(rows)], rows, store)
     assert len({place["name"] for place in data_of(page)["places"]}) == 31
     assert 500_000 < len(page.encode()) < 2_000_000
+    logs = data_of(page)["cells"]["logs"]
+    assert [len(own) for own in logs[:4]] == [8, 8, 8, 0]
+    assert [step for step, _ in logs[0]["sum/cosine_7"]] == [*range(1, 51)]
 
 
 def faa(make_cell, make_row, values):
