@@ -163,7 +163,7 @@ def test_the_largest_committed_report_takes_less_than_600_kilobytes():
 
 @pytest.mark.slow
 def test_a_thousand_cells_take_less_than_two_megabytes(tmp_path, make_cell, make_row):
-    """Ten tasks, three identities, 31 scenarios and 50 rounds a cell, as in the paper's protocol; a method logs much."""
+    """Ten tasks, three identities, 31 scenarios and 50 rounds a cell, as in the paper; one method logs much."""
     identities = ("none", "inferred", "oracle")
     random = Random(0)
     store = Store(tmp_path / "results")
