@@ -172,8 +172,7 @@ class _Borrowed(Net):
 
     def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
         network = self._model.network
-        with keeping_modes(network), self._model._arithmetic():
-            network.eval()
+        with evaluating(network), self._model._arithmetic():
             return functional_call(network, self._tensors, (inputs, part, context))
 
 
@@ -182,14 +181,16 @@ def _wide(values: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def keeping_modes(network: nn.Module) -> Iterator[None]:
-    """At the end of the block each module is back in its mode, training or evaluation."""
-    modes = [(module, module.training) for module in network.modules()]
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Puts all modules into evaluation mode, and at the end of the block each back into its own."""
+    training = [module for module in network.modules() if module.training]
+    if training:  # torch sets every module anew, which takes longer than a small network's pass
+        network.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[Piece, ...]:

@@ -9,7 +9,7 @@ import torch
 from fcilbench.api.backbone import Backbone, TextBackbone
 from fcilbench.api.dataset import Dataset
 from fcilbench.api.lora import lora_layers
-from fcilbench.engine.model import Network, keeping_modes
+from fcilbench.engine.model import Network, evaluating
 from fcilbench.errors import UsageError
 
 
@@ -31,10 +31,10 @@ def check_adapters(network: Network, backbone: Backbone) -> None:
         inputs = torch.from_numpy(backbone.encode(["1 2"]).ids)
     else:
         inputs = torch.zeros(1, *backbone.input_shape())
-    with ExitStack() as hooks, torch.no_grad(), keeping_modes(network):
+    with ExitStack() as hooks, torch.no_grad(), evaluating(network):
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(lambda *_, name=name: called.add(name)))
-        network.eval()(inputs)
+        network(inputs)
     if idle := [name for name in layers if name not in called]:
         raise UsageError(
             f"adapter: {idle[0]} cannot be adapted: the network uses its weight without calling the layer",

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fcilbench.api.predict import AllClasses, Module, Predictors, TrueTask
 from fcilbench.api.schedule import Task
-from fcilbench.engine.model import keeping_modes
+from fcilbench.engine.model import evaluating
 from fcilbench.federation.evaluation import as_module
 from fcilbench.federation.experiment import Federation
 from fcilbench.spec.protocol import TaskIdentity
@@ -147,8 +147,7 @@ class _Part:
     def _run(self, weights: Weights, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         test, tensors = self._federation.test, {**weights, **self._buffers}
         context = {} if test.memo is None else {"memo": test.memo[rows]}
-        with keeping_modes(self._network):
-            self._network.eval()
+        with evaluating(self._network):
             features = functional_call(self._network, tensors, (test.plain(rows), "outputs", context))["features"]
             logits = functional_call(self._network, tensors, (features, "head"))
         return features, logits[:, self._classes.classes]

@@ -27,7 +27,7 @@ def _folder() -> Iterator[Store]:
     """Yields a store with rows, in an empty working folder and without the user's addresses."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # MLflow may still write there
         contextlib.chdir(folder),
         patch.dict(os.environ, kept, clear=True),
     ):
