@@ -52,6 +52,19 @@ def test_another_vector_can_be_borrowed_without_touching_the_resident_one():
     assert torch.equal(teacher.parameters, other.vector)
 
 
+def test_modules_of_a_borrowed_network_are_in_evaluation_mode_and_then_back_in_their_own():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
+    model, during = FlatModel(Network(FeatureExtractor(body, 8), 3), CPU), []
+    body[2].register_forward_hook(lambda *_: during.extend(module.training for module in model.network.modules()))
+    model.network.train()
+    body[1].eval()  # as the trainer does for a batch of one sample
+    before = [module.training for module in model.network.modules()]
+    model.under(model.vector).logits(torch.randn(3, 1, 4, 4))
+    assert not any(during)
+    assert [module.training for module in model.network.modules()] == before
+    assert set(before) == {True, False}
+
+
 def test_a_borrowed_batchnorm_network_leaves_running_statistics_alone():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
