@@ -444,6 +444,7 @@ function meanRanks(found) {
 
 const dialog = () => $("dialog");
 let cells = null;
+let log = "";  // what a reader chose of what a method logs
 
 function prepareDialog() {
   cells = records(D.cells);
@@ -481,8 +482,11 @@ async function openCells(scene, method) {
       ...(cell.metrics.some(Boolean) ? [make("h3", {}, "Metrics, in % where they are accuracies"), facts(zip(D.names.metrics, cell.metrics))] : []),
       ...(cell.cost.some(Boolean) ? [make("h3", {}, "Cost"), facts(zip(D.names.cost, cell.cost))] : []),
       make("details", {}, make("summary", {}, `Parameters (${D.params[cell.params].length})`), facts(D.params[cell.params])));
+    const tasks = begins(cell.loss.length, matrix?.length);
     if (matrix) await picture(pictures, `Accuracy in % on each task after each task, ${key}`, `m${matrix.length}`, { rows: squares(matrix) });
-    if (cell.loss.some(value => value !== null)) await picture(pictures, "Training loss of each round", "loss", { rows: losses(cell.loss), tasks: begins(cell.loss.length, matrix?.length) });
+    if (matrix) await picture(pictures, `Points lost on each task since its best accuracy, ${key}`, `f${matrix.length}`, { rows: squares(forgotten(matrix), "points lost") });
+    if (cell.loss.some(value => value !== null)) await picture(pictures, "Training loss of each round", "loss", { rows: points(cell.loss.map((value, i) => [i + 1, value])), tasks });
+    await logged(pictures, cell.logs, tasks);
   };
   if (own.length) await show(own[0]);
 }
@@ -500,11 +504,28 @@ async function picture(box, caption, name, data) {
   await draw(node, D.dialog[name], data, caption, null);
 }
 
-// Returns the squares of an accuracy matrix; a whole number in them is rounded as Python does, half to even.
-function squares(matrix) {
+// Draws one of the things that a method logged in each round; a list chooses which.
+async function logged(box, logs, tasks) {
+  const names = Object.keys(logs), node = make("div", { class: "chart" });
+  if (!names.length) return;
+  const show = name => draw(node, D.dialog.logs, { rows: points(logs[name]), tasks }, `${name} in each round`, null);
+  const chosen = names.includes(log) ? log : names[0];
+  const which = make("select", { change: () => { log = which.value; show(log); } }, ...names.map(name => make("option", { value: name, selected: name === chosen }, name)));
+  box.append(make("figure", {}, make("figcaption", {}, make("label", { class: "pick" }, "Logged by the method ", which)), node));
+  await show(chosen);
+}
+
+// Returns the squares of a matrix; a whole number in them is rounded as Python does, half to even.
+function squares(matrix, what = "accuracy in %") {
   const whole = value => value % 1 === 0.5 ? 2 * Math.round(value / 2) : Math.round(value);
   return matrix.flatMap((line, t) => line.flatMap((text, s) => text === "" ? [] : [{ after: t + 1, task: s + 1, value: Number(text),
-    dark: Number(text) > 55, text: matrix.length > 12 ? "" : String(whole(Number(text))), tip: `accuracy ${text} % on task ${s + 1} after task ${t + 1}` }]));
+    dark: Number(text) > 55, text: matrix.length > 12 ? "" : String(whole(Number(text))), tip: `${what} on task ${s + 1} after task ${t + 1}: ${text}` }]));
+}
+
+// Returns the best accuracy on each task so far less that after each task.
+function forgotten(matrix) {
+  const seen = (t, s) => matrix.slice(s, t + 1).map(line => line[s]).filter(text => text !== "").map(Number);
+  return matrix.map((line, t) => line.map((text, s) => text === "" ? "" : (Math.max(...seen(t, s)) - Number(text)).toFixed(2)));
 }
 
 // Returns where the second and later tasks begin, if all tasks have as many rounds.
@@ -512,9 +533,10 @@ function begins(rounds, tasks) {
   return !tasks || rounds % tasks ? [] : Array.from({ length: tasks - 1 }, (_, i) => ({ x: (i + 1) * rounds / tasks + 0.5 }));
 }
 
-function losses(values) {
-  const shown = values.flatMap((value, i) => value === null ? [] : [{ id: "", line: 0, name: "", x: i + 1, mean: value, lo: null, hi: null, slot: 0, tip: `round ${i + 1}: ${value}` }]);
-  return shown.map((row, i) => ({ ...row, last: i === shown.length - 1, alone: shown.length === 1 }));
+// Returns the points of one line, from pairs of a round and its value.
+function points(pairs) {
+  const known = pairs.filter(([, value]) => value !== null);
+  return known.map(([x, mean], i) => ({ id: "", line: 0, name: "", x, mean, lo: null, hi: null, slot: 0, tip: `round ${x}: ${mean}`, last: i === known.length - 1, alone: known.length === 1 }));
 }
 // Puts the page together: the form of choices, and what is drawn again when one of them changes.
 
