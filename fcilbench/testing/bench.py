@@ -32,7 +32,7 @@ from fcilbench.federation.experiment import Experiment
 from fcilbench.plugins.datasets.digits import Digits
 from fcilbench.spec.protocol import Runtime, Seeds
 
-UNEVEN = (5, 1, 4)
+UNEVEN = (3, 1, 2, 4)
 """Classes of each task on a bench: unequal, with a task of one class."""
 
 Edit = Callable[[Phase], Phase]

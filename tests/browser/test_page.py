@@ -268,9 +268,9 @@ def test_a_cell_shows_what_was_forgotten_and_what_its_method_logged(visit, tuned
         .locator("svg .mark-rect path[aria-label]")
         .evaluate_all("all => all.map(each => each.ariaLabel)")
     )
-    told = [re.search(r"points lost on task (\d) after task (\d): ([\d.]+)", each).groups() for each in drawn]
+    told = [re.search(r"([\d.]+) points lost on task (\d) after task (\d)", each).groups() for each in drawn]
     assert sorted(told) == sorted(
-        (f"{s + 1}", f"{t + 1}", f"{100 * lost[t][s]:.2f}") for t in range(5) for s in range(t + 1)
+        (f"{100 * lost[t][s]:.2f}", f"{s + 1}", f"{t + 1}") for t in range(5) for s in range(t + 1)
     )
     which = pictures.nth(3).locator("select")
     logged = [each["logs"]["sum/cosine_before"] for each in store.rounds(row.cell_id) if each["event"] == "round"]

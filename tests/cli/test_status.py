@@ -49,7 +49,7 @@ def test_a_run_that_is_killed_resumed_and_shared(cli):
     found = counts(cli, done=2, running=2)
     assert {each["owner"] for each in found["running"]} == {f"process {each.pid} on this host" for each in both}
     watch = cli.start("status", "--watch")
-    time.sleep(2)
+    time.sleep(4)
     assert watch.poll() is None  # something runs
     for each in both:
         kill(each)

@@ -69,7 +69,7 @@ def supervise(kit, cell):
 def test_random_kills_of_worker_and_supervisor_end_bit_equal(new_kit, trained, straight, tmp_path):
     """Each kill comes at a random time after a round that was trained since the kill before."""
     random_, cell = random.Random(20261128), trained(ROUNDS, retries=100)
-    victims = random_.sample(["worker", "supervisor"] * 2, 4)
+    victims = random_.sample(["worker", "supervisor"] * 3, 6)
     killed, known = new_kit(tmp_path / "0"), 0
     supervisor = supervise(killed, cell)
     while victims:

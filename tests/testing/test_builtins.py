@@ -1,7 +1,5 @@
 """Every built-in plugin passes the checks of its kind, so that a new one is covered when it is registered."""
 
-from dataclasses import replace
-
 import pytest
 
 from fcilbench.registry.entrypoints import find
@@ -17,11 +15,6 @@ TOLD = {
 }
 """Hyperparameters of plugins that have to be told where something is; all others are checked by name alone."""
 READY: dict[tuple[str, str], Case] = {}
-ON_BOTH = ("runs", "answers", "resume", "isolation", "measured-bytes", "loss-capture")
-"""Checks of aggregators that run on both networks of the kit; others on the first that the method does not decline.
-
-This is about time alone: there are 52 methods, and the kit itself tries a third party's method on both.
-"""
 
 
 def ready(kind, name, request):
@@ -48,11 +41,7 @@ def checks():
 
 @pytest.mark.parametrize(("kind", "name", "check"), list(checks()))
 def test_check(kind, name, check, request):
-    whole = ready(kind, name, request)
-    one = kind == "aggregators" and check.id not in ON_BOTH
-    result = (replace(whole, subjects=whole.subjects[:1]) if one else whole).run(check)
-    if one and result.status != "passed":
-        result = whole.run(check)
+    result = ready(kind, name, request).run(check)
     if result.status == "skipped":
         pytest.skip(result.found)
     assert result.status in ("passed", "declared"), f"{name}: {result}\n{result.trace}"
