@@ -46,7 +46,7 @@ export async function openCells(scene, method) {
       make("details", {}, make("summary", {}, `Parameters (${D.params[cell.params].length})`), facts(D.params[cell.params])));
     const tasks = begins(cell.loss.length, matrix?.length);
     if (matrix) await picture(pictures, `Accuracy in % on each task after each task, ${key}`, `m${matrix.length}`, { rows: squares(matrix) });
-    if (matrix) await picture(pictures, `Points lost on each task since its best accuracy, ${key}`, `f${matrix.length}`, { rows: squares(forgotten(matrix), "points lost") });
+    if (matrix) await picture(pictures, `Points lost on each task since its best accuracy, ${key}`, `f${matrix.length}`, { rows: squares(forgotten(matrix), text => `${text} points lost`) });
     if (cell.loss.some(value => value !== null)) await picture(pictures, "Training loss of each round", "loss", { rows: points(cell.loss.map((value, i) => [i + 1, value])), tasks });
     await logged(pictures, cell.logs, tasks);
   };
@@ -78,13 +78,14 @@ async function logged(box, logs, tasks) {
 }
 
 // Returns the squares of a matrix; a whole number in them is rounded as Python does, half to even.
-function squares(matrix, what = "accuracy in %") {
+function squares(matrix, told = text => `accuracy ${text} %`) {
   const whole = value => value % 1 === 0.5 ? 2 * Math.round(value / 2) : Math.round(value);
   return matrix.flatMap((line, t) => line.flatMap((text, s) => text === "" ? [] : [{ after: t + 1, task: s + 1, value: Number(text),
-    dark: Number(text) > 55, text: matrix.length > 12 ? "" : String(whole(Number(text))), tip: `${what} on task ${s + 1} after task ${t + 1}: ${text}` }]));
+    dark: Number(text) > 55, text: matrix.length > 12 ? "" : String(whole(Number(text))), tip: `${told(text)} on task ${s + 1} after task ${t + 1}` }]));
 }
 
-// Returns the best accuracy on each task so far less that after each task.
+// Returns the best accuracy on each task so far less that after each task, as `fcilbench.charts.forgetting` does: a page that
+// held these matrices beside those of the accuracies would be too large.
 function forgotten(matrix) {
   const seen = (t, s) => matrix.slice(s, t + 1).map(line => line[s]).filter(text => text !== "").map(Number);
   return matrix.map((line, t) => line.map((text, s) => text === "" ? "" : (Math.max(...seen(t, s)) - Number(text)).toFixed(2)));

@@ -1,6 +1,7 @@
 """All that a page shows, for every choice that its reader has: computed here, once, with every text as it is shown.
 
-The page's own code chooses among these and draws them; it rounds no number and makes no sentence.
+The page's own code chooses among these and draws them. It makes no sentence and computes no figure, but for the points
+lost in the matrix of a cell (`dialog.js`), which would take too many bytes.
 """
 
 from __future__ import annotations
