@@ -40,3 +40,9 @@ def test_the_suite_is_valid(tmp_path):
 def test_files_that_are_named_exist():
     for name in re.findall(r"`(suites/[\w-]+\.yaml)`", TEXT) + re.findall(r"\]\(([\w./]+)\)", TEXT):
         assert (README.parent / name).exists()
+
+
+def test_tests_that_ci_names_exist():
+    named = re.findall(r"\btests/[\w/.]+", (README.parent / ".ci" / "lowest").read_text(encoding="utf-8"))
+    assert named
+    assert [name for name in named if not (README.parent / name).exists()] == []
