@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import field_validator, model_validator
@@ -22,6 +22,7 @@ from fcilbench.api import (
     Message,
     MostConfident,
     Predictors,
+    PresetParams,
     Server,
     Space,
     TaskIdentity,
@@ -31,7 +32,6 @@ from fcilbench.api import (
     pack_symmetric,
     unpack_symmetric,
 )
-from fcilbench.api import Params as BaseParams
 from fcilbench.vectors.module import Cut, Kind, MaskFrom, Modulators, Packed, Rule, cut, project_out, read, store, unify
 from fcilbench.vectors.regmean import regmean
 from fcilbench.vectors.sums import weighted_sum
@@ -51,8 +51,18 @@ _MODULE = "task-{}"
 _PAPER = "Kim and Do 2026, section 5.1"
 
 
-class SumParams(BaseParams):
-    """Hyperparameters of SUM; defaults of Kim and Do 2026, each switch a row of their ablation or an option."""
+class SumParams(PresetParams):
+    """Hyperparameters of SUM; defaults of Kim and Do 2026, each switch a row of their ablation or an option.
+
+    The preset `sound` keeps the projections where they turn no round around: a client loses only its part along clients
+    that it disagrees with, so that no client counts negatively, and the scale is FedAvg's.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"sound": {"target": "negative", "lambda_s": "auto"}}
+
+    preset: Literal["default", "sound"] = Field(  # type: ignore[assignment]
+        "default", description="set of values that single options override: the paper's, or no client negative"
+    )
 
     # Spatial SUM
     z_thr: float | None = Field(

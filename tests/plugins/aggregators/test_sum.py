@@ -103,6 +103,18 @@ def test_lambda_auto_is_one_over_the_number_of_clients():
     assert moved == [[0.25, 0.5, 0.75, 1.0]] * 2  # orthogonal vectors: the step of the plain mean
 
 
+def test_the_sound_preset_projects_where_clients_disagree_with_the_scale_of_fedavg():
+    """tau = (1, 0), (-1, 1), (1, 0): c = 1 + 1 / 1, 1 + 2 / 2, 2; the step is ((2, 0) + (-2, 2) + (2, 0)) / 3."""
+    delta = torch.zeros(3, 50)
+    delta[0, 0], delta[1, :2], delta[2, 0] = 1.0, torch.tensor([-1.0, 1.0]), 1.0
+    method, host = Sum(Sum.Params(preset="sound", z_thr=None, head="sum")), server(torch.zeros(50))
+    method.begin(host)
+    method.aggregate(Updates(delta, (1,) * 3, (0, 1, 2), ({},) * 3, PARTS), host)
+    assert host.vector[:3].tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+    assert host.logs["sum/coefficient_min"] == pytest.approx(2.0)
+    assert host.warnings == []
+
+
 def test_head_option_sum_adds_the_head_vectors():
     delta = torch.randn(3, 50)
     method, host = Sum(Sum.Params(head="sum")), server(torch.zeros(50))
