@@ -232,7 +232,7 @@ class RobustnessBoard(BaseBoard):
                 clean, under = own.get(""), [value for name in stresses if (value := own.get(name)) is not None]
                 if clean is None or len(under) < len(stresses):
                     continue
-                mean = sum(under) / len(under)
+                mean = statistics.fmean(under)
                 figures = {"stressed": mean, "worst": min(under), "loss": clean - mean, "clean": clean}
                 for key, figure in figures.items():
                     summary[key][seed] = figure

@@ -68,10 +68,10 @@ def geometry(
             if classes.size < 2:
                 continue  # one class is always right: there is nothing to measure
             figures["sharpness"].append(sharpness(partial(part.losses, rows), part.weights, RHO))
-            figures["margin"].append(sum(float(each.mean()) for each in distances) / len(distances))
+            figures["margin"].append(math.fsum(float(each.mean()) for each in distances) / len(distances))
             figures["separation"].append(separation(features, labels))
         for metric, values in figures.items():
-            metrics[f"{metric}/{identity}"] = _finite(sum(values) / len(values)) if values else None
+            metrics[f"{metric}/{identity}"] = _finite(math.fsum(values) / len(values)) if values else None
     return metrics, distributions
 
 
@@ -84,18 +84,18 @@ def sharpness(losses: Losses, weights: Weights, rho: float) -> float:
         rho: Norm of the perturbation, over all weights together.
     """
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
-    before = 0.0
+    before = []
     with torch.enable_grad():
         for loss in losses(leaves):
             loss.backward()  # type: ignore[no-untyped-call]
-            before += float(loss.detach())
+            before.append(float(loss.detach()))
     gradient = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradient.values()))
+    norm = math.sqrt(math.fsum(float(each.double().square().sum()) for each in gradient.values()))
     if norm == 0.0:
         return 0.0
     with torch.no_grad():
         moved = {**leaves, **{name: leaves[name] + rho / norm * each for name, each in gradient.items()}}
-        return sum(float(loss) for loss in losses(moved)) - before
+        return math.fsum(float(loss) for loss in losses(moved)) - math.fsum(before)
 
 
 def margins(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

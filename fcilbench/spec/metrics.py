@@ -10,6 +10,7 @@ for old rows too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -55,7 +56,7 @@ def accuracy_micro(matrix: Matrix, test_sizes: Sequence[int]) -> float | None:
     row = _complete(matrix[-1])
     if row is None:
         return None
-    return sum(a * n for a, n in zip(row, test_sizes, strict=True)) / sum(test_sizes)
+    return math.fsum(a * n for a, n in zip(row, test_sizes, strict=True)) / sum(test_sizes)
 
 
 def average_incremental_accuracy(matrix: Matrix) -> float | None:
@@ -126,7 +127,8 @@ def _complete(values: Sequence[float | None]) -> list[float] | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = _complete(values)
-    return sum(known) / len(known) if known else None
+    # Not `sum`, whose last digit depends on the version of Python.
+    return math.fsum(known) / len(known) if known else None
 
 
 def _accuracy(

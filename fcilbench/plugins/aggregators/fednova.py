@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -100,7 +101,7 @@ class FedNova(Aggregator):
         steps = [int(message["steps"]) for message in updates.statistics]
         weights = [self._uploaded(message, server.protocol) for message in updates.statistics]
         factors = weights if self.params.tau_eff == "weighted" else steps
-        tau_eff = sum(n * factor for n, factor in zip(samples, factors, strict=True)) / total
+        tau_eff = math.fsum(n * factor for n, factor in zip(samples, factors, strict=True)) / total
         server.log("fednova/tau_eff", tau_eff)
         shares = [n / total * (tau_eff / weight) for n, weight in zip(samples, weights, strict=True)]
         direction = weighted_sum(torch.tensor(shares), updates.delta[:, parts.trainable])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -138,7 +139,7 @@ class Fot(Aggregator):
         server.step(direction)
         if bases:
             server.log("fot/removed", 1.0 - kept / whole if whole else 0.0)
-            server.log("fot/basis", sum(basis.shape[1] / len(basis) for basis in bases.values()) / len(bases))
+            server.log("fot/basis", fmean(basis.shape[1] / len(basis) for basis in bases.values()))
         if updates.statistics[0]:
             self._learn(server, updates.statistics, updates.samples)
 
