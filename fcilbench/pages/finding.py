@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fcilbench.boards.model import Block, Column, Entry, Estimate
+from fcilbench.boards.prose import listed
 from fcilbench.boards.render import DASH, number
 from fcilbench.boards.stats import CONFIDENCE, rank_entries
 from fcilbench.charts.parts import best_first
@@ -26,7 +27,7 @@ class Found:
 
     Attributes:
         control: The control with the best mean and its text; `None` if there is none.
-        method: The method with the best mean and its text.
+        method: The method with the best mean and its text; with it the methods that have the same mean.
         above: Methods whose mean is better than that of the best control.
         told: Those of them of which the seeds tell it.
         methods: Number of methods with a figure.
@@ -54,7 +55,7 @@ def found_in(block: Block, place: str, task: str, column: Column) -> Found | Non
     return Found(
         place=place,
         control=(control.aggregator, said(_of(control, task, column), column)) if control else None,
-        method=(methods[0].aggregator, said(_of(methods[0], task, column), column)),
+        method=(_first(methods, task, column), said(_of(methods[0], task, column), column)),
         above=tuple(entry.aggregator for entry in above),
         told=tuple(entry.aggregator for entry in above if entry.aggregator in told),
         methods=len(methods),
@@ -98,6 +99,13 @@ def _one(found: Found, above: str) -> str:
 def _part(found: Found) -> str:
     control = f"{' '.join(found.control)} against " if found.control else ""
     return f"{found.place} {control}{' '.join(found.method)}"
+
+
+def _first(methods: Sequence[Entry], task: str, column: Column) -> str:
+    """Returns the name of the first method, and those of the methods that are level with it."""
+    first, *others = methods
+    level = [each.aggregator for each in others if abs(_gain(first, each, task, column)) <= _ROUNDING]
+    return f"{first.aggregator}, level with {listed(level)}," if level else first.aggregator
 
 
 def _told(block: Block, control: Entry, task: str, column: Column) -> set[str]:

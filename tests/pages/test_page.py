@@ -225,6 +225,12 @@ def test_the_finding_is_computed_from_means_and_paired_tests(make_cell, make_row
     (block,) = AccuracyBoard().build(without).blocks
     told = sentence([found_in(block, "d", "none", column)], "none", "none", column)
     assert told == ("Highest FAA", " without task identity: d sum 70.00\u00a0±\u00a024.84 %.")
+    level = faa(
+        make_cell, make_row, {"fedavg": [0.5] * 3, "ncm": [0.2] * 3, "ewc": [0.4, 0.6, 0.5], "sum": [0.3, 0.7, 0.5]}
+    )
+    (block,) = AccuracyBoard().build(level).blocks
+    told = sentence([found_in(block, "d", "none", column)], "none", "none", column)[1]
+    assert re.search(r": d ncm 20.00 against \w+, level with \w+ and \w+, 50.00", told)
     assert sentence([], "none", "none", column) == ("Nothing was measured for this choice.", "")
 
 
