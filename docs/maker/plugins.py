@@ -85,8 +85,8 @@ def suite_entries(method: Description) -> list[str]:
     fields, name = method.schema.get("properties", {}), method.ref.short
     searched = [key for key, field in fields.items() if "fcilbench_space" in field and field.get("default") is not None]
     chosen = [f"{key}: {_scalar(fields[key]['default'])}" for key in searched[:3]]
-    presets = [f"preset: {each}" for each in fields.get("preset", {}).get("enum", []) if each != "default"]
-    return [name, *(f"{{{', '.join([f'use: {name}', *each])}}}" for each in (chosen, presets) if each)]
+    presets = [[f"preset: {each}"] for each in fields.get("preset", {}).get("enum", []) if each != "default"]
+    return [name, *(f"{{{', '.join([f'use: {name}', *each])}}}" for each in (chosen, *presets) if each)]
 
 
 def _scalar(value: object) -> str:
