@@ -100,7 +100,7 @@ def test_what_selectors_are_called():
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in BOARDS.glob("*/rows.jsonl")))
 def test_every_published_row_keeps_its_identity(name):
-    """The cell of a row has the id that the row was published with, as before there were selectors."""
+    """The cell of a row has the id that it was published with, also if that was before there were selectors."""
     checked = 0
     for row in Store(BOARDS / name).latest().values():
         cell = cell_of(row)

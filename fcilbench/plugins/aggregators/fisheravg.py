@@ -71,7 +71,7 @@ class FisherAvg(Aggregator):
 
 def norm(fisher: torch.Tensor) -> float:
     """Returns the L2 norm of a Fisher, or 1 for the zero Fisher, which is to stay as it is."""
-    return math.sqrt(sum((float(chunk.double().square().sum()) for chunk in torch.split(fisher, _CHUNK)), 0.0)) or 1.0
+    return math.sqrt(math.fsum(float(chunk.double().square().sum()) for chunk in torch.split(fisher, _CHUNK))) or 1.0
 
 
 def merge(

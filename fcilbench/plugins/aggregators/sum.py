@@ -54,8 +54,8 @@ _PAPER = "Kim and Do 2026, section 5.1"
 class SumParams(PresetParams):
     """Hyperparameters of SUM; defaults of Kim and Do 2026, each switch a row of their ablation or an option.
 
-    The preset `sound` keeps the projections where they turn no round around: a client loses only its part along clients
-    that it disagrees with, so that no client counts negatively, and the scale is FedAvg's.
+    The preset `sound` projects a client only off those that it disagrees with, so that no client counts negatively, and
+    its scale is FedAvg's.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"sound": {"target": "negative", "lambda_s": "auto"}}
