@@ -28,6 +28,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Returns names as text: `a, b and c`, and `none` if there are none."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
+
+
 def flatten(value: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
     """Returns the leaves of nested maps (and lists, if asked) by dotted path; an empty map or list is a leaf.
 

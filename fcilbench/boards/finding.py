@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fcilbench.boards.model import Block, Board, Column, Estimate, Group
 from fcilbench.boards.render import format_estimate
 from fcilbench.boards.stats import CONFIDENCE, LEAST_SEEDS, alike, difference
-from fcilbench.tables import counted
+from fcilbench.tables import counted, listed
 
 Standing = Sequence[tuple[str, Estimate]]
 """Methods with their figures, best first."""
@@ -154,7 +154,7 @@ def _shown(block: Block, group: Group, ranked: Standing) -> str:
     first = round(figure.mean or 0.0, 12)
     tied = [other for other, each in ranked[1:] if round(each.mean or 0.0, 12) == first]
     unit = " %" if column.unit == "ratio" else ""
-    return f"{name} ({text}{unit}{count}{seeds}{f'; the same mean as {_listed(tied)}' if tied else ''})"
+    return f"{name} ({text}{unit}{count}{seeds}{f'; the same mean as {listed(tied)}' if tied else ''})"
 
 
 def _signed(gap: Estimate, column: Column) -> str:
@@ -170,7 +170,7 @@ def _left_out(block: Block, group: Group, ranked: set[str]) -> str:
         for entry in block.entries
         if not entry.reference and entry.aggregator not in ranked and entry.estimates[group.key][metric].n
     ]
-    return f"; with fewer seeds and left out: {_listed(short)}" if short else ""
+    return f"; with fewer seeds and left out: {listed(short)}" if short else ""
 
 
 def _names(blocks: Sequence[Block]) -> list[str]:
@@ -182,7 +182,3 @@ def _names(blocks: Sequence[Block]) -> list[str]:
             return names
     digests = [block.digest.removeprefix("sha256:")[:8] for block in blocks]
     return [f"{block.heading} ({digest})" for block, digest in zip(blocks, digests, strict=True)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

@@ -17,6 +17,7 @@ from fcilbench.boards.stats import CONFIDENCE
 from fcilbench.errors import UsageError, nearest
 from fcilbench.escape import clean, escape_markdown, page_link
 from fcilbench.results.foreign import RECORD, open_regular
+from fcilbench.tables import listed
 
 TEMPLATE = "README.md.jinja"
 """Name of the template in a folder of leaderboards."""
@@ -104,11 +105,6 @@ def claim(condition: object, text: str) -> str:
     if not condition:
         raise UsageError(f"the rows do not bear this out: {text!r}", hint="change the sentence, or what it asks for")
     return text
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns names as text: `a, b and c`, and `none` if there are none."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
 
 
 def _linker(names: Iterable[str]) -> Callable[[str], Markdown]:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fcilbench.boards.model import Block, Column, Entry, Estimate
-from fcilbench.boards.prose import listed
 from fcilbench.boards.render import DASH, number
 from fcilbench.boards.stats import CONFIDENCE, rank_entries
 from fcilbench.charts.parts import best_first
 from fcilbench.pages.places import question
+from fcilbench.tables import listed
 
 SHOWN = 4
 """Places that a sentence names one by one."""

@@ -5,7 +5,7 @@ import { showFurther } from "./further.js";
 import { showFinding, showPanels } from "./panels.js";
 import { showPins } from "./pins.js";
 import { choose, hash, prepare, read, scenes, state } from "./state.js";
-import { csv, showBoards, showTable } from "./table.js";
+import { csv, showBoards, showIdentities, showTable } from "./table.js";
 
 let turn = 0, queue = Promise.resolve();
 
@@ -16,6 +16,7 @@ function redraw() {
   showForm();
   showFinding();
   showTable(openCells);
+  showIdentities(openCells);
   showBoards(openCells);
   queue = queue.then(async () => {
     if (!current()) return;

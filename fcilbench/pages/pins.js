@@ -42,7 +42,7 @@ function difference(own, one, other) {
   const pair = own.pairs[low * n - low * (low + 1) / 2 + high - low - 1];
   if (!pair) return null;
   const [text, p, told] = pair;
-  const turned = one < other ? text : { "+": "-", "-": "+" }[text[0]] + text.slice(1);
+  const turned = one < other ? text : text.replace(/^[+-]/, sign => sign === "+" ? "-" : "+");
   return { text: turned, p, told, up: turned.startsWith("+") };
 }
 

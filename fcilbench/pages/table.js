@@ -1,7 +1,7 @@
 // Tables that sort: the figures of the scenarios that are shown, and the other boards as they are printed.
 import { $, D, away, make } from "./base.js";
 import { named } from "./panels.js";
-import { choose, numbers, scenes, state } from "./state.js";
+import { choose, numbers, scenes, single, state } from "./state.js";
 
 const MARKS = { control: " ‡", reference: " §", method: "" };
 
@@ -10,7 +10,7 @@ export function showTable(open) {
   const several = all.length > 1;
   const found = D.tables[several ? `all.${task}.${stress}.${metric}` : `${all[0]}.${task}`];
   if (!found) return $("table").replaceChildren();
-  const ranking = several ? found.heads.length - 2 : Math.max(0, found.heads.findIndex(head => head[0].startsWith(D.metrics[metric][1])));
+  const ranking = several ? found.heads.length - 2 : Math.max(0, columnOf(found, D.metrics[metric][1]));
   const [column, way] = state.sort.split(".");
   const at = column !== "" && Number(column) >= -1 && Number(column) < found.heads.length ? Number(column) : ranking;
   const up = way ? way === "up" : at < 0 || found.heads[at][1];
@@ -39,7 +39,7 @@ export function tableOf(found, at, up, how) {
     make("thead", {}, make("tr", {}, head("method", -1, up), ...found.heads.map(([text], column) => head(text, column, up)), ...(how.source ? [make("th", { scope: "col", class: "text" }, "source")] : []))),
     make("tbody", {}, ...rows.map(row => make("tr", { class: row.kind },
       make("th", { scope: "row" }, how.open ? make("button", { type: "button", click: () => how.open(row.method) }, row.method) : row.method, MARKS[row.kind] ?? ""),
-      ...row.cells.map(([text, , best]) => make("td", best ? { class: "best" } : {}, text)),
+      ...row.cells.map(([text, , best, below]) => make("td", best ? { class: "best" } : {}, text, ...(how.below && below ? [make("small", {}, below)] : []))),
       ...(how.source ? [make("td", { class: "text" }, away(row.source[0], row.source[1]))] : [])))));
   return table;
 }
@@ -63,6 +63,27 @@ export function csv() {
   };
   return [...$("table").querySelectorAll("tr")].map(row => [...row.cells].map(cell => field(cell.textContent)).join(",")).join("\n") + "\n";
 }
+
+// The metric under every task identity and selector, of the scenario that the pinned methods are compared on.
+export function showIdentities(open) {
+  const scene = single(), title = D.metrics[numbers().metric]?.[1], { against } = D.scenes[scene] ?? {};
+  const own = D.tasks.flatMap(([key], task) => {
+    const table = D.tables[`${scene}.${task}`], column = table ? columnOf(table, title) : -1;
+    return column < 0 ? [] : [{ key, up: table.heads[column][1], rows: table.rows, column }];
+  });
+  $("s-identities").hidden = own.length < 2;
+  if (own.length < 2) return;
+  const cells = method => own.map(({ rows, column }) => rows.find(row => row.method === method)?.cells[column] ?? ["–", null, false, ""]);
+  const found = { heads: own.map(({ key, up }) => [key, up]), rows: own[0].rows.map(row => ({ ...row, cells: cells(row.method) })) };
+  const gaps = against && found.rows.some(row => row.cells.some(cell => cell[3]));
+  const at = Math.max(0, own.findIndex(each => each.key === state.task));
+  $("identities").replaceChildren(tableOf(found, at, own[at].up, { open: method => open(scene, method), below: true }));
+  $("h-identities").textContent = `Every way to tell the task: ${title} on ${named(scene)}`;
+  $("under-identities").textContent = `A column is what methods are told of a sample's task; under inferred:NAME the selector NAME picks it for all of them.${
+    gaps ? ` Below a figure: its paired difference to ${against}, which has one model for all tasks, in the same column, with its 95 % interval and without a test.` : ""}`;
+}
+
+const columnOf = (table, title) => table.heads.findIndex(([text]) => text.startsWith(title));
 
 // The other boards, of the scenarios that are shown.
 export function showBoards(open) {

@@ -8,10 +8,11 @@ from typing import Any
 
 from fcilbench.boards.model import Block, Column, Entry, Group
 from fcilbench.boards.render import DASH, Head, best_of, format_estimate, format_rank, number, table_of
-from fcilbench.boards.stats import mean_ranks
+from fcilbench.boards.stats import difference, mean_ranks
 from fcilbench.charts.parts import best_first, ended
 from fcilbench.pages.papers import paper_of
 from fcilbench.pages.places import Place
+from fcilbench.pages.versus import fair_control, signed
 from fcilbench.spec.metrics import METRICS
 from fcilbench.spec.row import Row
 
@@ -27,8 +28,10 @@ def scenario_table(block: Block, group: Group, rows: Mapping[str, Row]) -> dict[
     """Returns the table of one scenario under a task identity: every metric, places, costs, cells, source.
 
     Returns:
-        `heads`: text and whether the first click sorts upwards. `rows`: method, kind and cells.
+        `heads`: text and whether the first click sorts upwards. `rows`: method, kind and cells. The cell of the
+        first metric has a fourth entry, the paired difference to the scenario's fair control under this identity.
     """
+    bar = fair_control(block)
     best = {column.metric: best_of(block, group.key, column) for column in group.columns}
     lines = []
     for entry in best_first(block.entries, group.key, group.columns[0]):
@@ -36,6 +39,7 @@ def scenario_table(block: Block, group: Group, rows: Mapping[str, Row]) -> dict[
         figures = [
             _figure(entry, group.key, column, entry.aggregator in best[column.metric]) for column in group.columns
         ]
+        figures[0].append(_gap(entry, bar, group))
         place = [format_rank(rank), None if rank is None else rank.low + rank.high / 1000, False]
         lost = "".join(f", {status} {count}" for status, count in entry.failures.items())
         stale = f", {entry.stale} stale" if entry.stale else ""
@@ -111,6 +115,14 @@ def _line(entry: Entry, task: str, cells: list[Cell]) -> dict[str, Any]:
 def _figure(entry: Entry, task: str, column: Column, best: bool) -> Cell:
     found = entry.estimates[task][column.metric]
     return [format_estimate(found, column, entry.seeds), None if found.mean is None else True, best]
+
+
+def _gap(entry: Entry, bar: Entry | None, group: Group) -> str:
+    column = group.columns[0]
+    if bar is None or bar is entry:
+        return ""
+    found = difference(*(each.estimates[group.key][column.metric] for each in (entry, bar)))
+    return "" if found.mean is None else signed(found, column)
 
 
 def _cost(value: float | None, column: Column) -> Cell:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcilbench.boards.model import Block, Group
+from fcilbench.boards.model import Block, Column, Entry, Estimate, Group
 from fcilbench.boards.stats import CONFIDENCE, align, estimate
 from fcilbench.charts.parts import best_first
 from fcilbench.pages.finding import said
+
+_ROUNDING = 1e-12
 
 
 def versus(block: Block, group: Group) -> dict[str, Any]:
@@ -44,15 +46,31 @@ def versus(block: Block, group: Group) -> dict[str, Any]:
                 pairs.append(None)
                 continue
             gaps = estimate({seed: values[one.aggregator][seed] - values[other.aggregator][seed] for seed in seeds})
-            text = said(gaps, column)
-            signed = text if text.startswith("-") else f"+{text}"
-            pairs.append([signed, p_text(p), p is not None and p < 1 - CONFIDENCE])
+            pairs.append([signed(gaps, column), p_text(p), p is not None and p < 1 - CONFIDENCE])
     names = [each.aggregator for each in entries]
     untested = [each.aggregator for each in entries if group.key not in each.ranks]
     return {"methods": names, "pairs": pairs, "tests": len(tests), "untested": untested} | {
         "title": column.title,
         "higher": column.better == "higher",
     }
+
+
+def fair_control(block: Block) -> Entry | None:
+    """Returns the one method that is a control where all methods have the same task, but not without task identity.
+
+    It is the head of one model, usually FedAvg's: what it takes to answer well once the task is known.
+    """
+    told = {group.key for group in block.groups if group.key == "oracle" or group.key.startswith("inferred:")}
+    found = [each for each in block.entries if told & {*each.control} and "none" not in each.control]
+    return found[0] if len(found) == 1 else None
+
+
+def signed(gap: Estimate, column: Column) -> str:
+    """Returns a difference with its sign and interval; what is zero up to rounding has no sign."""
+    text = said(gap, column)
+    if gap.mean is None or abs(gap.mean) <= _ROUNDING:
+        return text.removeprefix("-")
+    return text if gap.mean < 0 else f"+{text}"
 
 
 def p_text(p: float | None) -> str:

@@ -29,7 +29,7 @@ from fcilbench.pages.finding import Found, found_in, sentence
 from fcilbench.pages.pack import columns
 from fcilbench.pages.places import Place, metrics_of, places_of, scenario_key, stresses_of, tasks_of
 from fcilbench.pages.tables import board_table, scenario_table, side_by_side
-from fcilbench.pages.versus import versus
+from fcilbench.pages.versus import fair_control, versus
 from fcilbench.results.store import Store
 from fcilbench.spec.row import Row
 
@@ -201,11 +201,13 @@ def views(boards: Sequence[Board], rows: Mapping[str, Row], store: Store, charts
 
 
 def _scene(place: int, stress: int, block: Block, about: str, order: Mapping[str, int]) -> dict[str, Any]:
-    """Returns a scenario with the places of its methods' cells in the order of all."""
+    """Returns a scenario with its fair control, and the places of its methods' cells in the order of all."""
     seeds = {entry.seeds for entry in block.entries if entry.seeds}
     counts = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{max(seeds, default=0)} seeds"
     cells = [[entry.aggregator, [order[each] for each in entry.cells if each in order]] for entry in block.entries]
-    return {"place": place, "stress": stress, "about": about, "seeds": counts, "cells": cells}
+    bar = fair_control(block)
+    found = {"place": place, "stress": stress, "about": about, "seeds": counts, "cells": cells}
+    return found | {"against": bar.aggregator if bar else ""}
 
 
 def _beyond(found: Data, forest: Data) -> Data:

@@ -205,6 +205,24 @@ def test_pinned_methods_are_compared_head_to_head(visit, tuned):
     assert "No test of joint" in page.locator("#under-versus").inner_text()
 
 
+def test_every_way_to_tell_the_task_stands_side_by_side(visit, tuned, wait):
+    page = visit(TUNED, "#data=eurosat&task=oracle")
+    block = next(
+        each
+        for each in tuned[2][0].blocks
+        if each.scenario["dataset"] == "eurosat" and each.scenario["stress"] == "none"
+    )
+    heads = page.locator("#identities thead th")
+    assert [text.split()[0] for text in heads.all_inner_texts()[1:]] == [group.key for group in block.groups]
+    assert heads.filter(has_text="oracle").get_attribute("aria-sort") == "descending"
+    values = {each.aggregator: each.estimates["oracle"]["faa"].values for each in block.entries}
+    gap = sum(values["sum"][seed] - values["fedavg"][seed] for seed in range(4)) / 4
+    row = page.locator("#identities tbody tr").filter(has=page.get_by_role("button", name="sum", exact=True))
+    assert row.locator("td").last.locator("small").inner_text().startswith(f"{100 * gap:+.2f} ± ")
+    row.get_by_role("button").click()
+    page.locator("#dialog[open]").wait_for()
+
+
 def test_at_most_eight_methods_are_pinned_by_mouse_or_keyboard(visit):
     page = visit(TUNED, "#data=eurosat")
     chips = page.locator("#chips button[aria-pressed]")

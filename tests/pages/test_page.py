@@ -26,7 +26,8 @@ from fcilbench.pages.pack import MODULES, packed, unpacked
 from fcilbench.pages.papers import paper_of
 from fcilbench.pages.places import places_of
 from fcilbench.pages.report import Beside, render_report, site_code
-from fcilbench.pages.versus import versus
+from fcilbench.pages.tables import scenario_table
+from fcilbench.pages.versus import fair_control, versus
 from fcilbench.results.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +255,31 @@ def test_head_to_head_has_the_paired_difference_and_the_boards_own_test(make_cel
     assert found["pairs"][1] == ["+12.00 ± 4.97", p_values["sum", "ncm"], True]
     assert p_values["sum", "ncm"] == "0.027"
     assert (found["tests"], found["untested"], found["higher"]) == (3, [], True)
+
+
+def test_a_difference_of_zero_has_no_sign(make_cell, make_row):
+    """0.1 + 0.2 - 0.3 is not 0: what rounding alone tells apart is level."""
+    rows = faa(make_cell, make_row, {"sum": [0.1 + 0.2] * 3, "fedavg": [0.3] * 3})
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert versus(block, block.groups[0])["pairs"] == [["0.00", "", False]]
+
+
+def test_figures_have_the_paired_difference_to_the_fair_control_under_their_identity(make_cell, make_row):
+    told = {"sum": [0.62, 0.60, 0.64], "fedavg": [0.60, 0.55, 0.50], "ncm": [0.5] * 3}
+    rows = [
+        make_row(make_cell(method, seed), {"faa/none": 0.5, "faa/oracle": value})
+        for method, values in told.items()
+        for seed, value in enumerate(values)
+    ]
+    (block,) = AccuracyBoard().build(rows).blocks
+    assert fair_control(block).aggregator == "fedavg"  # class means are a control without task identity, too
+    below = [
+        {row["method"]: row["cells"][0][3] for row in scenario_table(block, group, {})["rows"]}
+        for group in block.groups
+    ]
+    assert below[0] == {"sum": "0.00", "fedavg": "", "ncm": "0.00"}
+    # 0.02, 0.05, 0.14, as above; and -0.10, -0.05, 0: half width 4.302653 * 0.05 / sqrt 3
+    assert below[1] == {"sum": "+7.00 ± 15.51", "fedavg": "", "ncm": "-5.00 ± 12.42"}
 
 
 def test_places_are_named_by_what_tells_them_apart(make_cell, make_row):
