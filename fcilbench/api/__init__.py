@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.api.aggregator import Aggregator, No, Request, masked_cross_entropy, seen_cross_entropy
-    from fcilbench.api.backbone import Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
+    from fcilbench.api.backbone import BARE, Backbone, FeatureExtractor, ImageInput, TextBackbone, TokenIds, Transformer
     from fcilbench.api.client import Batch, Client, Context, FisherKind, LayerGram, Net, State
     from fcilbench.api.dataset import Augmentation, Corpus, Dataset, DatasetParams, Samples, Transform
     from fcilbench.api.lora import LoraLinear, freeze_batch_norm, insert_lora, lora_layers, merge_adapters
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # read by `_homes`, too
     from fcilbench.worker.events import TERMINAL, Event, died
 
 __all__ = ["Aggregator", "No", "Request", "masked_cross_entropy", "seen_cross_entropy"]
-__all__ += ["Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]
+__all__ += ["BARE", "Backbone", "FeatureExtractor", "ImageInput", "TextBackbone", "TokenIds", "Transformer"]
 __all__ += ["Batch", "Client", "Context", "FisherKind", "LayerGram", "Net", "State"]
 __all__ += ["Augmentation", "Corpus", "Dataset", "DatasetParams", "Samples", "Transform"]
 __all__ += ["LoraLinear", "freeze_batch_norm", "insert_lora", "lora_layers", "merge_adapters"]

@@ -71,14 +71,15 @@ class Aggregator(Plugin):
     Attributes:
         trains: Whether clients train and send an update. Clients of a training-free method receive the initial model
             once, and send their `statistics` only.
-        lr_range: Learning rates between which `fcilbench tune` draws, log-uniformly; `None` is the protocol's range. A
-            method that trains few weights on a frozen backbone needs larger ones.
+        lr_range: Learning rates between which `fcilbench tune` draws, log-uniformly; `None` is 1e-5 to 1e-2, and 1e-4
+            to 1e-1 with `optimizer: sgd`. A method that trains few weights on a frozen backbone needs larger ones.
         role: What boards show it as: a `method`; a `control`, which a claim must beat (‡); or a `reference` that
             competes with nothing (§), as centralised training. A map says it for single task identities:
             `{"oracle": "control"}`. A subclass does not inherit it.
         card: What readers compare methods by, in a few words each: its `family`, what is `trained`, what `travels`
-            between clients and server, what `memory` a client keeps from one visit to the next, and its `source`. Lists
-            and pages show it; nothing is computed from it, and like a docstring it makes no row stale.
+            between clients and server, what `memory` of its own making a client keeps from one visit to the next (a
+            teacher that it was sent is no part of it), and its `source`. Lists and pages show it; nothing is computed
+            from it, and like a docstring it makes no row stale.
     """
 
     trains: ClassVar[bool] = True

@@ -66,6 +66,10 @@ class Transformer:
     heads: int
 
 
+BARE: Mapping[str, torch.Tensor] = {"bare": torch.zeros(0)}
+"""The context that asks an extractor for the features of the backbone alone."""
+
+
 class FeatureExtractor(nn.Module):
     """A module that maps inputs to features.
 
@@ -98,7 +102,8 @@ class FeatureExtractor(nn.Module):
 
         In `prepare` a method may replace the extractor by a subclass whose forward pass reads the context (broadcasts
         and, as `memo`, the method's `query` of these samples) or returns more than features. It must also run with an
-        empty context.
+        empty context. An extractor that adds something to what passes, such as prompts, leaves it out where the context
+        has `bare` (`BARE`): selectors read the same features for every method.
         """
         return {"features": self(inputs)}
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fcilbench.api import Context, FeatureExtractor, Layout, Net, Piece, Task
+from fcilbench.api import BARE, Context, FeatureExtractor, Layout, Net, Piece, Task
 from fcilbench.api.client import Part
 from fcilbench.api.lora import FrozenBatchNorm
 from fcilbench.engine.features import StartingPasses
@@ -154,6 +154,25 @@ class FlatModel(Net):
         """Runs a part of the network in the mode it is in."""
         with self._arithmetic():
             return self.network(inputs, part, context)
+
+
+class Bare(Net):
+    """A network without what its method adds to what passes, such as prompts: its features are those of the backbone.
+
+    Its parameters and vector are those of the network that it is made of, at the time it is made.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.layout, self.vector, self.parameters, self.task = net.layout, net.vector, net.parameters, net.task
+        self._net = net
+
+    def under(self, vector: torch.Tensor) -> Net:
+        """Returns the same network, as bare as this one, with another state vector `[D]`."""
+        return Bare(self._net.under(vector))
+
+    def run(self, inputs: torch.Tensor, part: Part, context: Context | None = None) -> Any:
+        """Runs a part of the network without what its method adds."""
+        return self._net.run(inputs, part, {**(context or {}), **BARE})
 
 
 class _Borrowed(Net):

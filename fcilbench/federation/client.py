@@ -122,7 +122,7 @@ class ClientSession(Client):
 
     def _batches(self, rows: torch.Tensor, size: int) -> Iterator[Batch]:
         data = self._federation.train
-        for own in torch.split(rows, size):
+        for own in torch.split(rows, size) if len(rows) else ():  # torch splits no rows into one empty batch
             memo = None if data.memo is None else data.memo[own]
             mask = torch.ones(len(own), device=own.device)
             yield Batch(data.plain(own), data.labels[own], mask, self.task, memo, protocol=self.protocol)

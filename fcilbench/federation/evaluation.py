@@ -17,7 +17,7 @@ import torch
 
 from fcilbench.api import DecisionRule, Module, Net, Predictors, Task, TaskIdentity, TestSamples
 from fcilbench.engine.data import DeviceData
-from fcilbench.engine.model import FlatModel
+from fcilbench.engine.model import Bare, FlatModel
 from fcilbench.engine.precision import Precision, all_finite, autocast
 from fcilbench.errors import PluginError
 from fcilbench.spec.protocol import Scored
@@ -43,11 +43,13 @@ class Picker:
         pick: Returns for some samples the index of a task each, int64 `[n]`.
         heads: Whether it reads logits of the module of every task.
         under: The state vector `[D]` under whose features it works; `None` if it reads none.
+        bare: Whether these are features of the backbone alone, without what the method adds to what passes.
     """
 
     pick: Callable[[TestSamples, Sequence[Task]], torch.Tensor]
     heads: bool
     under: torch.Tensor | None
+    bare: bool = False
 
 
 class Evaluator:
@@ -186,11 +188,13 @@ class Evaluator:
         picks, net = [], None
         if picker.under is not None:
             net = self._enter(Module(picker.under))
+            net = Bare(net) if picker.bare else net
         for task in tasks:
             index = self._index[task.index]
             features = self._start.vector.new_zeros(len(index), 0)
             if net is not None:
-                features = self._features_of(net, task.index, self._test, index)
+                key = ("bare", task.index) if picker.bare else task.index
+                features = self._features_of(net, key, self._test, index)
             samples = TestSamples(features, [own[task.index] for own in heads])
             picks.append(picker.pick(samples, tasks))
         return picks

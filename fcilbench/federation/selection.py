@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fcilbench.api import Message, Selector, SelectorServer, Task, TestSamples, nbytes
+from fcilbench.engine.model import Bare
 from fcilbench.engine.precision import all_finite
 from fcilbench.errors import PluginError
 from fcilbench.federation.checkpoint import Progress
@@ -48,7 +49,7 @@ class Selection:
 
     def picker(self, federation: Federation) -> Picker:
         """Returns its rule as an evaluation needs it."""
-        return Picker(self._pick, self.selector.heads, self.vector(federation))
+        return Picker(self._pick, self.selector.heads, self.vector(federation), self.selector.features == "start")
 
     def _pick(self, samples: TestSamples, tasks: Sequence[Task]) -> torch.Tensor:
         """Returns for each sample the index of the task that its rule picks, int64 `[n]`.
@@ -96,6 +97,8 @@ class Selection:
             session.state, session.received_model = {}, server.vector if vector is None else vector
             model.load(session.received_model, server.counters)
             model.network.eval()
+            if self.selector.features == "start":
+                session.net = Bare(model)
             session.cut_short()
             with torch.no_grad(), model.reading():
                 messages[client] = self.selector.statistics(session)

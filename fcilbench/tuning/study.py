@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,8 @@ _RANDOM_DRAWS = 5
 """Trials that TPE waits for: draws before them are random."""
 _FIRST_RUNG = 3
 """Tasks after which the worse half of the trials is pruned: earlier, what learns fast looks better than what lasts."""
+_SGD_RATES = (1e-4, 1e-1)
+"""Learning rates that are drawn for `sgd`: published ones are larger than those of Adam and AdamW."""
 _SEARCH = {"sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
 
 with warnings.catch_warnings():
@@ -173,35 +174,39 @@ def subjects_of(loaded: LoadedSuite, only: Selector) -> list[Subject]:
         split = each.protocol.model_copy(update={"validation": loaded.suite.tuning.validation})
         cell = each.model_copy(update={"protocol": split})
         grouped.setdefault(tuple(str(value) for axis, value in cell.coords.items() if axis != "seed"), []).append(cell)
-    spaces = {label: _space(entry) for label, entry in entries.items()}
     subjects = [
-        Subject(tuple(cells), spaces[cells[0].aggregator.label], loaded.suite.tuning) for cells in grouped.values()
+        Subject(tuple(cells), _space(entries[cells[0].aggregator.label], cells[0].protocol), loaded.suite.tuning)
+        for cells in grouped.values()
     ]
     return list({subject.name: subject for subject in subjects}.values())
 
 
-def _space(entry: GridEntry) -> dict[str, BaseDistribution]:
+def _space(entry: GridEntry, protocol: Protocol) -> dict[str, BaseDistribution]:
     """Returns what may be drawn for an entry: all declared spaces except those of values that the entry gives."""
     (description,) = catalog.describe([entry.ref])
     facts, declared = description.facts, search_space(Protocol)
-    if facts.get("lr_range"):
-        declared["lr"] = Space(low=facts["lr_range"][0], high=facts["lr_range"][1], log=True)
+    rates = facts.get("lr_range") or (_SGD_RATES if protocol.optimizer == "sgd" else None)
+    if rates:
+        declared["lr"] = Space(low=rates[0], high=rates[1], log=True)
     space = {
         f"protocol.{name}": _distribution(found, "number")
         for name, found in declared.items()
         if facts.get("trains", True) and ("protocol", name) not in entry.settings
     }
     own = {name: setting.value for name, setting in settings_of("aggregator", entry.settings).items()}
+    given = own.keys() | _of_preset(entry, own)
     for name, field in description.schema.get("properties", {}).items():
-        if SPACE not in field or name in own:
+        if SPACE not in field or name in given:
             continue
-        found = Space.model_validate(field[SPACE])
-        if found.choices is not None:  # a choice that the entry's other options leave without effect is refused
-            legal = [not catalog.resolve(entry.ref, {**own, name: each}).problems for each in found.choices]
-            found = Space(choices=tuple(compress(found.choices, legal)))
-        if found.choices is None or len(found.choices) > 1:
-            space[f"aggregator.{name}"] = _distribution(found, field.get("type", "number"))
+        space[f"aggregator.{name}"] = _distribution(Space.model_validate(field[SPACE]), field.get("type", "number"))
     return space
+
+
+def _of_preset(entry: GridEntry, own: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the options that the entry's preset sets: drawn values would turn it into something else."""
+    plain, preset = ({key: own[key] for key in own if (key == "preset") is chosen} for chosen in (False, True))
+    without, with_it = (catalog.resolve(entry.ref, options).params for options in (plain, {**plain, **preset}))
+    return {name for name, value in with_it.items() if value != without.get(name)} if preset else set()
 
 
 def _distribution(space: Space, type_: str) -> BaseDistribution:

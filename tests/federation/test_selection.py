@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from fcilbench.api import Selector, labelled_features
+from fcilbench.api import FeatureExtractor, Selector, labelled_features
 from fcilbench.errors import PluginError
 from fcilbench.federation import run as run_module
 from fcilbench.federation.experiment import build
@@ -140,6 +140,44 @@ def test_ridge_answers_its_own_question_as_the_method_does(scored):
     """The method's best class is in the task that the selector picks, so its oracle answer is that class."""
     found = scored(RidgeMethod(), Ridge()).accuracy
     assert found["inferred:ridge"] == found["inferred"] == found["none"]
+
+
+class Shifted(FeatureExtractor):
+    """What a method inserts that adds to what passes, as prompts do."""
+
+    def __init__(self, plain):
+        super().__init__(plain, plain.feature_dim, plain.channels_last)
+
+    def outputs(self, inputs, context):
+        features = self(inputs)
+        return {"features": features if "bare" in context else features.flip(1) - 3.0}
+
+
+class Prompted(FedAvg):
+    def prepare(self, network, request):
+        network.extractor = Shifted(network.extractor)
+
+
+@pytest.mark.parametrize(("rule", "same"), [(TaskMean, True), (LastModel, False)])
+def test_a_selector_on_the_initial_network_reads_the_same_features_for_every_method(scored, rule, same):
+    """Without what a method adds to what passes; the features of its own model are the method's."""
+    ends, read = [], []
+
+    class Noted(rule):
+        def fit(self, server, statistics):
+            ends.append(super().fit(server, statistics)["means"])
+            return {"means": ends[-1]}
+
+        def pick(self, fitted, samples, tasks):
+            read.append(samples.features)
+            return super().pick(fitted, samples, tasks)
+
+    for method in (FedAvg(), Prompted()):
+        scored(method, Noted(), rounds=1)
+    for noted in (ends, read):
+        half = len(noted) // 2
+        pairs = zip(noted[:half], noted[half:], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs) is same
 
 
 def test_bytes_of_a_selector_by_hand(make_experiment, scored):

@@ -44,7 +44,8 @@ grid:
   backbone: [{use: timm, model: vit_tiny_patch16_224, weights: none, args: {img_size: 16, patch_size: 8, depth: 1}}]
   partition: [{dirichlet: 0.5}]
   aggregator:
-    [fedavg, sum, {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}, lorm, ncm]
+    [fedavg, {use: fedavg, label: fedavg sgd, optimizer: sgd}, sum, {use: sum, label: sound, preset: sound}, lorm, ncm,
+     {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}]
   stress: [none, dropout]
 tuning: {trials: 4, seeds: 2}
 seeds: 3
@@ -59,13 +60,15 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     return {each.where["aggregator"]: each for each in subjects_of(load_suite(file), Selector())}
 
 
-def test_spaces_are_the_declared_ones_but_for_what_an_entry_gives_or_leaves_without_effect(subjects):
+def test_spaces_are_the_declared_ones_but_for_what_an_entry_or_its_preset_gives(subjects):
     assert set(subjects["fedavg"].space) == {"protocol.lr"}
     assert subjects["fedavg"].space["protocol.lr"] == FloatDistribution(1e-5, 1e-2, log=True)
+    assert subjects["fedavg sgd"].space["protocol.lr"] == FloatDistribution(1e-4, 0.1, log=True)
     assert subjects["lorm"].space["protocol.lr"] == FloatDistribution(1e-4, 0.1, log=True)  # few weights, large steps
     surgery = {"aggregator.lambda_s", "aggregator.k_pct"}
-    assert set(subjects["sum"].space) == {"protocol.lr", "aggregator.target"} | surgery
-    assert set(subjects["fixed"].space) == surgery  # without surgery there is one legal target
+    assert set(subjects["sum"].space) == {"protocol.lr"} | surgery
+    assert set(subjects["sound"].space) == {"protocol.lr", "aggregator.k_pct"}  # the preset sets lambda_s
+    assert set(subjects["fixed"].space) == surgery
     assert not subjects["ncm"].space
 
 
@@ -73,7 +76,9 @@ def test_budgets_are_equal_and_counted(subjects):
     """4 trials x 2 seeds x 5 tasks x 3 rounds = 120 rounds, under the first stressor only."""
     assert {name: (each.trials, each.budget) for name, each in subjects.items()} == {
         "fedavg": (4, 120),
+        "fedavg sgd": (4, 120),
         "sum": (4, 120),
+        "sound": (4, 120),
         "fixed": (4, 120),
         "lorm": (4, 120),
         "ncm": (0, 0),
@@ -94,10 +99,10 @@ def test_tuning_seeds_orders_and_validation_data_are_disjoint_from_the_reported_
 
 
 def test_a_draw_is_a_cell_with_its_values(subjects):
-    values = {"protocol.lr": 0.005, "aggregator.target": "none", "aggregator.k_pct": 0.05}
+    values = {"protocol.lr": 0.005, "aggregator.lambda_s": 0.2, "aggregator.k_pct": 0.05}
     one, two = subjects["sum"].drawn(values)
-    assert (one.protocol.lr, one.aggregator.params["target"], one.seeds.index) == (0.005, "none", 0)
-    assert one.aggregator.identity == {"target": "none"}  # 0.05 is the default: the same cell as without it
+    assert (one.protocol.lr, one.aggregator.params["lambda_s"], one.seeds.index) == (0.005, 0.2, 0)
+    assert one.aggregator.identity == {"lambda_s": 0.2}  # 0.05 is the default: the same cell as without it
     assert (two.aggregator, two.protocol, two.seeds.index) == (one.aggregator, one.protocol, 1)
 
 

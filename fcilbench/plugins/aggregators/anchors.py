@@ -103,7 +103,7 @@ class Anchored(FeatureExtractor):
     anchors: torch.Tensor
 
     def __init__(self, plain: FeatureExtractor, anchors: torch.Tensor) -> None:
-        super().__init__(plain.body, plain.feature_dim, plain.channels_last)
+        super().__init__(plain, plain.feature_dim, plain.channels_last)  # it may have a forward pass of its own
         self.transformer = plain.transformer
         self.att = nn.Linear(plain.feature_dim, anchors.shape[1])
         self.register_buffer("anchors", anchors, persistent=False)

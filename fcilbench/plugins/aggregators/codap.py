@@ -150,7 +150,7 @@ class CodaPrompt(PromptMethod):
     identity.
     """
 
-    version = "2"  # only the task's rows of the head travel
+    version = "3"  # selectors read features without prompts
     card: ClassVar = {
         "family": "prompts",
         "trained": "prompt components with keys, and the head",

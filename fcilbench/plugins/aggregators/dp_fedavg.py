@@ -37,8 +37,8 @@ class DpFedAvg(Aggregator):
         delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu).
 
     The unit is a client with all its data of all tasks. No credit is taken for the sampling of clients unless
-    `sampling` asks for it. Noise comes from the suite's seed, so a row simulates privacy. Losses and evaluations are
-    not private at all.
+    `sampling` asks for it. Noise comes from the suite's seed, so a row simulates privacy. Losses, evaluations and
+    what clients send for a selector are not private at all.
     """
 
     version = "1"

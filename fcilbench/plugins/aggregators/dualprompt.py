@@ -134,7 +134,7 @@ class DualPrompt(PromptMethod):
     `dual/key_cosine` logs the largest cosine of the task's key with an earlier one.
     """
 
-    version = "1"
+    version = "2"  # keys are drawn small; selectors read features without prompts
     card: ClassVar = {
         "family": "prompts",
         "trained": "a shared prompt, a prompt and a key for each task, and the head",
@@ -174,7 +174,7 @@ class DualPrompt(PromptMethod):
         )
         init: Literal["centred", "positive"] = Field(
             "centred",
-            description="prompts are drawn from U(-0.02, 0.02) and keys from U(-1, 1), or all from U(0, 0.01)",
+            description="prompts and keys are drawn from U(-0.02, 0.02), or from U(0, 0.01)",
             source="ours",
         )
 
@@ -220,10 +220,7 @@ class DualPrompt(PromptMethod):
         """Draws a tensor that is zeros."""
         span = server.layout.piece(name).span
         numbers = server.random(name).random(span.stop - span.start)
-        if self.params.init == "positive":
-            numbers = 0.01 * numbers
-        else:
-            numbers = (1.0 if name.endswith(".key") else 0.02) * (2 * numbers - 1)
+        numbers = 0.01 * numbers if self.params.init == "positive" else 0.02 * (2 * numbers - 1)
         server.step(torch.from_numpy(numbers).to(server.vector), span)
 
     def wire(self, server: Server) -> Wire:

@@ -49,7 +49,7 @@ class Replay(Aggregator):
     """Base of methods whose clients train on samples of earlier tasks that they have kept.
 
     A client minimises L_CE(x, y) + w L_seen(u, v): (x, y) are its own samples of the task, which compete in its slice,
-    (u, v) as many drawn from its memory, which compete among all classes seen (ER-ACE, Caccia et al. 2022); each term
+    (u, v) a batch drawn from its memory, which compete among all classes seen (ER-ACE, Caccia et al. 2022); each term
     is the mean over its own samples. With `ace: false` all samples compete among all classes seen, and the loss is one
     mean over them, in which a replayed one weighs w. One forward pass has both, so BatchNorm sees both.
     """

@@ -20,15 +20,16 @@ class Ewc(Aggregator):
     From the second task on a client minimises L_CE + lambda sum_j F_j (theta_j - theta*_j)^2; lambda is half that of
     Kirkpatrick et al. 2017 (equation 3), who write lambda / 2. At the end of a task each client sends its diagonal
     Fisher at the final global model theta*, and the server pools them, F_task = sum_k p_k F_k: F <- gamma F + F_task
-    (`online`, Schwarz et al. 2018; our default), or as in the original one term a task (`separate`), kept as
-    A = sum F_t and H = sum F_t theta*_t. There is none after the last task.
+    (`online`, Schwarz et al. 2018; our default), or as in the original one term a task (`separate`). Their sum is one
+    term, but for a constant: F = sum_t F_t with sum_t F_t theta*_t / F in the place of theta*. There is none after the
+    last task.
 
     theta* is the model with which the task began: a client that holds it is not sent it again. `ewc/penalty_ratio` is
     ||2 lambda F (theta - theta*)|| at the end of a task over the root mean squared norm of a sample's gradient,
     sqrt(sum_j F_j), at the end of the one before; below 1 % the method is FedAvg, and a warning says so.
     """
 
-    version = "2"
+    version = "3"  # separate terms are kept as their centre, so that rounding moves nothing
     card: ClassVar = {
         "family": "regularisation",
         "trained": "the whole model",
@@ -74,8 +75,8 @@ class Ewc(Aggregator):
         return not server.last_task
 
     def broadcast(self, server: Server) -> Message:
-        """Sends the Fisher, and theta* or H; nothing in the first task."""
-        return {name: server.state[name] for name in ("fisher", "anchor", "fisher_anchor") if name in server.state}
+        """Sends the Fisher, and theta* or the centre of the separate terms; nothing in the first task."""
+        return {name: server.state[name] for name in ("fisher", "anchor") if name in server.state}
 
     def end_task(self, server: Server, statistics: dict[int, Message]) -> None:
         """Pools the clients' Fishers and moves the anchor; without any, all stays as it is."""
@@ -92,9 +93,12 @@ class Ewc(Aggregator):
             state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"], alpha=self.params.gamma)
             state["anchor"] = vector.clone()
         else:
-            pulled = fisher * vector[server.layout.trainable]
-            state["fisher"] = fisher if "fisher" not in state else fisher.add_(state["fisher"])
-            state["fisher_anchor"] = pulled if "fisher_anchor" not in state else pulled.add_(state["fisher_anchor"])
+            own = vector[server.layout.trainable]
+            total = fisher + state["fisher"] if "fisher" in state else fisher
+            centre = state["anchor"] if "fisher" in state else own
+            # Nothing pulls where all Fishers are 0, and where theta has not moved the pull must be exactly 0.
+            share = torch.where(total != 0, fisher / total, 1.0)
+            state.update(fisher=total, anchor=centre + share * (own - centre))
         server.log("ewc/fisher_mean", float(state["fisher"].mean()))
         server.log("ewc/fisher_max", float(state["fisher"].max()))
 
@@ -119,15 +123,12 @@ class Ewc(Aggregator):
 def add_penalty_gradient(
     gradient: torch.Tensor, theta: torch.Tensor, terms: Mapping[str, torch.Tensor], strength: float
 ) -> None:
-    """Adds the gradient `[P]` of the penalty in place: 2 lambda F (theta - theta*), or 2 lambda (A theta - H).
+    """Adds the gradient `[P]` of the penalty in place: 2 lambda F (theta - theta*).
 
-    `terms` are `fisher` F with `anchor` theta* (online), or A with `fisher_anchor` H (separate); without any: nothing.
+    `terms` are `fisher` F and `anchor` theta*; without any: nothing.
     """
     if "anchor" in terms:
         gradient.addcmul_(terms["fisher"], theta - terms["anchor"][: theta.numel()], value=2.0 * strength)
-    elif "fisher_anchor" in terms:
-        gradient.addcmul_(terms["fisher"], theta, value=2.0 * strength)
-        gradient.sub_(terms["fisher_anchor"], alpha=2.0 * strength)
 
 
 def pool(fishers: Iterable[torch.Tensor], samples: Sequence[int]) -> torch.Tensor:

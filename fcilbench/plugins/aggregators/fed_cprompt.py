@@ -38,7 +38,7 @@ class FedCPrompt(CodaPrompt):
     open.
     """
 
-    version = "1"
+    version = "2"  # a smaller default of lambda_c2l; selectors read features without prompts
     card: ClassVar = {
         "family": "prompts",
         "trained": "prompt components with keys, and the head",
@@ -58,11 +58,11 @@ class FedCPrompt(CodaPrompt):
             "prompt", description="what is compared: the task's prompts, or features of a batch", source=_PAPER
         )
         lambda_c2l: float = Field(
-            1.0,
+            1e-3,
             ge=0,
             description="weight of the contrastive loss; 0: CODA-Prompt",
-            source="ours",
-            space=Space(low=0.01, high=10.0, log=True),
+            source="ours: about the norm of the cross-entropy's gradient by the prompts of a small ViT",
+            space=Space(low=1e-5, high=0.1, log=True),
         )
         gamma: float = Field(
             1.0,

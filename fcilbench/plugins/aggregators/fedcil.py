@@ -39,8 +39,8 @@ from fcilbench.vectors.gan import Critic, Generator, auxiliary_loss, balanced_ro
 
 _NOISE = 100
 """Length of z beside its C entries for the class."""
-_BETAS = (0.5, 0.99)
-"""Of Adam, as in the authors' code."""
+_BETAS = (0.5, 0.999)
+"""Of Adam, as in the authors' code for CIFAR."""
 Labelled = tuple[torch.Tensor, torch.Tensor]
 """Images in [-1, 1], `[b, channels, size, size]`, and their labels int64 `[b]`."""
 
@@ -72,7 +72,7 @@ class FedCIL(GenerativeReplay):
     global model takes for the class they were made for.
     """
 
-    version = "1"
+    version = "2"  # other betas of Adam
     card: ClassVar = {
         "family": "generators",
         "trained": "the whole model, a generator and a critic",

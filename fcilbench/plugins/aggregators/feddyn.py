@@ -19,11 +19,12 @@ class FedDyn(Aggregator):
 
     each step has the gradient g + alpha (theta - theta_r + h_k), and afterwards h_k <- h_k + Delta_k with Delta_k =
     theta_k - theta_r. The server keeps H <- H + 1/N sum_k Delta_k over all N registered clients, the mean of all h_k,
-    and sets theta <- theta_r + mean_k Delta_k + H (Acar et al. 2021, algorithm 1, as in the authors' code: the paper
-    writes g_k = -alpha h_k and h = -alpha H).
+    and sets theta <- theta_r + mean_k Delta_k + H (Acar et al. 2021, algorithm 1, where g_k = -alpha h_k and h =
+    -alpha H).
 
-    Means are plain. `weighting: samples` minimises sum_k p_k L_k instead: alpha_k = alpha m / n_k, where m is the mean
-    of n_k over the clients that have uploaded in the task, from its second round on. Buffers are averaged by samples.
+    Means are plain. `weighting: samples`, as in the authors' code, minimises sum_k p_k L_k instead: alpha_k = alpha m /
+    n_k, where m is the mean of n_k over the clients that have uploaded in the task, from its second round on. Buffers
+    are averaged by samples.
 
     The paper has no tasks. h_k and H stand for gradients of a task's loss: they begin anew with each task, or are
     carried (`memory: carry`), and are 0 on head rows of other tasks, which H would move in every round for ever.

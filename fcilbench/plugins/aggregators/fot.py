@@ -9,15 +9,20 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import field_validator
 from torch import nn
 
 from fcilbench.api import Aggregator, Client, Field, Message, No, PresetParams, Request, Server, Space, Updates, Wire
 
+Width = int | Literal["wide"] | None
+"""Columns of a sketch: at most so many, as many as a `wide` one has, or as many as a layer has inputs."""
 _SKETCH, _BASIS, _RHO = "sketch/", "basis/", "rho/"
 _TIE = 1e-9
 """Shares of energy this close count as equal, so that rounding does not decide how many directions are kept."""
 _RANK = 1e-12
 """Energy, relative to the largest direction's, below which a direction is rounding."""
+_WIDE = 5
+"""Columns of a wide sketch for each input of a linear layer."""
 _SHORT = 1e-6
 """Length below which what is left of a unit vector outside the basis is rounding."""
 
@@ -57,7 +62,7 @@ class Fot(Aggregator):
             "original": {
                 "eps": 0.87,
                 "eps_inc": 0.001,
-                "sketch": None,
+                "sketch": "wide",
                 "activation_model": "local",
                 "weighting": "uniform",
             }
@@ -72,7 +77,12 @@ class Fot(Aggregator):
             space=Space(low=0.5, high=0.99),
         )
         eps_inc: float = Field(0.0, ge=0, description="added to eps after each task", source="as eps")
-        sketch: int | None = Field(256, ge=1, description="largest width s of a sketch; null: as many as inputs")
+        sketch: Width = Field(
+            256,
+            description="largest width s of a sketch; null: as many as inputs; wide: five times as many for linear "
+            "layers, as many for convolutions",
+            source="ours; code of Bakman et al. 2024: wide",
+        )
         ratio: Literal["norm", "energy"] = Field(
             "norm",
             description="rho in eps' as a ratio of norms, or of their squares",
@@ -87,6 +97,13 @@ class Fot(Aggregator):
         weighting: Literal["samples", "uniform"] = Field(
             "samples", description="weights of the mean update, by sample count or equal"
         )
+
+        @field_validator("sketch")
+        @classmethod
+        def _some(cls, sketch: Width) -> Width:
+            if isinstance(sketch, int) and sketch < 1:
+                raise ValueError("must be at least 1, wide or null")
+            return sketch
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines a network without a layer to project."""
@@ -192,17 +209,25 @@ def projected(network: nn.Module) -> dict[str, int]:
 
 
 @torch.no_grad()
-def sketches(client: Client, width: int | None, bases: Mapping[str, torch.Tensor] | None = None) -> Message:
+def sketches(client: Client, width: Width, bases: Mapping[str, torch.Tensor] | None = None) -> Message:
     """Returns the sketch X Omega `[in, s]` of each projected layer's inputs X, as `sketch/<layer>`, float32.
 
-    s is the smaller of `width` and the layer's inputs. With `bases` (U `[in, k]` by layer, none for k = 0) it is the
+    s is the smaller of `width` and the layer's inputs, or of a `wide` sketch the layer's inputs, five times as many for
+    linear layers. With `bases` (U `[in, k]` by layer, none for k = 0) it is the
     sketch of R = X - U U^T X, and `rho/<layer>` is ||R|| / ||X||.
 
     Row j of Omega is row j of one Gaussian matrix of the client for all layers: layers that saw equally many rows share
     a draw, and nothing depends on the batches in which the inputs arrive.
     """
     layers = projected(client.network)
-    widths = {layer: min(size, width or size) for layer, size in layers.items()}
+    widths = (
+        {layer: min(size, width or size) for layer, size in layers.items()}
+        if width != "wide"
+        else {
+            layer: _WIDE * size if isinstance(client.network.get_submodule(layer), nn.Linear) else size
+            for layer, size in layers.items()
+        }
+    )
     streams = {0: client.random("fot")}  # by the number of rows that have been drawn
     seen, found = dict.fromkeys(layers, 0), dict[str, torch.Tensor]()
 
@@ -241,12 +266,13 @@ def directions(rest: torch.Tensor, share: float) -> torch.Tensor:
 
     All of them where rounding keeps them below the share, none for a share of at most 0 or a rest of zeros.
     """
-    values, vectors = torch.linalg.eigh(rest.T @ rest)
+    wide = rest.shape[1] > rest.shape[0]  # then the smaller of the two products has the vectors themselves
+    values, vectors = torch.linalg.eigh(rest @ rest.T if wide else rest.T @ rest)
     values, vectors = values.flip(0), vectors.flip(1)
     rank = int((values > _RANK * values[0]).sum()) if values[0] > 0 else 0
     below = values.cumsum(0) <= (share + _TIE) * values.sum()
     count = min(int(below.sum()) + 1, rank) if share > _TIE else 0
-    found: torch.Tensor = rest @ vectors[:, :count] / values[:count].sqrt()
+    found: torch.Tensor = vectors[:, :count] if wide else rest @ vectors[:, :count] / values[:count].sqrt()
     return found
 
 

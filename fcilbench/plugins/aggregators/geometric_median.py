@@ -24,7 +24,8 @@ class GeometricMedian(Aggregator):
 
     until the objective changes by less than `tolerance` of itself. As v is always such a mean, the distances between
     updates are all that the steps need; buffers are averaged by the same c_k. Clients with less than half of the weight
-    cannot move v arbitrarily far; one with half of it or more is the median. `steps: 0` is FedAvg, bit for bit.
+    cannot move v arbitrarily far; one with half of it or more is the median, and in many dimensions one with less may
+    be, too. `steps: 0` is FedAvg, bit for bit.
     """
 
     version = "1"

@@ -15,13 +15,14 @@ from fcilbench.plugins.aggregators.er import herd, joint_logits
 class Glfc(Aggregator):
     """GLFC: balances the gradients of old and new classes, and distils the class relations of the last task's model.
 
-    A client's batch has own samples of the task and as many of its memory, n in all, with logits z over the K classes
-    seen so far, of which the first o are old. With L_i the binary cross-entropy of sample i against its one-hot label,
-    the mean over the K classes, it minimises
+    A client's batch has own samples of the task and samples of its memory, with logits z over the K classes seen so
+    far, of which the first o are old. With L_i the binary cross-entropy of sample i against its one-hot label, the mean
+    over the K classes, it minimises
 
         (1 - lambda) mean_i w_i L_i + lambda mean_i L_i(q),   w_i = g_i / mean of g over the samples of i's kind,
 
-    where g_i = |sigmoid(z_i)[y_i] - 1| is how far the own class's logit still has to go, the kinds are old and new
+    where mean_i is half the mean over the own samples and half that over the kept ones, however many of each a batch
+    has, g_i = |sigmoid(z_i)[y_i] - 1| is how far the own class's logit still has to go, the kinds are old and new
     classes, and no gradient flows through w. The target q is the one-hot label with its first o entries replaced by the
     teacher's sigmoids; the teacher is the model with which the task began. In the first task w = 1 and lambda = 0.
     Models are averaged. The memory is herded (Rebuffi et al. 2017) at a client's first visit of a task.
@@ -30,7 +31,7 @@ class Glfc(Aggregator):
     cross-entropies, and KL(q || p) with q scaled to sum to 1.
     """
 
-    version = "1"
+    version = "2"  # own and kept samples have half of the loss each
     card: ClassVar = {
         "family": "memory",
         "trained": "the whole model",
@@ -38,7 +39,6 @@ class Glfc(Aggregator):
         "memory": "samples of earlier tasks with their labels",
         "source": "Dong et al. 2022, CVPR",
     }
-    lr_range = (1e-5, 0.1)  # binary cross-entropies are means over classes: their gradients are smaller
 
     class Params(PresetParams):
         """Hyperparameters of GLFC."""
@@ -83,7 +83,9 @@ class Glfc(Aggregator):
                 taught = torch.cat(joint_logits(net.under(context["teacher"]), *parts))[:, :old]
             kept = relation_losses(logits, labels, taught, softmax)
             losses = (1.0 - self.params.lambda_rd) * losses + self.params.lambda_rd * kept
-        return (losses * mask).sum() / mask.sum().clamp(min=1.0)
+        sizes = [len(part.mask) for part in parts]
+        pairs = zip(torch.split(losses, sizes), [part.mask for part in parts], strict=True)
+        return torch.stack([(own * rows).sum() / rows.sum().clamp(min=1.0) for own, rows in pairs]).mean()
 
     def broadcast(self, server: Server) -> Message:
         """Sends the teacher (to whom it is new); nothing in the first task."""

@@ -138,7 +138,7 @@ class Hgp(PromptMethod):
     `hgp/loss` logs the refit's loss in its last epoch, `hgp/components` the number of Gaussians.
     """
 
-    version = "1"
+    version = "2"  # selectors read features without prompts
     card: ClassVar = {
         "family": "prompts",
         "trained": "prompts, and the head",

@@ -74,7 +74,7 @@ class L2p(PromptMethod):
     `l2p/trained` is the number of prompts that some client trained in a round.
     """
 
-    version = "1"
+    version = "2"  # selectors read features without prompts
     card: ClassVar = {
         "family": "prompts",
         "trained": "a pool of prompts with keys, and the head",

@@ -26,6 +26,7 @@ from fcilbench.api import (
     Request,
     Server,
     Space,
+    Updates,
     distillation,
     file_digest,
     masked_cross_entropy,
@@ -80,6 +81,7 @@ class LanderParams(PresetParams):
             "synthesis_batch": 256,
             "g_steps": 40,
             "gen_image_size": 32,
+            "weighting": "uniform",
         }
     }
 
@@ -128,6 +130,9 @@ class LanderParams(PresetParams):
     gen_image_size: int | None = Field(
         None, ge=4, description=f"height and width of the images; null: the backbone's input size, at most {_LARGEST}"
     )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weights of the mean update, by sample count or equal"
+    )
 
 
 class Lander(TeacherImages):
@@ -143,12 +148,12 @@ class Lander(TeacherImages):
         cur (1 + 1 / al) / be (L_CE + ltc BL) + pre al be (L_KD + mean (att(u) - att_T(u))^2)
 
     where T is the model with which the task began and L_KD the distillation of LwF at temperature 2. Models are
-    averaged as by FedAvg. At the end of a task, the last one excepted, `synthesise` makes the images for the next:
+    averaged. At the end of a task, the last one excepted, `synthesise` makes the images for the next:
     `lander/hit` logs the share of them that the teacher takes for the class they were made for, and `lander/outside`
     the share whose distance to the anchor is above r.
     """
 
-    version = "1"
+    version = "2"  # other names of the network's pieces
     card: ClassVar = {
         "family": "generators",
         "trained": "the whole model, and a map to the anchors",
@@ -185,6 +190,10 @@ class Lander(TeacherImages):
     def files(self) -> list[Path]:
         """Returns the weights of the sentence encoder, or the file of anchors."""
         return source_files(self.params.anchors)
+
+    def aggregate(self, updates: Updates, server: Server) -> None:
+        """Adds the mean update."""
+        server.step(updates.mean(weighting=self.params.weighting))
 
     def loss(self, net: Net, batch: Batch, context: Context) -> torch.Tensor:
         """Returns the masked cross-entropy and the bounding loss, and where there are images what holds them."""

@@ -95,7 +95,7 @@ class MfclParams(PresetParams):
 class Mfcl(TeacherImages):
     """MFCL: a generator that the server trains without data; its images keep the old classes of head and features.
 
-    From the second task on a client minimises, on its own samples x and as many synthetic images u of o old classes,
+    From the second task on a client minimises, on its own samples x and a batch of synthetic images u of o old classes,
 
         L = L_CE(x) + w_ft mean_all CE(head(stopgrad f), v) + w_kd mean_all (1/o) sum_c (W_old (f - f_old))_c^2
 

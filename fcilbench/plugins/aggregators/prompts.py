@@ -9,10 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fcilbench.api import Aggregator, Batch, FeatureExtractor, Net, No, Request, Transformer, lora_layers
-
-_BARE = {"bare": torch.zeros(0)}
-"""The context that asks a `PromptedViT` for the features of its transformer without prompts."""
+from fcilbench.api import BARE, Aggregator, Batch, FeatureExtractor, Net, No, Request, Transformer, lora_layers
 
 
 class PromptedViT(FeatureExtractor):
@@ -76,7 +73,7 @@ class PromptMethod(Aggregator):
 
     def query(self, net: Net, inputs: torch.Tensor) -> torch.Tensor:
         """Returns the features of the transformer without prompts, `[B, D]`."""
-        return net.outputs(inputs, _BARE)["features"]
+        return net.outputs(inputs, BARE)["features"]
 
     @staticmethod
     def outputs(net: Net, batch: Batch) -> Mapping[str, torch.Tensor]:

@@ -72,10 +72,10 @@ class SumParams(PresetParams):
         "global", description="z-scores over the whole backbone, or over each of its tensors, or no trimming"
     )
     spatial_surgery: Switch = Field("on", description="projection surgery on client vectors")
+    # Without a search space: on other pairs of clients it is another method, and on `none` one without its idea.
     target: Target = Field(
         "both",
         description="pairs of clients that surgery acts on, by the sign of their cosine",
-        space=Space(choices=("both", "positive", "negative", "none")),
     )
     max_clients: int | None = Field(
         None, ge=1, description="project each client on at most so many others, those of the largest |cosine|"

@@ -38,7 +38,7 @@ class TiesParams(TaskVectorParams, PresetParams):
         gt=0,
         description="scale lambda of the merged vector; null: 0.4 over clients, 1 over tasks",
         source="fed-mammoth over clients; Yadav et al. 2023 without validation data over tasks",
-        space=Space(low=0.1, high=2.0, log=True),
+        space=Space(low=0.1, high=2.5, log=True),
     )
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="weights of the clients in election and mean; tasks weigh alike"

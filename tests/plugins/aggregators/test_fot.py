@@ -158,7 +158,7 @@ def test_traffic_is_the_model_and_a_sketch_a_task(play):
     method = Recording(Recording.Params(preset="original"))
     cost = play(method, **settings).cost
     known = [basis.shape[1] for task, _, basis in method.seen[::2] if task < 3]  # at the start of a task
-    assert cost.bytes_up - plain.bytes_up == 9 * (64 * 64 + 1) * 4
+    assert cost.bytes_up - plain.bytes_up == 9 * (64 * 5 * 64 + 1) * 4
     assert cost.bytes_down - plain.bytes_down == 3 * (1 + 64 * 4 * sum(known))
 
 
@@ -183,6 +183,43 @@ def test_bytes_of_vit_b16(vit_b16):
     whole = sketches(Rows(), None)
     del whole["sketch/extractor.body.patch_embed.proj"]
     assert 1e-6 * nbytes(whole) == pytest.approx(537.9, abs=0.05)
+
+
+def test_wide_sketches_have_five_columns_for_each_input_of_a_linear_layer(norm_backbone, play, make_experiment):
+    network = build(make_experiment(Fot(Fot.Params(preset="original")), backbone=norm_backbone)).model.network
+    kinds = {name: type(network.get_submodule(name)) for name in projected(network)}
+
+    class Rows:
+        """A client that sees two rows of each layer."""
+
+        def __init__(self):
+            self.network = network
+
+        def inputs(self, layers):
+            yield {layer: torch.ones(2, size) for layer, size in projected(network).items()}
+
+        def random(self, purpose):
+            return np.random.default_rng(0)
+
+    message = sketches(Rows(), "wide")
+    for name, size in projected(network).items():
+        assert message[f"sketch/{name}"].shape == (size, size * (5 if kinds[name] is nn.Linear else 1))
+    assert nn.Conv2d in kinds.values()
+
+
+def test_directions_of_a_wide_sketch_are_those_of_its_singular_vectors():
+    rest = torch.randn(6, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    vectors, values, _ = torch.linalg.svd(rest, full_matrices=False)
+    found = directions(rest, 0.6)
+    held = values.square().cumsum(0) / values.square().sum()
+    count = int((held <= 0.6).sum()) + 1
+    assert found.shape == (6, count)
+    assert torch.allclose(found @ found.T, vectors[:, :count] @ vectors[:, :count].T, atol=1e-10)
+
+
+def test_a_width_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Fot.Params(sketch=0)
 
 
 def test_sketches_that_are_too_narrow_are_told(play):

@@ -88,14 +88,15 @@ class Line:
         return Line(vector)
 
 
-def plain_loss(weights, teacher, rows, old, share):
-    """The loss of (x, y) in `rows` with binary cross-entropies, in plain numbers: no tensors."""
+def plain_loss(weights, teacher, parts, old, share):
+    """The loss of own and kept (x, y) in `parts` with binary cross-entropies, in plain numbers: no tensors."""
 
     def sigmoid(z):
         return 1 / (1 + math.exp(-z))
 
+    rows = [row for part in parts for row in part]
     far = [1 - sigmoid(weights[y] * x) for x, y in rows]
-    total = 0.0
+    losses = []
     for (x, y), g in zip(rows, far, strict=True):
         kind = [each for (_, other), each in zip(rows, far, strict=True) if (other < old) == (y < old)]
         weight = g / (sum(kind) / len(kind)) if old else 1.0
@@ -105,8 +106,10 @@ def plain_loss(weights, teacher, rows, old, share):
             first -= (target * math.log(p) + (1 - target) * math.log(1 - p)) / len(weights)
             q = sigmoid(teacher[c] * x) if c < old else target
             second -= (q * math.log(p) + (1 - q) * math.log(1 - p)) / len(weights)
-        total += (1 - share) * weight * first + share * second if old else first
-    return total / len(rows)
+        losses.append((1 - share) * weight * first + share * second if old else first)
+    ends = [losses[: len(parts[0])], losses[len(parts[0]) :]]
+    means = [sum(own) / len(own) for own in ends if own]
+    return sum(means) / len(means)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
@@ -123,7 +126,7 @@ def test_the_loss_is_that_of_a_plain_program_and_its_weights_have_no_gradient(sh
     weights = torch.tensor(start, requires_grad=True)
     given = batch(own, 1, memories=(batch(kept, 0),))
     loss = method(lambda_rd=share).loss(Line(weights), given, {"teacher": torch.tensor(teacher)})
-    assert loss.item() == pytest.approx(plain_loss(start, teacher, own + kept, 2, share), abs=1e-6)
+    assert loss.item() == pytest.approx(plain_loss(start, teacher, [own, kept], 2, share), abs=1e-6)
     gradient = torch.autograd.grad(loss, weights)[0]
 
     inputs, labels = torch.tensor([x for x, _ in own + kept]), torch.tensor([y for _, y in own + kept])
@@ -138,7 +141,8 @@ def test_the_loss_is_that_of_a_plain_program_and_its_weights_have_no_gradient(sh
             p = logits.sigmoid()
             return -(q * p.log() + (1 - q) * (1 - p).log()).mean(dim=1)
 
-        return float(((1 - share) * fixed * binary(onehot) + share * binary(target)).mean())
+        losses = (1 - share) * fixed * binary(onehot) + share * binary(target)
+        return float(losses[:2].mean() + losses[2:].mean()) / 2  # own and kept samples have half each
 
     for place in range(4):
         ends = [held([w + side * 1e-5 * (i == place) for i, w in enumerate(start)]) for side in (1, -1)]
@@ -149,7 +153,7 @@ def test_in_the_first_task_it_is_the_binary_cross_entropy_of_own_samples():
     task = Task(0, 0, 3)
     batch = Batch(torch.tensor([1.0, -1.0]), torch.tensor([0, 2]), torch.ones(2), task)
     weights = torch.tensor([0.5, -0.5, 0.1, 7.0])
-    expected = plain_loss([0.5, -0.5, 0.1], None, [(1.0, 0), (-1.0, 2)], 0, 0.0)
+    expected = plain_loss([0.5, -0.5, 0.1], None, [[(1.0, 0), (-1.0, 2)]], 0, 0.0)
     assert float(method().loss(Line(weights), batch, {})) == pytest.approx(expected, abs=1e-6)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fcilbench.api import DataError, ImageInput, PrerequisiteError
+from fcilbench.api import DataError, FeatureExtractor, ImageInput, PrerequisiteError
 from fcilbench.api.client import Batch
 from fcilbench.api.message import nbytes
 from fcilbench.api.schedule import Task
 from fcilbench.federation.experiment import Unsupported, build
 from fcilbench.plugins.aggregators import anchors, lander
-from fcilbench.plugins.aggregators.anchors import AnchoredGenerator, distances, embedded, radius, rescaled
+from fcilbench.plugins.aggregators.anchors import Anchored, AnchoredGenerator, distances, embedded, radius, rescaled
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.lander import Lander, LanderParams, Synthesis, bounding, scales
 from fcilbench.spec.protocol import Partition
@@ -376,6 +376,26 @@ def test_nothing_is_made_after_the_last_task_and_a_large_radius_is_told(play):
     assert len(play.server.state["images"]) == 3 * 8
     assert any("radius" in warning for warning in outcome.warnings)
     assert not any("radius" in warning for warning in play(Lander(Lander.Params(**SMALL)), tasks=(6, 4)).warnings)
+
+
+def test_a_forward_pass_of_the_backbones_own_stays():
+    class Twice(FeatureExtractor):
+        def forward(self, inputs):
+            return 2 * self.body(inputs)
+
+    anchored = Anchored(Twice(torch.nn.Identity(), 3), torch.zeros(2, 4))
+    found = anchored.outputs(torch.ones(1, 3), {})
+    assert found["features"].tolist() == [[2.0, 2.0, 2.0]]
+    assert torch.equal(found["att"], anchored.att(torch.full((1, 3), 2.0)))
+
+
+def test_uniform_weights_are_those_of_the_original(play):
+    assert LanderParams(preset="original").weighting == "uniform"
+    ends = []
+    for weighting in ("samples", "uniform"):
+        play(Lander(Lander.Params(weighting=weighting, anchors="random")), tasks=(10,), rounds=1)
+        ends.append(play.vector)
+    assert not torch.equal(*ends)
 
 
 def test_texts_are_declined(golden):

@@ -127,6 +127,17 @@ def test_a_memory_of_one_runs_with_batch_statistics_and_with_texts(play, norm_ba
     assert run_experiment(golden("re-fed", "text"), tmp_path).cost.client_state > 0
 
 
+def test_by_default_the_informative_model_moves_and_its_pull_matters(client):
+    """With a rate that is too small the scores would be the gradient's norm under the received model."""
+    orders = []
+    for params in ({"steps": 1}, {"steps": 5, "lambda_pim": 0.1}, {"steps": 5, "lambda_pim": 0.9}):
+        with torch.no_grad():
+            scores = ReFed(ReFed.Params(**params))._scores(client, client.past)
+        orders.append(scores.argsort(descending=True).tolist())
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert ReFed.Params(preset="original").eta == 0.01
+
+
 def test_steps_that_diverge_are_refused():
     with pytest.raises(ValueError, match="diverge"):
         ReFed.Params(lambda_pim=0.05, eta=0.5)
