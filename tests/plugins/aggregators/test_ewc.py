@@ -134,7 +134,7 @@ def test_numbers_4_a_penalty_that_nobody_feels_is_warned_about(strength, warned)
 
 @pytest.mark.parametrize(("mode", "down"), [("online", 1 + 1 + 1), ("separate", 1 + 2 + 2)])
 def test_bytes_per_task(play, mode, down):
-    """Up: a Fisher and n_k after each task but the last. Down, from then on: the Fisher, and a centre that is no model."""
+    """Up: a Fisher and n_k after each task but the last. Down, from then on: F, and a centre that is no model."""
     plain, tied = play(FedAvg(), **IID), play(Ewc(Ewc.Params(mode=mode)), **IID)
     assert tied.cost.bytes_up - plain.cost.bytes_up == 2 * 3 * (MODEL + 8)
     assert tied.cost.bytes_down - plain.cost.bytes_down == 2 * down * MODEL
