@@ -204,9 +204,11 @@ def _space(entry: GridEntry, protocol: Protocol) -> dict[str, BaseDistribution]:
 
 def _of_preset(entry: GridEntry, own: Mapping[str, Any]) -> set[str]:
     """Returns the names of the options that the entry's preset sets: drawn values would turn it into something else."""
-    plain, preset = ({key: own[key] for key in own if (key == "preset") is chosen} for chosen in (False, True))
-    without, with_it = (catalog.resolve(entry.ref, options).params for options in (plain, {**plain, **preset}))
-    return {name for name, value in with_it.items() if value != without.get(name)} if preset else set()
+    if "preset" not in own:
+        return set()
+    rest = {name: value for name, value in own.items() if name != "preset"}
+    without, with_it = (catalog.resolve(entry.ref, options).params for options in (rest, own))
+    return {name for name, value in with_it.items() if value != without.get(name)}
 
 
 def _distribution(space: Space, type_: str) -> BaseDistribution:

@@ -212,22 +212,15 @@ def projected(network: nn.Module) -> dict[str, int]:
 def sketches(client: Client, width: Width, bases: Mapping[str, torch.Tensor] | None = None) -> Message:
     """Returns the sketch X Omega `[in, s]` of each projected layer's inputs X, as `sketch/<layer>`, float32.
 
-    s is the smaller of `width` and the layer's inputs, or of a `wide` sketch the layer's inputs, five times as many for
-    linear layers. With `bases` (U `[in, k]` by layer, none for k = 0) it is the
-    sketch of R = X - U U^T X, and `rho/<layer>` is ||R|| / ||X||.
+    s is the smaller of `width` and the number of the layer's inputs; of a `wide` sketch that number, and five times it
+    for linear layers. With `bases` (U `[in, k]` by layer, none for k = 0) it is the sketch of R = X - U U^T X, and
+    `rho/<layer>` is ||R|| / ||X||.
 
     Row j of Omega is row j of one Gaussian matrix of the client for all layers: layers that saw equally many rows share
     a draw, and nothing depends on the batches in which the inputs arrive.
     """
     layers = projected(client.network)
-    widths = (
-        {layer: min(size, width or size) for layer, size in layers.items()}
-        if width != "wide"
-        else {
-            layer: _WIDE * size if isinstance(client.network.get_submodule(layer), nn.Linear) else size
-            for layer, size in layers.items()
-        }
-    )
+    widths = {layer: _columns(client.network.get_submodule(layer), size, width) for layer, size in layers.items()}
     streams = {0: client.random("fot")}  # by the number of rows that have been drawn
     seen, found = dict.fromkeys(layers, 0), dict[str, torch.Tensor]()
 
@@ -253,6 +246,12 @@ def sketches(client: Client, width: Width, bases: Mapping[str, torch.Tensor] | N
         rest, whole = found[_RHO + layer]
         found[_RHO + layer] = (rest / whole.clamp(min=1e-30)).sqrt()
     return {name: value.float() for name, value in found.items()}
+
+
+def _columns(layer: nn.Module, inputs: int, width: Width) -> int:
+    if width == "wide":
+        return _WIDE * inputs if isinstance(layer, nn.Linear) else inputs
+    return min(inputs, width or inputs)
 
 
 def needed(eps: float, rho: float, ratio: Literal["norm", "energy"]) -> float:
