@@ -129,7 +129,10 @@ class FlatModel(Net):
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns a state vector `[D]` as tensors by their names in the network; they are views."""
-        return {piece.name: vector[piece.span].view(piece.shape) for piece in self.layout.pieces}
+        pieces = self.layout.pieces
+        # One split, whose gradient is one concatenation: a slice's gradient is as long as the whole vector.
+        parts = torch.split(vector, [piece.span.stop - piece.span.start for piece in pieces])
+        return {piece.name: part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)}
 
     def under(self, vector: torch.Tensor, frozen: Mapping[str, torch.Tensor] | None = None) -> Net:
         """Returns the network in eval mode with another state vector `[D]`.

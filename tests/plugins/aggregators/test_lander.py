@@ -230,7 +230,8 @@ def test_the_generators_loss_in_a_second_program(make_experiment, norm_backbone,
             network(x)[:, :5].double(),
             features @ network.extractor.att.weight.double().T + network.extractor.att.bias,
         )
-        maps, norm = network.extractor.body[0](x).double().transpose(0, 1).flatten(1), network.extractor.body[1]
+        first, norm = network.extractor.body.body[:2]
+        maps = first(x).double().transpose(0, 1).flatten(1)
         own = synthesis.student(x)[:, :5].double()
     wanted = server.state["anchors"].double()
     pairs = [(wanted[i] - wanted[j]).square().mean() for i in range(10) for j in range(i)]
@@ -333,7 +334,7 @@ def test_loss_of_a_padded_batch_in_a_second_program(make_experiment):
 
     def run(vector, inputs):
         p = {name: value.double() for name, value in model.named(vector).items()}
-        f = F.relu(inputs.flatten(1).double() @ p["extractor.body.1.weight"].T + p["extractor.body.1.bias"])
+        f = F.relu(inputs.flatten(1).double() @ p["extractor.body.body.1.weight"].T + p["extractor.body.body.1.bias"])
         att = f @ p["extractor.att.weight"].T + p["extractor.att.bias"]
         return f @ p["head.weight"].T + p["head.bias"], att
 
