@@ -89,7 +89,7 @@ def test_protocol_is_closed_and_bounded():
 
 
 def test_params_carry_spaces_and_reject_unknown_names():
-    assert set(search_space(Sum.Params)) == {"lambda_s", "k_pct", "target"}
+    assert set(search_space(Sum.Params)) == {"lambda_s", "k_pct"}
     with pytest.raises(ValueError, match="lambda_S"):
         Sum.Params(lambda_S=0.4)
 

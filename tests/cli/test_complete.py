@@ -73,7 +73,7 @@ def test_suites_that_come_with_the_package_beside_those_of_the_folder(words, cli
         assert words(f"fcilbench {verb} quick") == ["quick-mine.yaml", "quickstart"]
     assert {path.stem for path in folder("suites").glob("*.yaml")} <= {*words("fcilbench run ")}
     assert words("fcilbench run tiny") == []  # the shell completes paths by itself
-    assert words("fcilbench board accuracy --suite field-") == ["field-ideas"]
+    assert words("fcilbench board accuracy --suite field-") == ["field-ideas", "field-robustness"]
 
 
 def test_cells_are_those_of_the_folder_that_the_command_names(words, cli):
