@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import field_validator
+from pydantic import Field as PydanticField
 from torch import nn
 
 from fcilbench.api import Aggregator, Client, Field, Message, No, PresetParams, Request, Server, Space, Updates, Wire
 
-Width = int | Literal["wide"] | None
+Width = Annotated[int, PydanticField(ge=1)] | Literal["wide"] | None
 """Columns of a sketch: at most so many, as many as a `wide` one has, or as many as a layer has inputs."""
 _SKETCH, _BASIS, _RHO = "sketch/", "basis/", "rho/"
 _TIE = 1e-9
@@ -97,13 +97,6 @@ class Fot(Aggregator):
         weighting: Literal["samples", "uniform"] = Field(
             "samples", description="weights of the mean update, by sample count or equal"
         )
-
-        @field_validator("sketch")
-        @classmethod
-        def _some(cls, sketch: Width) -> Width:
-            if isinstance(sketch, int) and sketch < 1:
-                raise ValueError("must be at least 1, wide or null")
-            return sketch
 
     def prepare(self, network: nn.Module, request: Request) -> No | None:
         """Declines a network without a layer to project."""

@@ -218,7 +218,7 @@ def test_directions_of_a_wide_sketch_are_those_of_its_singular_vectors():
 
 
 def test_a_width_below_one_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         Fot.Params(sketch=0)
 
 
