@@ -91,7 +91,8 @@ def test_ray_runs_cells_of_every_end(kit, options, two_nodes):
 
 def test_a_lost_ray_node_costs_its_cell_a_retry_and_the_cell_goes_on(kit, options, two_nodes):
     lost = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
-    cells = [kit.cell(name, ["rounds:20:0.3"]) for name in "abc"]  # long enough for the last of them to begin before the first one ends
+    # Long enough for the last one to begin before the first one ends.
+    cells = [kit.cell(name, ["rounds:20:0.3"]) for name in "abc"]
     soon(lambda: all(begun(kit, name)() for name in "abc"), lambda: two_nodes.remove_node(lost, allow_graceful=False))
     run_plan(kit.plan(*cells), kit.store, options=replace(options, executor=f"ray,address={two_nodes.address}"))
     assert [kit.row(name).status for name in "abc"] == ["ok"] * 3
