@@ -311,11 +311,13 @@ class Rule:
         problems = []
         for key, value in self.values.items() if not aggregator.broken else ():
             setting = Setting(value, (*self.path, "set", key))
+            hint = "narrow the rule's `where`, or correct the key"
             try:
                 target, name = route(key, aggregator.fields)
                 entry = aggregator if target == "protocol" else point.entries[target]
                 searched = {"protocol": search_space(Protocol), "aggregator": aggregator.tunable}.get(target, ())
                 if self.locked and name not in searched:
+                    hint = "of an older lock file copy `where` and `set` into `tuned:` of your suite, without `study`"
                     raise ValueError(f"{key!r} is nothing that tuning searches, so no study found its value")
                 if given := entry.settings.get((target, name)):
                     place = ".".join(map(str, given.path))
@@ -323,7 +325,6 @@ class Rule:
                 tuned[target, name] = setting
             except ValueError as error:
                 message = f"{error} (the rule applies to aggregator {aggregator.label!r})"
-                hint = "narrow the rule's `where`, or correct the key"
                 problems.append(Problem(message, setting.path, hint, True, "rules"))
         return problems
 
