@@ -7,7 +7,16 @@ import json
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from fcilbench.spec.protocol import SELECTOR_LABEL, Closed, Evaluation, Partition, Protocol, Runtime, Scored, SeedRole
 
@@ -91,6 +100,21 @@ Conditions = Annotated[dict[str, Any], Field(min_length=1)]
 _FILE_DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
+class Draw(Closed):
+    """One draw of a study."""
+
+    set: dict[str, Any] = Field(description="its values, with keys as in the rule")
+    rounds: int = Field(0, ge=0, description="communication rounds that it took")
+    score: float | None = Field(None, ge=0, le=1, description="its validation accuracy, if it came to its end")
+    ended: Literal["pruned", "failed"] | None = Field(None, description="why it has no score")
+
+    @model_validator(mode="after")
+    def _has_one_end(self) -> Draw:
+        if (self.score is None) != (self.ended is not None):
+            raise ValueError("a draw has either a score, or `ended` says why it has none")
+        return self
+
+
 class StudyRecord(Closed):
     """What `fcilbench tune` spent on the values of a rule, and what came of it."""
 
@@ -110,6 +134,16 @@ class StudyRecord(Closed):
         pattern=rf"^(|faa/(none|inferred(:{SELECTOR_LABEL})?|oracle))$",
         description="what the score is: metric, task identity and selector",
     )
+    draws: tuple[Draw, ...] = Field(
+        (), description="all draws in their order, the first with the suite's own values; files of before have none"
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out draws where an older file has none, so that its digest stays as rows cite it."""
+        record: dict[str, Any] = dump(self)
+        draws = [{key: value for key, value in each.items() if value is not None} for each in record.pop("draws", ())]
+        return {**record, "draws": draws} if draws else record
 
     @model_validator(mode="after")
     def _makes_sense(self) -> StudyRecord:
@@ -121,7 +155,20 @@ class StudyRecord(Closed):
             raise ValueError(f"{self.pruned} pruned and {self.failed} failed trials, but {self.losers} losers")
         if self.budget < self.trials:
             raise ValueError(f"a budget of {self.budget} rounds for {self.trials} trials of a round or more")
+        if self.draws:
+            self._counts_its_draws()
         return self
+
+    def _counts_its_draws(self) -> None:
+        """Raises ValueError if the draws are not those that the rest of the record sums up."""
+        ends = [each.ended for each in self.draws]
+        counts = {"trials": len(ends), "pruned": ends.count("pruned"), "failed": ends.count("failed")}
+        for name, number in counts.items():
+            if getattr(self, name) != number:
+                raise ValueError(f"{getattr(self, name)} {name}, but its draws are {number}")
+        best = max((each.score for each in self.draws if each.score is not None), default=None)
+        if self.score is not None and self.score != best:
+            raise ValueError(f"a score of {self.score}, but the best of its draws has {best}")
 
 
 class TunedRule(Closed):
@@ -143,6 +190,10 @@ class TunedRule(Closed):
         if self.study is not None and bool(self.set) != (self.study.score is not None):
             what = "sets values, though no trial of its study won" if self.set else "sets nothing, though a trial won"
             raise ValueError(what)
+        study = self.study
+        winners = [each.set for each in study.draws if each.score == study.score] if study else []
+        if winners and self.set and self.set not in winners:
+            raise ValueError("sets other values than the draw with the best score")
         return self
 
 

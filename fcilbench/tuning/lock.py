@@ -8,11 +8,11 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import FloatDistribution
@@ -24,7 +24,7 @@ from fcilbench.charts.draw import write
 from fcilbench.charts.theme import LIGHT
 from fcilbench.files import write_atomic
 from fcilbench.suite.lock import content_digest
-from fcilbench.suite.schema import StudyRecord
+from fcilbench.suite.schema import Draw, StudyRecord
 from fcilbench.tuning.study import Subject, attempts, best, origin
 
 _HEAD = """\
@@ -82,13 +82,13 @@ class StudyResult:
     def record(self) -> StudyRecord:
         """What the study spent and found, as the lock file and the rows cite it."""
         scored = f"faa/{self.subject.tuning.task_identity}" if self.subject.space else ""
-        return _record(self.subject.name, self.finished, self.subject.budget, scored)
+        return _record(self.subject.name, self.finished, self.subject.budget, scored, self.subject.own)
 
     @property
     def rule(self) -> dict[str, Any]:
         """The rule of the lock file that gives the values."""
-        values = self.best.params if self.best else {}
-        return {"where": self.subject.where, "set": dict(values), "study": self.record.model_dump(mode="json")}
+        values = {**self.subject.own, **self.best.params} if self.best else {}
+        return {"where": self.subject.where, "set": values, "study": self.record.model_dump(mode="json")}
 
     @property
     def rules(self) -> list[dict[str, Any]]:
@@ -108,10 +108,16 @@ class StudyResult:
         return {}
 
 
-def _record(name: str, finished: Sequence[FrozenTrial], budget: int, scored: str, *, used: bool = True) -> StudyRecord:
-    """Returns what a study spent, and the score of its best trial if its values are `used`: else all are losers."""
+def _record(
+    name: str, finished: Sequence[FrozenTrial], budget: int, scored: str, own: Mapping[str, Any] | None = None
+) -> StudyRecord:
+    """Returns what a study spent and tried.
+
+    With the suite's `own` values, which a draw has where it draws nothing, its best trial is the winner; without, it is
+    a study whose values are not used, and all are losers.
+    """
     content = [[origin(trial), trial.params, trial.state.name, trial.value] for trial in finished]
-    winner, states = best(finished) if used else None, [trial.state for trial in finished]
+    winner, states = best(finished) if own is not None else None, [trial.state for trial in finished]
     rounds, seconds = (
         sum(float(trial.user_attrs.get(key, 0.0)) for trial in finished) for key in ("rounds", "seconds")
     )
@@ -126,7 +132,16 @@ def _record(name: str, finished: Sequence[FrozenTrial], budget: int, scored: str
         seconds=round(seconds, 1),
         score=winner.value if winner else None,
         scored=scored,
+        draws=tuple(_draw(trial, own or {}) for trial in finished),
     )
+
+
+def _draw(trial: FrozenTrial, own: Mapping[str, Any]) -> Draw:
+    ends: Mapping[TrialState, Literal["pruned"] | None] = {TrialState.COMPLETE: None, TrialState.PRUNED: "pruned"}
+    ended = ends.get(trial.state, "failed")
+    rounds = round(float(trial.user_attrs.get("rounds", 0.0)))
+    score = trial.value if trial.state is TrialState.COMPLETE else None
+    return Draw(set={**own, **trial.params}, rounds=rounds, score=score, ended=ended)
 
 
 def _earlier(subject: Subject, storage: RDBStorage) -> tuple[StudyRecord, ...]:
@@ -145,7 +160,7 @@ def _earlier(subject: Subject, storage: RDBStorage) -> tuple[StudyRecord, ...]:
         budget, scored = (study.user_attrs.get(key) for key in ("budget", "scored"))
         if finished:
             start = min(trial.datetime_start or datetime.max for trial in finished)
-            records.append((start, _record(name, finished, int(budget or spent), str(scored or ""), used=False)))
+            records.append((start, _record(name, finished, int(budget or spent), str(scored or ""))))
     return tuple(record for _, record in sorted(records, key=lambda started: started[0]))
 
 
@@ -173,9 +188,21 @@ def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    content = {"fcilbench": 1, "tuned": [rule for result in results if not result.skipped for rule in result.rules]}
-    yaml.dump({"fcilbench": 1, "digest": content_digest(content), "tuned": content["tuned"]}, text)
+    content: dict[str, Any] = {"fcilbench": 1, "tuned": [rule for result in results if not result.skipped for rule in result.rules]}
+    digest = content_digest(content)
+    for rule in content["tuned"]:
+        draws = rule["study"].get("draws", [])
+        draws[:] = map(_in_one_line, draws)
+    yaml.dump({"fcilbench": 1, "digest": digest, "tuned": content["tuned"]}, text)
     write_atomic(path, _HEAD + text.getvalue())
+
+
+def _in_one_line(draw: Mapping[str, Any]) -> Any:
+    from ruamel.yaml.comments import CommentedMap
+
+    line = CommentedMap(draw)
+    line.fa.set_flow_style()
+    return line
 
 
 def plot(result: StudyResult, folder: Path) -> list[Path]:

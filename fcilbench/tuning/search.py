@@ -24,6 +24,7 @@ from fcilbench.tuning.study import (
     BEAT_SECONDS,
     GRACE_SECONDS,
     Subject,
+    ask,
     attempts,
     draw_number,
     open_study,
@@ -175,7 +176,7 @@ class Search(Feed):
         full = len(attempts(trials, subject.trials)) == subject.trials
         if (full and all(each.state is not TrialState.WAITING for each in trials)) or "skipped" in study.user_attrs:
             return None
-        trial = study.ask(fixed_distributions=dict(subject.space))
+        trial = ask(subject, study)
         self._storage.record_heartbeat(trial._trial_id)
         trial.set_user_attr("beats", trial.number)
         trials = study.get_trials(deepcopy=False)

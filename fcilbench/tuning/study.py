@@ -44,12 +44,12 @@ GRACE_SECONDS = 30
 BEAT_SECONDS = 5
 """Time between two heartbeats of a running trial."""
 _RANDOM_DRAWS = 5
-"""Trials that TPE waits for: draws before them are random."""
+"""Trials that TPE waits for: the suite's own values first, then random ones."""
 _FIRST_RUNG = 3
 """Tasks after which the worse half of the trials is pruned: earlier, what learns fast looks better than what lasts."""
 _SGD_RATES = (1e-4, 1e-1)
 """Learning rates that are drawn for `sgd`: published ones are larger than those of Adam and AdamW."""
-_SEARCH = {"sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
+_SEARCH = {"first": "own", "sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -90,6 +90,15 @@ class Subject:
     def budget(self) -> int:
         """Communication rounds of all trials if none is pruned: trials x seeds x tasks x rounds."""
         return self.trials * len(self.cells) * self.tasks * self.cells[0].protocol.rounds
+
+    @cached_property
+    def own(self) -> dict[str, Any]:
+        """The suite's own value of each key of the space, which the first draw takes."""
+        cell, values = self.cells[0], {}
+        for key in self.space:
+            target, _, name = key.partition(".")
+            values[key] = getattr(cell.protocol, name) if target == "protocol" else cell.aggregator.params.get(name)
+        return values
 
     @cached_property
     def name(self) -> str:
@@ -222,10 +231,13 @@ def _distribution(space: Space, type_: str) -> BaseDistribution:
 
 
 class SeededTpe(optuna.samplers.BaseSampler):
-    """TPE whose random numbers are keyed by study, parameter and number of the draw: interruptions change no draw."""
+    """The suite's own values first, then TPE, its random numbers keyed by study, parameter and number of the draw.
 
-    def __init__(self, seed: str) -> None:
-        self._seed = seed
+    So interruptions change no draw.
+    """
+
+    def __init__(self, seed: str, own: Mapping[str, Any]) -> None:
+        self._seed, self._own = seed, own
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns an empty space: parameters are drawn one by one."""
@@ -241,7 +253,10 @@ class SeededTpe(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Draws one parameter."""
-        text = f"{self._seed}/{draw_number(study.get_trials(deepcopy=False), origin(trial))}/{param_name}"
+        number = draw_number(study.get_trials(deepcopy=False), origin(trial))
+        if number == 0:
+            return self._own[param_name]
+        text = f"{self._seed}/{number}/{param_name}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_DRAWS)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
@@ -324,9 +339,31 @@ def open_study(subject: Subject, storage: RDBStorage) -> optuna.Study:
         study_name=subject.name,
         load_if_exists=True,
         direction="maximize",
-        sampler=SeededTpe(subject.name),
+        sampler=SeededTpe(subject.name, subject.own),
         pruner=HalvingPruner(min_resource=_FIRST_RUNG, reduction_factor=2),
     )
     study.set_user_attr("budget", subject.budget)
     study.set_user_attr("scored", f"faa/{subject.tuning.task_identity}")
     return study
+
+
+def ask(subject: Subject, study: optuna.Study) -> optuna.Trial:
+    """Draws the next trial of a study.
+
+    The first one has the suite's own values; of those that lie outside of their range, such as `null` for one that the
+    method computes, nothing is drawn, so that it keeps them too.
+    """
+    trial = study.ask()
+    trials = study.get_trials(deepcopy=False)
+    first = draw_number(trials, origin(trials[trial.number])) == 0
+    for key, space in subject.space.items():
+        if not first or _holds(space, subject.own[key]):
+            trial._suggest(key, space)
+    return trial
+
+
+def _holds(space: BaseDistribution, value: Any) -> bool:
+    """Says whether a value can be drawn from a distribution."""
+    if isinstance(space, CategoricalDistribution):
+        return value in space.choices
+    return isinstance(value, int | float) and space._contains(space.to_internal_repr(value))

@@ -69,6 +69,9 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     best = lock(cli)["fedavg"]
     assert len(scores) == best["study"]["trials"] == 2
     assert scores[best["set"]["protocol.lr"]] == max(scores.values()) == best["study"]["score"]
+    own, drawn = best["study"]["draws"]
+    assert own["set"] == {"protocol.lr": 1e-5}  # the suite's own value is the first draw
+    assert scores == {each["set"]["protocol.lr"]: each["score"] for each in (own, drawn)}
     shown = cli("tune", "show", "tiny.yaml", "-s", "tuning.trials=2", "--plots", "plots", "--format", "json")
     assert '"trials": 2' in shown.stdout
     assert "pass the same -s" not in shown.stderr

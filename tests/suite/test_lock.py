@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ STUDY = {
     **{"trials": 5, "losers": 4, "pruned": 2, "failed": 1, "budget": 50, "rounds": 30, "seconds": 1.5},
     **{"score": 0.5, "scored": "faa/inferred"},
 }
+DRAWS = [
+    {"set": {"protocol.lr": 0.002, "aggregator.lambda_s": 0.25}, "rounds": 10, "score": 0.5},
+    *({"set": {"protocol.lr": 0.001}, "rounds": rounds, "ended": "pruned"} for rounds in (6, 4)),
+    {"set": {"protocol.lr": 0.003}, "rounds": 0, "ended": "failed"},
+    {"set": {"protocol.lr": 0.004}, "rounds": 10, "score": 0.25},
+]
 WHERE = {"dataset": "ten", "backbone": "net", "partition": "dirichlet-0.5", "aggregator": "ring"}
 CONTENT = {
     "fcilbench": 1,
@@ -104,6 +111,43 @@ def test_an_edited_file_is_refused_at_its_place(lock, write, base, edit):
         (line,) = str(hit.value).splitlines()
         assert line.startswith("l.yaml:")
         assert told in line
+
+
+def test_a_record_with_draws_keeps_them_and_one_without_keeps_the_digest_that_rows_cite(lock, write, base):
+    """`draws` came later: of an older file nothing is added, as its rows cite a digest of all that its rules say."""
+    loaded = load_suite(write(base), params=lock(CONTENT, FITS)).suite
+    assert [rule.study.model_dump(mode="json", exclude_unset=True) for rule in loaded.tuned] == [
+        rule["study"] for rule in CONTENT["tuned"]
+    ]
+    content = changed("tuned/0/study/draws", DRAWS)
+    found = load_suite(write(base), params=lock(content, content_digest(content))).suite
+    assert found.tuned[0].study.model_dump(mode="json")["draws"] == DRAWS
+    assert found.lock_digest != loaded.lock_digest
+    for rule in found.tuned:  # as it travels with rows
+        assert TunedRule.model_validate(rule.model_dump(mode="json", exclude_none=True)) == rule
+
+
+WRONG = {
+    "a draw is missing": (DRAWS[:4], "5 trials, but its draws are 4"),
+    "one more was pruned": ([*DRAWS[:4], {**DRAWS[1]}], "2 pruned, but its draws are 3"),
+    "a better one lost": (
+        [*DRAWS[:4], {**DRAWS[4], "score": 0.75}],
+        "a score of 0.5, but the best of its draws has 0.75",
+    ),
+    "no end": ([*DRAWS[:4], {"set": {}}], "a draw has either a score, or `ended` says why it has none"),
+    "another won": (
+        [DRAWS[4], *DRAWS[1:4], {**DRAWS[4], "score": 0.5}],
+        "sets other values than the draw with the best",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_draws_that_contradict_the_record_are_refused(lock, write, base, case):
+    draws, told = WRONG[case]
+    content = changed("tuned/0/study/draws", draws)
+    with pytest.raises(SuiteError, match=re.escape(told)):
+        load_suite(write(base), params=lock(content, content_digest(content)))
 
 
 def test_run_plan_and_check_refuse_it_and_a_layout_does_not_matter(lock, write, base, tmp_path):

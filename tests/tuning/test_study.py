@@ -26,6 +26,7 @@ from fcilbench.tuning.lock import StudyResult, results_of, write_lock
 from fcilbench.tuning.study import (
     SeededTpe,
     Subject,
+    ask,
     attempts,
     best,
     open_storage,
@@ -45,11 +46,15 @@ grid:
   partition: [{dirichlet: 0.5}]
   aggregator:
     [fedavg, {use: fedavg, label: fedavg sgd, optimizer: sgd}, sum, {use: sum, label: sound, preset: sound}, lorm, ncm,
-     {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}]
+     {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}, ties]
   stress: [none, dropout]
+tuned: [{where: {aggregator: ties}, set: {protocol.lr: 0.5}}]
 tuning: {trials: 4, seeds: 2}
 seeds: 3
 """
+
+
+DEFAULTS = {"protocol.lr": 1e-3, "aggregator.lambda_s": 0.4, "aggregator.k_pct": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,7 @@ def test_budgets_are_equal_and_counted(subjects):
         "sound": (4, 120),
         "fixed": (4, 120),
         "lorm": (4, 120),
+        "ties": (4, 120),
         "ncm": (0, 0),
     }
     assert {cell.stress.label for each in subjects.values() for cell in each.cells} == {"none"}
@@ -162,7 +168,7 @@ def run(subject: Subject, url: str, total: int, lost: tuple[int, ...] = ()) -> o
     """Draws and scores trials; those whose number is in `lost` are interrupted and retried."""
     study = open_study(subject, opened(url))
     while len(attempts(study.trials, 99)) < total or any(each.state is TrialState.WAITING for each in study.trials):
-        trial = study.ask(fixed_distributions=dict(subject.space))
+        trial = ask(subject, study)
         if trial.number in lost:
             study.tell(trial, state=TrialState.FAIL)
             retry_lost(study, study.trials[trial.number])
@@ -184,6 +190,30 @@ def test_an_interrupted_study_draws_what_the_unbroken_one_draws_and_nothing_twic
     assert len(run(subjects["sum"], urls[0], 9).trials) == 9
 
 
+def test_the_first_draw_has_the_values_of_the_suite_also_after_it_was_lost(subjects, tmp_path):
+    study = run(subjects["sum"], f"sqlite:///{tmp_path}/studies.db", 2, lost=(0,))
+    first, second = attempts(study.trials)
+    assert first.params == subjects["sum"].own == DEFAULTS
+    assert (first.number, origin(first)) == (1, 0)
+    assert not set(second.params.values()) & set(DEFAULTS.values())
+
+
+def test_the_first_draw_leaves_alone_what_no_draw_can_give(subjects, tmp_path):
+    """TIES computes `lam: null` by itself, and a suite may have a rate outside of the range that is searched."""
+    subject = subjects["ties"]
+    assert subject.own == {"protocol.lr": 0.5, "aggregator.keep": 0.2, "aggregator.lam": None}
+    study = open_study(subject, opened(f"sqlite:///{tmp_path}/studies.db"))
+    study.tell(ask(subject, study), 0.75)
+    study.tell(ask(subject, study), 0.5)
+    first, second = study.trials
+    assert (first.params, set(second.params)) == ({"aggregator.keep": 0.2}, set(subject.space))
+    (cell, _) = subject.drawn(first.params)
+    assert (cell.protocol.lr, cell.aggregator.identity) == (0.5, subject.cells[0].aggregator.identity)
+    found = StudyResult(subject, study, tuple(study.trials))
+    assert found.rule["set"] == subject.own
+    assert [each.set for each in found.record.draws] == [subject.own, second.params]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_lost_trial_and_its_retry_compete_once_in_pruning(subjects, tmp_path, lost):
     """Of .7, .6, .65 and .68 after the third task the last is in the better half, also if the first was lost once."""
@@ -191,7 +221,7 @@ def test_a_lost_trial_and_its_retry_compete_once_in_pruning(subjects, tmp_path, 
     pruned = {}
     scores = [0.7, 0.7, 0.6, 0.65, 0.68] if lost else [0.7, 0.6, 0.65, 0.68]
     for number, score in enumerate(scores):
-        trial = study.ask(fixed_distributions=dict(subjects["fedavg"].space))
+        trial = ask(subjects["fedavg"], study)
         trial.report(score, 3)
         pruned[score] = trial.should_prune()
         if lost and number == 0:
@@ -226,7 +256,7 @@ def test_a_lock_file_counts_the_draws_of_all_studies_of_a_method(subjects, tmp_p
     write_lock(tmp_path / "small.lock.yaml", [found])
     (tmp_path / "small.yaml").write_text(SUITE)
     loaded = load_suite(tmp_path / "small.yaml", params=tmp_path / "small.lock.yaml")
-    assert [(each.study.trials, bool(each.set)) for each in loaded.suite.tuned] == [(6, False), (4, True)]
+    assert [(each.study.trials, bool(each.set)) for each in loaded.suite.tuned if each.study] == [(6, False), (4, True)]
     cells = [each for each in expand(loaded).cells if each.aggregator.label == "sum"]
     assert {each.protocol.lr for each in cells} == {found.best.params["protocol.lr"]}
     assert {each.tuned_from for each in cells} == {loaded.suite.lock_digest}
