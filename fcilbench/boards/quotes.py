@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
+from fcilbench.boards.draws import best_so_far, order_kept
 from fcilbench.boards.finding import finding, format_p, standing
 from fcilbench.boards.model import Block, Board, Column, Entry, Estimate, Group
 from fcilbench.boards.records import ResolvedSuite
@@ -196,6 +197,21 @@ class Quotes:
         assert isinstance(one, Spent)
         return one.trials
 
+    def validation(self, board: str, data: str, method: str, draws: int) -> str:
+        """Returns the validation score that chose a method's values, as a budget of so many draws buys it: `79.0`.
+
+        One draw has the suite's own values.
+        """
+        return _tenths(self._bought(board, data, method, draws))
+
+    def tau(self, board: str, data: str, draws: int, more: int) -> str:
+        """Returns Kendall's tau of the tuned methods' validation scores at two budgets, by number of draws: `0.67`."""
+        tuned = [e.aggregator for e in self._block(board, data).entries if self._draws(board, data, e.aggregator)]
+        found = order_kept(*([self._bought(board, data, each, n) for each in tuned] for n in (draws, more)))
+        if found is None:
+            raise UsageError(f"{board} / {data} has no order of methods by their draws")
+        return f"{found:.2f}"
+
     def stale(self) -> list[str]:
         """Returns the leaderboards that have rows of older code than this checkout."""
         return [
@@ -249,6 +265,18 @@ class Quotes:
         _, _, first, column = self._accuracy(board, data, identity, one)
         second = self._accuracy(board, data, identity, other)[2]
         return _common(difference(first, second), f"{one} and {other} in {board} / {data}"), column
+
+    def _draws(self, board: str, data: str, method: str) -> tuple[float, ...]:
+        home = self._home(board)
+        cells = _entry(self._block(board, data), method, f"{board} / {data}").cells
+        return max((best_so_far(home.rows[cell], home.suites) for cell in cells), key=len, default=())
+
+    def _bought(self, board: str, data: str, method: str, draws: int) -> float:
+        """Returns the best score after so many draws."""
+        best = self._draws(board, data, method)
+        if not 0 < draws <= len(best):
+            raise UsageError(f"{method} in {board} / {data} has {len(best)} draws, so there is no score after {draws}")
+        return best[draws - 1]
 
     def _raw_p(self, board: str, data: str, identity: str, one: str, other: str) -> float:
         gap, _ = self._difference(board, data, identity, one, other)
@@ -344,8 +372,15 @@ def _quoted(found: Estimate, column: Column, seeds: int, *, sign: bool = False) 
 def _figure(value: float, column: Column) -> str:
     if column.unit != "ratio":
         return number(value, column)
-    # The order of a sum must not decide a digit: 52.45, which may be 52.449999999999996, is 52.5 on every machine.
-    tenths = Decimal(f"{100 * value:.9f}").quantize(Decimal("0.1"), ROUND_HALF_UP)
+    return _tenths(value)
+
+
+def _tenths(ratio: float) -> str:
+    """Returns a ratio in per cent.
+
+    The order of a sum must not decide a digit: 52.45, which may be 52.449999999999996, is 52.5 on every machine.
+    """
+    tenths = Decimal(f"{100 * ratio:.9f}").quantize(Decimal("0.1"), ROUND_HALF_UP)
     return str(tenths if tenths else abs(tenths))
 
 

@@ -39,6 +39,13 @@ class SeedCount(BaseModel):
     count: int = Field(1, ge=0)
 
 
+class Drawn(BaseModel):
+    """A draw of a study: the rounds that it took, and its validation score if it came to its end."""
+
+    rounds: int = Field(0, ge=0)
+    score: float | None = None
+
+
 class Study(BaseModel):
     """What was spent on the values of a rule, see `fcilbench.suite.schema.StudyRecord`."""
 
@@ -48,6 +55,7 @@ class Study(BaseModel):
     rounds: int = Field(0, ge=0)
     score: float | None = None
     scored: str = ""
+    draws: tuple[Drawn, ...] = ()
 
 
 class Rule(BaseModel):

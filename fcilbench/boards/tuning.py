@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fcilbench.boards.draws import bought_notes
 from fcilbench.boards.records import ResolvedSuite, Study, read_suite
 from fcilbench.spec.row import Row
 from fcilbench.suite.lock import UNSEALED
@@ -37,7 +38,7 @@ def tuning_notes(
     """Compares what was spent on tuning each method of a scenario, which `suites` tell, by their digest.
 
     Returns the rows, with a warning each where a method was tuned with another budget or score than most, or not at
-    all; and a note on each tuned scenario.
+    all; and notes on each tuned scenario, on what was spent and on what it bought.
     """
     read = {key: suite for key, raw in suites.items() if (suite := read_suite(raw)) is not None}
     spent = {row.cell_id: spent_on(row, read) for row in rows}
@@ -52,6 +53,7 @@ def tuning_notes(
         for place, own in methods.items()
         if place not in usual and UNKNOWN in {kind for _, kind in own}
     ]
+    notes += bought_notes(rows, read)
     marked = []
     for row in rows:
         warning = _warning(spent[row.cell_id], usual[_place(row)]) if _place(row) in usual else ""

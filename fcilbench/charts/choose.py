@@ -173,7 +173,7 @@ def _sweep(chosen: Chosen) -> Shown:
 
 
 def _budget(chosen: Chosen) -> Shown:
-    """Returns the figure of the studies that travelled with the rows, each of which is one draw."""
+    """Returns the figure of the studies that travelled with the rows; one that does not list its draws is one point."""
     block = chosen.block
     suites = {digest: read_suite(chosen.store.suite(digest)) for row in chosen.rows if (digest := row.suite_digest)}
     draws: dict[str, list[tuple[int, float | None]]] = {}
@@ -186,7 +186,8 @@ def _budget(chosen: Chosen) -> Shown:
             for rule in suite.tuned
             if rule.study and rule.study.trials and rule.fits(row)
         }
-        draws[entry.aggregator] = [(each.rounds, each.score) for each in studies.values()]
+        points = (point for each in studies.values() for point in each.draws or (each,))
+        draws[entry.aggregator] = [(each.rounds, each.score) for each in points]
         scored |= {each.scored for each in studies.values() if each.score is not None}
     if len(scored) > 1:
         raise NothingSelectedError(f"the studies were scored by {', '.join(sorted(scored))}, which are not compared")

@@ -188,12 +188,12 @@ def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    content: dict[str, Any] = {"fcilbench": 1, "tuned": [rule for result in results if not result.skipped for rule in result.rules]}
-    digest = content_digest(content)
-    for rule in content["tuned"]:
+    rules = [rule for result in results if not result.skipped for rule in result.rules]
+    digest = content_digest({"fcilbench": 1, "tuned": rules})
+    for rule in rules:
         draws = rule["study"].get("draws", [])
         draws[:] = map(_in_one_line, draws)
-    yaml.dump({"fcilbench": 1, "digest": digest, "tuned": content["tuned"]}, text)
+    yaml.dump({"fcilbench": 1, "digest": digest, "tuned": rules}, text)
     write_atomic(path, _HEAD + text.getvalue())
 
 
