@@ -366,4 +366,7 @@ def _holds(space: BaseDistribution, value: Any) -> bool:
     """Says whether a value can be drawn from a distribution."""
     if isinstance(space, CategoricalDistribution):
         return value in space.choices
-    return isinstance(value, int | float) and space._contains(space.to_internal_repr(value))
+    assert isinstance(space, FloatDistribution | IntDistribution)
+    if not isinstance(value, int | float) or not space.low <= value <= space.high:
+        return False
+    return isinstance(space, FloatDistribution) or value == int(value)

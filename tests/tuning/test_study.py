@@ -46,9 +46,11 @@ grid:
   partition: [{dirichlet: 0.5}]
   aggregator:
     [fedavg, {use: fedavg, label: fedavg sgd, optimizer: sgd}, sum, {use: sum, label: sound, preset: sound}, lorm, ncm,
-     {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}, ties]
+     {use: sum, label: fixed, spatial_surgery: "off", lr: 1e-4, validation: 0}, ties, fedprox]
   stress: [none, dropout]
-tuned: [{where: {aggregator: ties}, set: {protocol.lr: 0.5}}]
+tuned:
+  - {where: {aggregator: ties}, set: {protocol.lr: 0.5}}
+  - {where: {aggregator: fedprox}, set: {mu: 0}}
 tuning: {trials: 4, seeds: 2}
 seeds: 3
 """
@@ -87,6 +89,7 @@ def test_budgets_are_equal_and_counted(subjects):
         "fixed": (4, 120),
         "lorm": (4, 120),
         "ties": (4, 120),
+        "fedprox": (4, 120),
         "ncm": (0, 0),
     }
     assert {cell.stress.label for each in subjects.values() for cell in each.cells} == {"none"}
@@ -198,20 +201,31 @@ def test_the_first_draw_has_the_values_of_the_suite_also_after_it_was_lost(subje
     assert not set(second.params.values()) & set(DEFAULTS.values())
 
 
-def test_the_first_draw_leaves_alone_what_no_draw_can_give(subjects, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "own", "drawn"),
+    [
+        ("ties", {"protocol.lr": 0.5, "aggregator.keep": 0.2, "aggregator.lam": None}, "aggregator.keep"),
+        ("fedprox", {"protocol.lr": 1e-3, "aggregator.mu": 0}, "protocol.lr"),  # no logarithm of 0 is searched
+    ],
+)
+def test_the_first_draw_leaves_alone_what_no_draw_can_give(subjects, tmp_path, method, own, drawn):
     """TIES computes `lam: null` by itself, and a suite may have a rate outside of the range that is searched."""
-    subject = subjects["ties"]
-    assert subject.own == {"protocol.lr": 0.5, "aggregator.keep": 0.2, "aggregator.lam": None}
+    subject = subjects[method]
+    assert subject.own == own
     study = open_study(subject, opened(f"sqlite:///{tmp_path}/studies.db"))
-    study.tell(ask(subject, study), 0.75)
-    study.tell(ask(subject, study), 0.5)
-    first, second = study.trials
-    assert (first.params, set(second.params)) == ({"aggregator.keep": 0.2}, set(subject.space))
+    for score in (0.75, 0.5, 0.25, 0.5, 0.25, 0.5, 0.25):  # the last two are drawn by TPE
+        study.tell(ask(subject, study), score)
+    first, *others = study.trials
+    assert first.params == {drawn: own[drawn]}
+    assert all(each.params.keys() == subject.space.keys() for each in others)
     (cell, _) = subject.drawn(first.params)
-    assert (cell.protocol.lr, cell.aggregator.identity) == (0.5, subject.cells[0].aggregator.identity)
+    assert (cell.protocol, cell.aggregator.identity) == (
+        subject.cells[0].protocol,
+        subject.cells[0].aggregator.identity,
+    )
     found = StudyResult(subject, study, tuple(study.trials))
-    assert found.rule["set"] == subject.own
-    assert [each.set for each in found.record.draws] == [subject.own, second.params]
+    assert found.rule["set"] == own
+    assert [each.set for each in found.record.draws] == [own, *(each.params for each in others)]
 
 
 @pytest.mark.parametrize("lost", [False, True])
