@@ -9,6 +9,9 @@ import torch
 GRID = tuple(10.0 ** (half / 2) for half in range(-16, 5))
 """Strengths that are tried, in units of the Gram's mean diagonal: half decades from 1e-8 to 100."""
 
+LEAST_LEFT = 0.3
+"""Least share of the samples that a fit which is judged by GCV may leave as residual degrees of freedom."""
+
 
 def solve_ridge(gram: torch.Tensor, sums: torch.Tensor, strength: float) -> torch.Tensor:
     """Returns the `[C, F]` W of least ||X W^T - Y||^2 + lambda ||W||^2 with lambda = strength * tr(G) / F, in float64.
@@ -29,8 +32,12 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
     """Returns the strength of `GRID` of least generalised cross-validation (Golub, Heath, Wahba 1979).
 
     GCV(lambda) = n RSS / (n - df)^2 with df = tr(G (G + lambda I)^-1). For one-hot targets RSS = n - 2 <W, S> +
-    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at. If the
-    `samples` n decide nothing, the largest strength is returned.
+    <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at.
+
+    With fewer samples than features a fit can interpolate. Residual and freedom then both vanish, a few samples decide
+    their quotient, and GCV may have a false minimum (`benchmarks/gcv.py`; that it fits too closely with few samples is
+    known, Kim and Gu 2004). So a strength counts only if df <= (1 - LEAST_LEFT) n; with n > 1.43 F all do. If none
+    does, or the `samples` n decide nothing, the largest strength is returned.
     """
     values, vectors = spectrum(gram)
     energy = (sums.to(torch.float64) @ vectors).square().sum(dim=0)
@@ -40,8 +47,7 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
         inverse = 1.0 / (values + strength * level) if level > 0 else torch.zeros_like(values)
         rss = samples - 2.0 * float((energy * inverse).sum()) + float((energy * values * inverse.square()).sum())
         left = samples - float((values * inverse).sum())
-        # Almost interpolating: residual and freedom both vanish, and their quotient is rounding.
-        score = samples * max(rss, 0.0) / left**2 if left > 1e-6 * samples else float("inf")
+        score = samples * max(rss, 0.0) / left**2 if left > LEAST_LEFT * samples else float("inf")
         if score < best:
             best, chosen = score, strength
     return chosen

@@ -61,7 +61,7 @@ class RanPac(Ridge):
     without it (`first_session: none`) this is `ridge` on random features.
     """
 
-    version = "1"
+    version = "2"
     card: ClassVar = {
         "family": "controls",
         "trained": "a low-rank adapter, in the first task",
