@@ -95,7 +95,10 @@ def show(
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
 ) -> None:
-    """Show the best values, their importances and the cost of each method and scenario; trains nothing."""
+    """Show the best values, their importances and the cost of each method and scenario; trains nothing.
+
+    `own` is the score of the suite's own values, the first draw, and `score` that of the best one.
+    """
     from fcilbench.tuning.lock import plot
     from fcilbench.workflow.studies import studies
 
@@ -115,20 +118,21 @@ def _show(results: Sequence[StudyResult], form: options.Form) -> None:
     rows, records = [], []
     for result in results:
         record, importances = result.record, result.importances
-        values = result.best.params if result.best else {}
+        values = result.rule["set"]
         state = f"{record.trials}/{result.subject.trials}" if result.subject.space else "none to tune"
         shown = ", ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
         )
         shown = f"does not run: {result.skipped}" if result.skipped else shown
         ranking = ", ".join(f"{key.partition('.')[2]} {value:.2f}" for key, value in importances.items())
-        score = "" if record.score is None else f"{record.score:.4f}"
+        own, score = record.draws[0].score if record.draws else None, record.score
+        scores = ("" if each is None else f"{each:.4f}" for each in (own, score))
         spend = (f"{record.rounds}/{record.budget}", duration(record.seconds))
         counts = (state, record.pruned, record.failed)
-        rows.append((*result.subject.where.values(), *counts, *spend, score, shown, ranking))
+        rows.append((*result.subject.where.values(), *counts, *spend, *scores, shown, ranking))
         records.append({**result.rule, "importances": importances, "skipped": result.skipped})
-    headers = (*AXES, "trials", "pruned", "failed", "rounds", "time", "score", "best", "importances")
-    console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 10))
+    headers = (*AXES, "trials", "pruned", "failed", "rounds", "time", "own", "score", "best", "importances")
+    console.show_list(form, headers, rows, key="studies", records=records, right=range(5, 11))
     for result in results:
         name = " ".join(result.subject.where.values())
         if more := sum(record.trials for record in result.earlier):

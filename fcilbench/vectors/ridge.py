@@ -35,8 +35,8 @@ def gcv_strength(gram: torch.Tensor, sums: torch.Tensor, samples: float) -> floa
     <W, W G> needs the Gram and the class sums only, so no sample is held out and no test sample is looked at.
 
     With fewer samples than features a fit can interpolate. Residual and freedom then both vanish, a few samples decide
-    their quotient, and GCV may have a false minimum (`benchmarks/few_samples.py`; that it fits too closely with few samples is
-    known, Kim and Gu 2004). So a strength counts only if df <= (1 - LEAST_LEFT) n; with n > 1.43 F all do. If none
+    their quotient, and GCV may have a false minimum (`benchmarks/few_samples.py`). That it fits few samples too closely
+    is known (Kim and Gu 2004). So a strength counts only if df <= (1 - LEAST_LEFT) n; with n > 1.43 F all do. If none
     does, or the `samples` n decide nothing, the largest strength is returned.
     """
     values, vectors = spectrum(gram)

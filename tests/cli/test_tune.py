@@ -75,6 +75,8 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     shown = cli("tune", "show", "tiny.yaml", "-s", "tuning.trials=2", "--plots", "plots", "--format", "json")
     assert '"trials": 2' in shown.stdout
     assert "pass the same -s" not in shown.stderr
+    table = cli("tune", "show", "tiny.yaml", "-s", "tuning.trials=2", "--only", "aggregator:fedavg").stdout
+    assert f"{own['score']:.4f}  {best['study']['score']:.4f}  protocol.lr=" in table
     strange = cli("tune", "show", "tiny.yaml", "-s", "tuning.seeds=2")
     assert "studies with other settings are here: pass the same -s" in strange.stderr
     assert {path.name for path in (cli.folder / "plots").iterdir()} == {
