@@ -79,10 +79,12 @@ def typed(source):
     return words
 
 
+NO_FIGURE = re.compile(r"\]\([^)]*\)|^\d+\. (?=\*\*)", re.MULTILINE)
+"""The address of a link, and the number of a finding in a list."""
+
+
 def figures(source):
-    return [
-        found.group().strip() for text in typed(source) for found in FIGURE.finditer(re.sub(r"\]\([^)]*\)", "", text))
-    ]
+    return [found.group().strip() for text in typed(source) for found in FIGURE.finditer(NO_FIGURE.sub("", text))]
 
 
 def test_no_figure_of_the_page_is_typed():
@@ -99,6 +101,7 @@ def test_no_figure_of_the_page_is_typed():
         ("it is -1.9 from ridge, +47 from FedAvg", ["-1.9", "+47"]),
         ("uploads 1,086 MB (p = {{ p }})", ["1,086", "p ="]),
         ("Four seeds and {{ n }} rounds", ["Four seeds"]),
+        ("\n10. **SUM** has {{ a }}, and 3. **x**", ["3."]),
         ('{{ claim(x > 0.5, "above 83.4 %") }}', ["83.4"]),
         ('{{ claim(x > 0.5, "above 83.4 %" ~ y) }}', ["83.4"]),
         ("CIFAR-100, CLINC150, L2P, AVX512-BF16, [a](../b/1.md), {{ faa('b', 'e', 'none', 'sum at 1.1e-3') }}", []),
