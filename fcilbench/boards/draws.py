@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from fcilbench.boards.records import ResolvedSuite
+from fcilbench.boards.records import ResolvedSuite, place_of, tuned_rules
 from fcilbench.spec.row import Row
 
 
@@ -20,9 +20,8 @@ def best_so_far(row: Row, suites: Mapping[str, ResolvedSuite]) -> tuple[float, .
 
     It is empty if there is no such study, it has a lock file that does not list draws, or its first draw failed.
     """
-    suite = suites.get(row.suite_digest or "") if row.tuned_from else None
-    studies = [rule.study for rule in suite.tuned if rule.study and rule.fits(row)] if suite else []
-    draws = studies[-1].draws if studies else ()
+    study = rules[-1].study if (rules := tuned_rules(row, suites)) else None
+    draws = study.draws if study else ()
     if not draws or draws[0].score is None:
         return ()
     return tuple(accumulate((-math.inf if each.score is None else each.score for each in draws), max))
@@ -33,8 +32,7 @@ def bought_notes(rows: Iterable[Row], suites: Mapping[str, ResolvedSuite]) -> li
     gains: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if best := best_so_far(row, suites):
-            place = " / ".join(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
-            gains[place][str(row.coords.get("aggregator", ""))] = 100 * (best[-1] - best[0])
+            gains[" / ".join(place_of(row))][str(row.coords.get("aggregator", ""))] = 100 * (best[-1] - best[0])
     return [_note(place, own) for place, own in gains.items()]
 
 

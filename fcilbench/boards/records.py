@@ -89,6 +89,17 @@ def read_suite(raw: Mapping[str, Any] | None) -> ResolvedSuite | None:
         return None
 
 
+def tuned_rules(row: Row, suites: Mapping[str, ResolvedSuite]) -> list[Rule]:
+    """Returns the rules of the lock file that a row cites which are about it; the last one gave its values."""
+    suite = suites.get(row.suite_digest or "") if row.tuned_from else None
+    return [rule for rule in suite.tuned if rule.study and rule.fits(row)] if suite else []
+
+
+def place_of(row: Row) -> tuple[str, ...]:
+    """Returns what a row was tuned for, beside its method: data set, backbone and partition."""
+    return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
+
+
 def environment_of(store: Store, env: str) -> dict[str, Any] | None:
     """Returns the environment record of a row's `env`; `None` if the store has none, or it is no such record."""
     record = store.environment(env)

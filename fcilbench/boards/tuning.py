@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fcilbench.boards.draws import bought_notes
-from fcilbench.boards.records import ResolvedSuite, Study, read_suite
+from fcilbench.boards.records import ResolvedSuite, Study, place_of, read_suite, tuned_rules
 from fcilbench.spec.row import Row
 from fcilbench.suite.lock import UNSEALED
 
@@ -44,7 +44,7 @@ def tuning_notes(
     spent = {row.cell_id: spent_on(row, read) for row in rows}
     methods: dict[tuple[str, ...], set[tuple[str, Spent | str]]] = defaultdict(set)
     for row in rows:
-        methods[_place(row)].add((str(row.coords.get("aggregator", "")), spent[row.cell_id]))
+        methods[place_of(row)].add((str(row.coords.get("aggregator", "")), spent[row.cell_id]))
     groups = {place: _groups(own) for place, own in methods.items()}
     usual = {place: found[0][0] for place, found in groups.items() if found}
     notes = [_note(place, groups[place], methods[place]) for place in usual]
@@ -56,14 +56,10 @@ def tuning_notes(
     notes += bought_notes(rows, read)
     marked = []
     for row in rows:
-        warning = _warning(spent[row.cell_id], usual[_place(row)]) if _place(row) in usual else ""
+        warning = _warning(spent[row.cell_id], usual[place_of(row)]) if place_of(row) in usual else ""
         told = [each for each in (warning, _unsealed(row, read)) if each]
         marked.append(row.model_copy(update={"warnings": [*row.warnings, *told]}) if told else row)
     return marked, tuple(notes)
-
-
-def _place(row: Row) -> tuple[str, ...]:
-    return tuple(str(row.coords.get(axis, "")) for axis in ("dataset", "backbone", "partition"))
 
 
 def spent_on(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
@@ -75,7 +71,7 @@ def spent_on(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
     if not row.tuned_from:
         return UNTUNED
     suite = suites.get(row.suite_digest or "")
-    own = [rule.study for rule in suite.tuned if rule.study and rule.fits(row)] if suite else []
+    own = [rule.study for rule in tuned_rules(row, suites) if rule.study]
     if suite is None or not own:
         return UNKNOWN
     if not own[-1].trials:
@@ -87,8 +83,7 @@ def spent_on(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
 
 def _unsealed(row: Row, suites: Mapping[str, ResolvedSuite]) -> str:
     """Returns what is said of a row whose values come from a rule that no digest of a lock file covers."""
-    suite = suites.get(row.suite_digest or "") if row.tuned_from else None
-    own = [rule for rule in suite.tuned if rule.study and rule.fits(row)] if suite else []
+    own = tuned_rules(row, suites)
     return UNSEALED if own and own[-1].sealed is False else ""
 
 

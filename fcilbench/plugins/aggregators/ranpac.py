@@ -61,7 +61,7 @@ class RanPac(Ridge):
     without it (`first_session: none`) this is `ridge` on random features.
     """
 
-    version = "2"
+    version = "2"  # with few samples another strength
     card: ClassVar = {
         "family": "controls",
         "trained": "a low-rank adapter, in the first task",
