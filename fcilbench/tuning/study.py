@@ -263,13 +263,17 @@ class SeededTpe(optuna.samplers.BaseSampler):
 
 
 class HalvingPruner(optuna.pruners.SuccessiveHalvingPruner):
-    """Successive halving in which a lost trial and its retry compete once: the retry stands for both."""
+    """Successive halving that leaves the first draw, the suite's own values, its end: the others are measured by it.
+
+    A lost trial and its retry compete once: the retry stands for both.
+    """
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Returns whether a trial is in the worse half after the tasks that it has reported."""
         once = copy(study)
         once.get_trials = lambda *_, **__: attempts(study.get_trials(deepcopy=False))  # type: ignore[method-assign]
-        return super().prune(once, trial)
+        worse = super().prune(once, trial)  # also of the first: its score is noted, for the others
+        return worse and draw_number(study.get_trials(deepcopy=False), origin(trial)) > 0
 
 
 def origin(trial: FrozenTrial) -> int:

@@ -246,6 +246,21 @@ def test_a_lost_trial_and_its_retry_compete_once_in_pruning(subjects, tmp_path, 
     assert pruned == {0.7: False, 0.6: True, 0.65: True, 0.68: False}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_first_draw_is_never_pruned_though_others_that_run_beside_it_are_ahead(subjects, tmp_path, lost):
+    study = open_study(subjects["fedavg"], opened(f"sqlite:///{tmp_path}/studies.db"))
+    first, second, third = (ask(subjects["fedavg"], study) for _ in range(3))
+    if lost:
+        study.tell(first, state=TrialState.FAIL)
+        retry_lost(study, study.trials[0])
+        first = ask(subjects["fedavg"], study)
+    pruned = []
+    for trial, score in ((second, 0.75), (first, 0.25), (third, 0.5)):
+        trial.report(score, 3)
+        pruned.append(trial.should_prune())
+    assert pruned == [False, False, True]
+
+
 def test_a_best_value_at_the_end_of_its_range_is_named(subjects, tmp_path):
     study = open_study(subjects["fedavg"], opened(f"sqlite:///{tmp_path}/studies.db"))
     for rate, score in ((1e-3, 0.5), (9e-3, 0.6)):
