@@ -13,7 +13,7 @@ from fcilbench.boards.render import render
 from fcilbench.boards.tuning import tuning_notes
 from fcilbench.errors import PluginError
 from fcilbench.registry.entrypoints import PluginRef, blaming, load, lookup
-from fcilbench.results.agreement import computed_by
+from fcilbench.results.agreement import computed_rows
 from fcilbench.results.compare import environment_difference
 from fcilbench.results.provenance import environment, software, source_state
 from fcilbench.results.stale import stale_rows
@@ -89,5 +89,5 @@ def _here(rows: Sequence[Row], store: Store, portable: bool) -> Here:
             parts = [f"{key} {there or 'none'} | {here or 'none'}" for key, (there, here) in found.items()]
             more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
             environments[env] = ", ".join(parts[:_SHOWN]) + more
-    computed = {row.cell_id: computed_by(row, records[row.env]) for row in rows if row.status == "ok"}
+    computed = computed_rows((row for row in rows if row.status == "ok"), records)
     return Here(None if portable else source_state()[0], stale_rows(rows), environments, computed)

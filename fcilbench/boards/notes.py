@@ -49,7 +49,7 @@ def arithmetic_notes(methods: Mapping[str, Sequence[BoardCell]], computed: Mappi
 
     Args:
         methods: The cells of the block, by method.
-        computed: What computed a row (`fcilbench.results.agreement.computed_by`), by cell id.
+        computed: What computed a row (`fcilbench.results.agreement.computed_rows`), by cell id.
     """
     counts: Counter[str] = Counter()
     own: dict[str, set[str]] = defaultdict(set)
@@ -247,7 +247,7 @@ class Here:
         stale: By cell id, why a row is stale (`fcilbench.results.stale`).
         environments: What of the software that matters differs between a row's environment and this machine's, by
             `Row.env`; "" where nothing does, absent where the record did not travel with the rows.
-        computed: What computed the numbers of a result (`fcilbench.results.agreement.computed_by`), by cell id.
+        computed: What computed the numbers of a result (`fcilbench.results.agreement.computed_rows`), by cell id.
     """
 
     commit: str | None

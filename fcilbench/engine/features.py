@@ -42,6 +42,7 @@ import torch
 from torch import nn
 
 from fcilbench.api.lora import FrozenBatchNorm
+from fcilbench.engine.rounding import rounding
 from fcilbench.files import cache_root, replacing
 
 LIMIT = 2 << 30
@@ -279,7 +280,7 @@ def _code_of(name: str) -> str:
 def _machine() -> list[Any]:
     """Returns what of the machine decides which code the libraries run."""
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES))
-    return [platform.machine(), *platform.libc_ver(), _processor(), _torch(), os.cpu_count(), variables]
+    return [platform.machine(), *platform.libc_ver(), _processor(), _torch(), rounding(), os.cpu_count(), variables]
 
 
 def _torch() -> str:

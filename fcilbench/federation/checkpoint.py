@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fcilbench.engine.rounding import rounding
 from fcilbench.federation.convergence import Best
 from fcilbench.federation.experiment import Federation
 from fcilbench.federation.record import ClientRecord
@@ -22,7 +23,7 @@ from fcilbench.files import replacing
 from fcilbench.spec.events import CurveEvent
 from fcilbench.spec.protocol import Scored
 
-FORMAT = 6
+FORMAT = 7
 
 
 @dataclass
@@ -70,7 +71,7 @@ def save(path: Path, federation: Federation, progress: Progress) -> None:
     record = {
         "format": FORMAT,
         "portable": federation.experiment.runtime.portable,
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "rounding": rounding(),
         "progress": asdict(progress),
         "vector": server.vector,
         "counters": server.counters,
@@ -110,11 +111,9 @@ def restore(path: Path, federation: Federation) -> Progress | None:
             raise DamagedError("it is of another model")
         clients = {int(i): ClientRecord.load(saved, federation.train) for i, saved in record["clients"].items()}
         state, warnings = dict(record["state"]), list(record["warnings"])
-        before, now = record["capability"], torch.backends.cpu.get_cpu_capability()
+        before, now = record["rounding"], rounding()
         if before != now and device.type == "cpu":
-            warnings.append(
-                f"begun by a processor with {before} and continued by one with {now}, whose last bits differ"
-            )
+            warnings.append(f"begun where sums are rounded otherwise ({before}) than where it went on ({now})")
         best = None if record["best"] is None else Best.of(record["best"])
         if best is not None:
             federation.trainer.restore(record["moments"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,33 @@ def computed_by(row: Row, record: Record | None) -> str:
         return str(row.device)
     capability = _worker(record).get("capability")
     return f"{capability}, {_vendor(record)}" if capability else ""
+
+
+def rounding_of(record: Record | None) -> str:
+    """Returns how the worker of an environment record rounds (`fcilbench.engine.rounding`); empty if not recorded."""
+    return str(_worker(record).get("rounding", ""))
+
+
+def computed_rows(rows: Iterable[Row], records: Mapping[str, Record | None]) -> dict[str, str]:
+    """Returns what computed each row, by cell id; those of one name that round otherwise are told apart by how.
+
+    Args:
+        rows: Rows with a result.
+        records: Their environment records, by `Row.env`.
+    """
+    names: dict[str, str] = {}
+    ways: dict[str, str] = {}
+    known: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        record = records[row.env]
+        names[row.cell_id] = name = computed_by(row, record)
+        on_cpu = row.device in (None, "cpu") and not row.params.runtime.get("portable")
+        ways[row.cell_id] = way = rounding_of(record) if on_cpu else ""
+        known[name] |= {way} - {""}
+    return {
+        cell: f"{name}, rounding {ways[cell] or 'not recorded'}" if len(known[name]) > 1 else name
+        for cell, name in names.items()
+    }
 
 
 def computes_here(portable: bool, record: Record) -> str:
@@ -192,11 +220,21 @@ def _other_processor(kept: Row, other: Row, records: Sequence[Record | None]) ->
     threads = [row.params.runtime.get("threads", 1) for row in rows]
     if threads[0] != threads[1]:
         return f"the row was computed with {threads[0]} threads, and here with {threads[1]}"
+    return _other_sums(records, labels[0])
+
+
+def _other_sums(records: Sequence[Record | None], label: str) -> str:
+    """Returns what tells the processors of two records apart, or how their sums are rounded, though named alike."""
     facts = [
         [*((record or {}).get(key) for key in _PROCESSOR), *(_worker(record).get(key) for key in _WORKER)]
         for record in records
     ]
-    return "" if facts[0] == facts[1] else f"the processors differ, though both compute with {labels[0]}"
+    if facts[0] != facts[1]:
+        return f"the processors differ, though both compute with {label}"
+    there, here = (rounding_of(record) for record in records)
+    if there and here and there != here:  # rows of earlier versions do not say how they round
+        return f"sums are rounded otherwise there ({there}) than here ({here}), though both compute with {label}"
+    return ""
 
 
 def _vendor(record: Record | None) -> str:

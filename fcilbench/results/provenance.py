@@ -24,7 +24,7 @@ _GIT_SECONDS = 10.0
 _PACKAGE = Path(__file__).resolve().parents[1]
 _HARDWARE = ("machine", "cpu", "cpu_count", "memory_gib")
 _WORKER_HARDWARE = ("gpu", "gpu_memory")
-_ARITHMETIC = ("capability", "blas", "onednn")
+_ARITHMETIC = ("capability", "blas", "onednn", "rounding")
 """What of a worker's libraries decides how a processor computes; no records of earlier versions have it."""
 
 

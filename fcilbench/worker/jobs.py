@@ -21,6 +21,7 @@ import torch
 from fcilbench.api.selector import Selector
 from fcilbench.data.root import data_root
 from fcilbench.engine.portable import make_portable
+from fcilbench.engine.rounding import rounding
 from fcilbench.errors import DivergedError, PluginError, PrerequisiteError
 from fcilbench.federation.experiment import Experiment, Unsupported
 from fcilbench.federation.run import run_experiment
@@ -67,7 +68,7 @@ def environment() -> dict[str, Any]:
 
 
 def _arithmetic() -> dict[str, str]:
-    """Returns the code that torch has chosen for this processor, and the versions of its libraries of linear algebra.
+    """Returns the code that torch has chosen for this processor, how it rounds, and the versions of its libraries.
 
     A library that torch was built without is absent.
     """
@@ -78,6 +79,7 @@ def _arithmetic() -> dict[str, str]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "blas": f"{'MKL ' if 'Math Kernel' in built else ''}{blas[1]}" if blas else "",
         "onednn": (onednn[1] or onednn[2]) if onednn else "",
+        "rounding": rounding(),
     }
     return {name: value for name, value in found.items() if value}
 

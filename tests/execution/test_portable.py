@@ -27,6 +27,9 @@ def test_a_worker_serves_portable_cells_or_others_and_never_both(trained, kit):
     found = [kit.store.environment(row.env) for row in rows]
     here = torch_capability(processor())
     assert [record["worker"]["capability"] for record in found] == [here, "DEFAULT", here]
+    ways = [record["worker"]["rounding"] for record in found]
+    assert ways[0] == ways[2]
+    assert (ways[1] == ways[0]) is (here == "DEFAULT")
     assert found[0]["processor"] == {k: v for k, v in processor().items() if k != "name"}
     assert rows[0].env == rows[2].env
     assert rows[0].model_digest == rows[2].model_digest

@@ -17,6 +17,7 @@ from fcilbench.api.aggregator import Aggregator, No
 from fcilbench.api.predict import Module, Predictors
 from fcilbench.api.stressor import Stressor
 from fcilbench.engine.meters import Stopwatch
+from fcilbench.engine.rounding import rounding
 from fcilbench.errors import DivergedError, PluginError
 from fcilbench.federation import checkpoint
 from fcilbench.federation.experiment import RoundContext, Unsupported, build
@@ -158,14 +159,13 @@ def test_a_damaged_or_odd_checkpoint_is_not_trained_on(make_experiment, tmp_path
         assert comparable(again) == comparable(whole), damage
 
 
-def test_a_cell_that_goes_on_with_another_instruction_set_says_so(make_experiment, tmp_path):
+def test_a_cell_that_goes_on_where_sums_are_rounded_otherwise_says_so(make_experiment, tmp_path):
     """On a cluster of different machines it may: nothing but the row tells that no single machine computes it again."""
     experiment = make_experiment(Sum(), tasks=2)
     interrupted(experiment, tmp_path / "stopped", 2)
-    rewritten(lambda record: record.update(capability="SSE9"))(tmp_path / "stopped" / "checkpoint.pt")
+    rewritten(lambda record: record.update(rounding="0123456789ab"))(tmp_path / "stopped" / "checkpoint.pt")
     (warning,) = run(experiment, tmp_path, "stopped").warnings
-    here = torch.backends.cpu.get_cpu_capability()
-    assert warning == f"begun by a processor with SSE9 and continued by one with {here}, whose last bits differ"
+    assert warning == f"begun where sums are rounded otherwise (0123456789ab) than where it went on ({rounding()})"
 
 
 def test_s15_memory_is_constant_from_the_second_round(make_experiment):

@@ -5,7 +5,14 @@ import json
 import pytest
 
 from fcilbench.results import agreement
-from fcilbench.results.agreement import Expectation, computed_by, expected, off_in_the_mean, spread_of
+from fcilbench.results.agreement import (
+    Expectation,
+    computed_by,
+    computed_rows,
+    expected,
+    off_in_the_mean,
+    spread_of,
+)
 
 TABLE = {
     "measured": "by hand",
@@ -62,6 +69,12 @@ def test_the_same_machine_and_code_give_equal_bits(row):
     assert found.tolerance == {}
 
 
+def test_a_row_that_does_not_say_how_it_rounds_is_held_to_the_rest(row):
+    """Rows of earlier versions have no digits: what they do record decides, as it did."""
+    assert expected(row(), row(), (RECORD, changed(rounding="0a1b"))).exact
+    assert expected(row(), row(), (changed(rounding="0a1b"), changed(rounding="0a1b"))).exact
+
+
 def test_portable_numbers_are_equal_on_another_processor(row):
     intel = {**RECORD, "processor": {"vendor": "GenuineIntel", "instruction_sets": ["sse4_2"]}}
     found = expected(row(portable=True), row(portable=True), (RECORD, intel))
@@ -77,6 +90,10 @@ REASONS = {
     },
     "the processors differ, though both compute with AVX512, AMD": {
         "record": {**RECORD, "processor": {**PROCESSOR, "model": "97"}}
+    },
+    "sums are rounded otherwise there (0a1b) than here (2c3d), though both compute with AVX512, AMD": {
+        "first": changed(rounding="0a1b"),
+        "record": changed(rounding="2c3d"),
     },
     "the row was computed with AVX512, AMD, and here with portable numbers": {"here": {"portable": True}},
     "the row was computed with 1 threads, and here with 2": {"here": {"threads": 2}},
@@ -99,7 +116,7 @@ REASONS = {
 def test_whatever_else_computes_gives_the_measured_spread_and_says_why(row, reason):
     case = REASONS[reason]
     there, here = (row(**{"code": {"engine_version": 2}, **case.get(which, {})}) for which in ("there", "here"))
-    found = expected(there, here, (RECORD, case.get("record", RECORD)))
+    found = expected(there, here, (case.get("first", RECORD), case.get("record", RECORD)))
     assert found == Expectation(False, reason, {"faa/none": 0.02, "faa/oracle": 0.05})
     assert found.tolerance == pytest.approx({"faa/none": 0.08, "faa/oracle": 0.2, "*": None})
 
@@ -130,3 +147,18 @@ def test_what_computed_a_row_is_named(row):
     assert computed_by(row(), changed(capability=None)) == ""
     assert computed_by(row(), {"worker": 5, "processor": [1]}) == ""
     assert computed_by(row(), None) == ""
+
+
+def test_rows_of_one_name_that_round_otherwise_are_told_apart(row):
+    """One processor, two sets of digits: another BLAS was loaded, or told what to do by a variable."""
+    records = {"old": RECORD, "a": changed(rounding="0a1b"), "b": changed(rounding="2c3d")}
+
+    def named(*envs, **runtime):
+        rows = [row(**runtime).model_copy(update={"env": env, "cell_id": f"{n}"}) for n, env in enumerate(envs)]
+        return [*computed_rows(rows, records).values()]
+
+    assert named("a", "a", "old") == ["AVX512, AMD"] * 3
+    known = ["AVX512, AMD, rounding 0a1b", "AVX512, AMD, rounding 2c3d", "AVX512, AMD, rounding not recorded"]
+    assert named("a", "b", "old") == known
+    assert named("a", "b", portable=True) == ["portable numbers"] * 2
+    assert named("a", "b", device="NVIDIA H100") == ["NVIDIA H100"] * 2

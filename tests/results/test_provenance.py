@@ -93,6 +93,8 @@ def test_how_torch_uses_a_processor_is_part_of_the_hardware():
     """Costs and last bits of one machine differ between torch's code for AVX512 and its default code."""
     fast, slow = (environment({"torch": "2.9", "capability": name}) for name in ("AVX512", "DEFAULT"))
     assert hardware_digest(fast) != hardware_digest(slow)
+    once, twice = (environment({"torch": "2.9", "rounding": digits}) for digits in ("0a1b", "2c3d"))
+    assert hardware_digest(once) != hardware_digest(twice)  # MKL's code for AMD takes twice the time of that for Intel
     assert same_hardware(fast, slow)  # a plan, which has no torch, cannot tell them apart
     assert not same_hardware(fast, {**slow, "processor": {**slow["processor"], "model": "other"}})
     assert not same_hardware(None, fast)
