@@ -92,9 +92,13 @@ class StudyResult:
 
     @property
     def rules(self) -> list[dict[str, Any]]:
-        """All rules of the lock file: those of earlier studies set nothing, but say what was spent."""
+        """All rules of the lock file: those of earlier studies set nothing, but say what was spent.
+
+        A method that could be tuned and has no finished trial has no rule of its own: nothing is known of it.
+        """
         spent = [record.model_dump(mode="json") for record in self.earlier]
-        return [*({"where": self.subject.where, "set": {}, "study": study} for study in spent), self.rule]
+        own = [self.rule] if self.finished or not self.subject.space else []
+        return [*({"where": self.subject.where, "set": {}, "study": study} for study in spent), *own]
 
     @property
     def importances(self) -> dict[str, float]:
@@ -180,7 +184,7 @@ def results_of(subjects: Iterable[Subject], storage: RDBStorage) -> list[StudyRe
 
 
 def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
-    """Writes the lock file: a rule for each method and scenario that runs, after those of its earlier studies.
+    """Writes the lock file: the rules of each method and scenario that runs (`StudyResult.rules`).
 
     A digest covers them all.
     """

@@ -72,7 +72,7 @@ def tune(
         FcilbenchError: If the suite is wrong, or nothing is selected; trials that fail raise nothing.
     """
     devices = choose_devices(gpus)
-    loaded, subjects = _subjects(suite, overrides, only)
+    loaded, every, subjects = _subjects(suite, overrides, only)
     for subject in subjects:
         screen.say(_budget(subject))
     options = options or RunOptions()
@@ -96,9 +96,10 @@ def tune(
     if search.open:
         with contextlib.closing(search), catalog.session():
             supervise([], store, summary, trials.name, facts, observers=observers, options=options, feed=search)
-    lock, results = store.root / f"{loaded.suite.name}.lock.yaml", results_of(subjects, database)
-    write_lock(lock, results)
-    return Tuned(results, lock, search.trouble, summary.interrupted)
+    lock = store.root / f"{loaded.suite.name}.lock.yaml"
+    # Other commands may have tuned other parts of the suite, and `run` takes one file: it has them all.
+    write_lock(lock, results_of(every, database))
+    return Tuned(results_of(subjects, database), lock, search.trouble, summary.interrupted)
 
 
 def studies(
@@ -117,7 +118,7 @@ def studies(
     Raises:
         NothingSelectedError: If there are no studies.
     """
-    _, subjects = _subjects(suite, overrides, only)
+    _, _, subjects = _subjects(suite, overrides, only)
     folder = out / "tuning"
     if storage is None and not (folder / "studies.db").is_file():
         raise NothingSelectedError(f"no studies in {folder}", hint="`fcilbench tune SUITE --out DIR` makes them")
@@ -128,15 +129,18 @@ def studies(
     return results, not any(result.finished for result in results) and any(others)
 
 
-def _subjects(suite: Path, overrides: Sequence[str], only: Sequence[str]) -> tuple[LoadedSuite, list[Subject]]:
-    """Loads a suite and returns it with the methods and scenarios that `--only` selects."""
+def _subjects(
+    suite: Path, overrides: Sequence[str], only: Sequence[str]
+) -> tuple[LoadedSuite, list[Subject], list[Subject]]:
+    """Loads a suite and returns it with all its methods and scenarios, and with those that `--only` selects."""
     loaded, chosen = load_suite(suite, overrides), parse_selectors(only)
-    firsts = [(subject, subject.cells[0]) for subject in subjects_of(loaded, chosen)]
+    every = subjects_of(loaded, chosen)
+    firsts = [(subject, subject.cells[0]) for subject in every]
     subjects = [subject for subject, cell in firsts if chosen.matches(cell_id(cell), cell.coords)]
     if not subjects:
         message = chosen.why_nothing("the grid", [cell.coords for _, cell in firsts]) if firsts and only else None
         raise NothingSelectedError(message or "no method is selected", hint="look at the suite's exclude rules")
-    return loaded, subjects
+    return loaded, every, subjects
 
 
 def _budget(subject: Subject) -> str:

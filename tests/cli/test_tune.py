@@ -97,6 +97,23 @@ def test_tune_spends_its_total_and_run_cites_the_lock_file(cli):
     assert (wrong.returncode, "not a lock file" in wrong.stderr, "tiny.yaml:1:1" in wrong.stderr) == (2, True, True)
 
 
+def test_a_suite_tuned_in_parts_has_one_lock_file_of_all_parts(cli):
+    """Whichever part ends last: the file depends on the studies that are there, and not on what a command selected."""
+    cli.suite(
+        "tiny.yaml", ("[fedavg, acme]", "[fedavg, fedprox, feddyn, ncm]"), (TINY[1][0], "tuning: {trials: 1}\nseeds: 1")
+    )
+    parts = {}
+    for method in ("fedprox", "fedavg", "fedprox"):
+        done = cli("tune", "tiny.yaml", "--only", f"aggregator:{method}", "--tracking", "none", "--jobs", "1")
+        assert done.returncode == 0, done.stderr
+        assert f" {method} " in done.stdout
+        parts[method] = lock(cli)
+    assert list(parts["fedavg"]) == list(parts["fedprox"]) == ["fedavg", "fedprox", "ncm"]
+    assert parts["fedavg"] == parts["fedprox"]
+    plan = cli("plan", "tiny.yaml", "--params", "results/tuning/tiny.lock.yaml")
+    assert "no rule of the lock file is about 1 cells: feddyn" in plan.stdout + plan.stderr
+
+
 def test_a_killed_search_goes_on_to_its_total_and_draws_nothing_twice(cli):
     cli.suite("tiny.yaml", *TINY)
     process = cli.start("tune", "tiny.yaml", "--jobs", "1", "--tracking", "none")
