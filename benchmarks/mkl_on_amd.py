@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def built(folder: Path) -> Path:
     return library
 
 
-def measured(repeats: int) -> dict[str, float | str]:
+def measured(repeats: int) -> dict[str, Any]:
     """Returns the seconds of both works in this process, and how it rounds."""
     torch.set_num_threads(1)
     return {
@@ -47,7 +48,7 @@ def measured(repeats: int) -> dict[str, float | str]:
 
 def rows(pairs: int, repeats: int) -> list[dict[str, object]]:
     """Measures both in turn and returns a row of the table for each work."""
-    found: dict[str, list[dict[str, float]]] = {"AMD": [], "Intel": []}
+    found: dict[str, list[dict[str, Any]]] = {"AMD": [], "Intel": []}
     with tempfile.TemporaryDirectory() as folder:
         library = built(Path(folder))
         for name in [*found] * pairs:
@@ -66,11 +67,10 @@ def rows(pairs: int, repeats: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Prints the table, and writes it if asked."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -78,9 +78,7 @@ def main() -> None:
         return
     own = processor()
     print(f"{common.origin()}. {own['name']}, family {own['family']}, model {own['model']}")
-    found = rows(options.pairs, options.repeats)
-    print(common.table(found))
-    common.write(options.json, "mkl_on_amd", "cpu", found)
+    print(common.table(rows(options.pairs, options.repeats)))
 
 
 if __name__ == "__main__":

@@ -98,8 +98,10 @@ def tune(
             supervise([], store, summary, trials.name, facts, observers=observers, options=options, feed=search)
     lock = store.root / f"{loaded.suite.name}.lock.yaml"
     # Other commands may have tuned other parts of the suite, and `run` takes one file: it has them all.
-    write_lock(lock, results_of(every, database))
-    return Tuned(results_of(subjects, database), lock, search.trouble, summary.interrupted)
+    results, names = results_of(every, database), {subject.name for subject in subjects}
+    write_lock(lock, results)
+    chosen = [result for result in results if result.subject.name in names]
+    return Tuned(chosen, lock, search.trouble, summary.interrupted)
 
 
 def studies(
