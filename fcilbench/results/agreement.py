@@ -96,6 +96,8 @@ def rounding_of(record: Record | None) -> str:
 def computed_rows(rows: Iterable[Row], records: Mapping[str, Record | None]) -> dict[str, str]:
     """Returns what computed each row, by cell id; those of one name that round otherwise are told apart by how.
 
+    A row that does not record it may have been rounded in any way, so it is told apart from those that do.
+
     Args:
         rows: Rows with a result.
         records: Their environment records, by `Row.env`.
@@ -108,7 +110,7 @@ def computed_rows(rows: Iterable[Row], records: Mapping[str, Record | None]) -> 
         names[row.cell_id] = name = computed_by(row, record)
         on_cpu = row.device in (None, "cpu") and not row.params.runtime.get("portable")
         ways[row.cell_id] = way = rounding_of(record) if on_cpu else ""
-        known[name] |= {way} - {""}
+        known[name].add(way)
     return {
         cell: f"{name}, rounding {ways[cell] or 'not recorded'}" if len(known[name]) > 1 else name
         for cell, name in names.items()
