@@ -97,7 +97,7 @@ def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
     held = acquire(folder)
     if isinstance(held, Owner):
         return held
-    finished = _finished_meanwhile(assignment, store)
+    finished = finished_meanwhile(assignment, store)
     if finished is not None:
         held.release()
         return finished
@@ -131,7 +131,7 @@ def _resumable(folder: Path, assignment: Assignment) -> int:
         return 0
 
 
-def _finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
+def finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
     """Returns the row with which another run has ended the cell since this run was planned, if there is one."""
     before = assignment.known.ended if assignment.known else None
     try:

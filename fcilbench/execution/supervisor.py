@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, stopped
+from fcilbench.execution.assignments import (
+    Assignment,
+    End,
+    Feed,
+    claim,
+    end_of,
+    finished_meanwhile,
+    interrupted,
+    stopped,
+)
 from fcilbench.execution.base import Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.registry.entrypoints import blaming, lookup
@@ -157,9 +166,16 @@ class Supervisor:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for assignment in self._waiting:  # a row of an earlier run must stay the last one
-                if assignment.known is None or assignment.attempts:
-                    self._record(assignment, interrupted(self._stop or "not started"))
+            for assignment in self._waiting:
+                self._leave(assignment)
+
+    def _leave(self, assignment: Assignment) -> None:
+        """Gives a cell that this run did not end its row; one of an earlier run, or of another one, stays the last."""
+        theirs = finished_meanwhile(assignment, self._store)
+        if theirs is not None:
+            self._adopt(theirs, trackers=False)
+        elif assignment.known is None or assignment.attempts:
+            self._record(assignment, interrupted(self._stop or "not started"))
 
     @property
     def _more(self) -> bool:

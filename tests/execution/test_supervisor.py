@@ -1,4 +1,5 @@
 import os
+import signal
 import time
 from dataclasses import replace
 from typing import Any
@@ -242,6 +243,24 @@ def test_a_cell_that_another_run_finished_meanwhile_is_taken_over_as_it_is(kit, 
     assert summary.exit_code == OK
     assert len(kit.pids("b")) == 1
     assert (set(summary.rows), logged) == ({kit.id("a"), kit.id("b")}, ["a"])
+
+
+@pytest.mark.parametrize("how", ["interrupted", "fail-fast"])
+def test_a_run_that_stops_early_hides_no_result_of_another_run(kit, options, how):
+    """The cells that it has not started include some that the other run has ended since it was planned."""
+    plan = kit.plan(kit.cell("a", ["fail:plugin"]), kit.cell("b"), kit.cell("c"))
+
+    class OtherRun(RunDisplay):
+        def cell_started(self, *arguments):
+            run_plan(kit.plan(kit.cell("b")), Store(kit.store.root), options=options)
+            if how == "interrupted":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    summary = run_plan(plan, kit.store, observers=[OtherRun()], options=replace(options, fail_fast=how == "fail-fast"))
+    assert summary.interrupted == (how == "interrupted")
+    assert [kit.row(name).status for name in "bc"] == ["ok", "interrupted"]
+    assert summary.rows[kit.id("b")] == kit.row("b")
+    assert len(kit.pids("b")) == 1
 
 
 def test_observers_cannot_fail_a_cell(kit, options, caplog):
