@@ -97,7 +97,7 @@ def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
     held = acquire(folder)
     if isinstance(held, Owner):
         return held
-    finished = finished_meanwhile(assignment, store)
+    finished = _finished_meanwhile(assignment, store)
     if finished is not None:
         held.release()
         return finished
@@ -131,19 +131,24 @@ def _resumable(folder: Path, assignment: Assignment) -> int:
         return 0
 
 
-def finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
+def _finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
     """Returns the row with which another run has ended the cell since this run was planned, if there is one."""
-    before = assignment.known.ended if assignment.known else None
     try:
         text = (store.cell_dir(assignment.cell_id) / "row.json").read_text(encoding="utf-8")
-        if parse_row(json.loads(text)).ended == before:
+        if news(assignment, parse_row(json.loads(text))) is None:
             return None
     except (OSError, ValueError):
         return None
     row = None
     for each in store.scan():  # `row.json` may have outlived a rows.jsonl that the user deleted
         row = each if each.cell_id == assignment.cell_id else row
-    return row if row is not None and row.ended != before and row.status != "interrupted" else None
+    return news(assignment, row)
+
+
+def news(assignment: Assignment, last: Row | None) -> Row | None:
+    """Returns the last row of an assignment's cell if another run has ended the cell with it since this one's plan."""
+    before = assignment.known.ended if assignment.known else None
+    return last if last is not None and last.ended != before and last.status != "interrupted" else None
 
 
 def end_of(event: Event, cell_folder: str) -> End:

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.assignments import (
-    Assignment,
-    End,
-    Feed,
-    claim,
-    end_of,
-    finished_meanwhile,
-    interrupted,
-    stopped,
-)
+from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, news, stopped
 from fcilbench.execution.base import Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
 from fcilbench.registry.entrypoints import blaming, lookup
@@ -166,16 +157,17 @@ class Supervisor:
                 self._executor.close()
                 for running in self._running.values():
                     running.lease.release()
-            for assignment in self._waiting:
-                self._leave(assignment)
+            self._leave_waiting()
 
-    def _leave(self, assignment: Assignment) -> None:
-        """Gives a cell that this run did not end its row; one of an earlier run, or of another one, stays the last."""
-        theirs = finished_meanwhile(assignment, self._store)
-        if theirs is not None:
-            self._adopt(theirs, trackers=False)
-        elif assignment.known is None or assignment.attempts:
-            self._record(assignment, interrupted(self._stop or "not started"))
+    def _leave_waiting(self) -> None:
+        """Gives the cells that still wait their rows; one of an earlier run, or of another run since, stays last."""
+        latest = self._store.latest() if self._waiting else {}
+        for assignment in self._waiting:
+            theirs = news(assignment, latest.get(assignment.cell_id))
+            if theirs is not None:
+                self._adopt(theirs, trackers=False)
+            elif assignment.known is None or assignment.attempts:
+                self._record(assignment, interrupted(self._stop or "not started"))
 
     @property
     def _more(self) -> bool:

@@ -72,11 +72,12 @@ class _Entry(NamedTuple):
     digest: str
     status: str
     ended: datetime
+    unstarted: bool
 
     @classmethod
     def of(cls, store: Store, line: Line, row: Row) -> _Entry:
         """Returns the entry of a row, without its text: those of all rows would fill the memory."""
-        return cls(store, line.place(), row.cell_id, row.digest, row.status, row.ended)
+        return cls(store, line.place(), row.cell_id, row.digest, row.status, row.ended, row.unstarted)
 
 
 def merge(sources: Sequence[Store], target: Store, tolerance: Mapping[str, float] | None = None) -> MergeReport:
@@ -176,8 +177,12 @@ def _row(entry: _Entry) -> Row:
 
 
 def _by_weight(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Returns the last row of each folder, sorted so that the first one counts."""
-    last = list({entry.store.root: entry for entry in entries}.values())
+    """Returns the last row of each folder, as `Store.latest` has it, sorted so that the first one counts."""
+    found: dict[Path, _Entry] = {}
+    for entry in entries:
+        if not entry.unstarted or entry.store.root not in found:
+            found[entry.store.root] = entry
+    last = list(found.values())
     lost = [entry for entry in last if entry.status != "ok"]
     return [each for each in last if each.status == "ok"] + sorted(lost, key=lambda each: each.ended, reverse=True)
 

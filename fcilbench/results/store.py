@@ -171,9 +171,16 @@ class Store:
         return (row for _, row in self.entries())
 
     def latest(self) -> dict[str, Row]:
-        """Returns the last row of each cell, by `cell_id`; rows share the parts in which they are equal."""
+        """Returns the last row of each cell, by `cell_id`; rows share the parts in which they are equal.
+
+        One of a run that did not come to the cell (`Row.unstarted`) hides none.
+        """
+        found: dict[str, Row] = {}
         with Sharing() as share:
-            return {row.cell_id: share(row) for row in self.scan()}
+            for row in self.scan():
+                if not row.unstarted or row.cell_id not in found:
+                    found[row.cell_id] = share(row)
+        return found
 
     def curve(self, cell_id: str) -> Curve | None:
         """Returns a cell's learning curve, or `None` if there is none; what is damaged in it is told as `wrong`."""

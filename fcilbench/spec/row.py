@@ -206,6 +206,11 @@ class Row(Closed):
         """The plugin's reason for skipping, or the failure's message; empty if there is a result."""
         return self.skipped or (self.failure.message if self.failure else "")
 
+    @property
+    def unstarted(self) -> bool:
+        """Whether it says only that a run did not come to the cell: such a row hides none that another run wrote."""
+        return self.status == "interrupted" and not self.attempts
+
     def to_json(self) -> str:
         """Returns the row as one line of JSON, without the newline."""
         return self.model_dump_json(by_alias=True)

@@ -129,6 +129,17 @@ def test_a_result_counts_before_a_failure_whatever_the_order(stores, make_cell, 
     assert list(target.scan()) == [later_failure, ok]
 
 
+def test_a_row_of_a_cell_that_was_not_started_hides_no_result(stores, make_cell, make_row):
+    a, b, target = stores
+    ok, late = make_row(make_cell(), {"faa/none": 0.5}), make_row(make_cell(), "interrupted", attempts=0, minutes=5)
+    b.append(make_row(make_cell(), "failed", minutes=9))
+    a.append(ok)
+    a.append(late)
+    assert merge([a, b], target).added == 3
+    assert list(target.scan())[-1] == ok
+    assert merge([a, b], target).added == 0
+
+
 def test_of_rows_without_a_result_the_latest_counts(stores, make_cell, make_row):
     a, b, target = stores
     late, early = make_row(make_cell(), "killed", minutes=5), make_row(make_cell(), "timeout")

@@ -44,6 +44,19 @@ def test_the_last_row_of_a_cell_wins_and_none_is_lost(tmp_path, make_cell, make_
     assert json.loads((store.cell_dir(ok.cell_id) / "row.json").read_text()) == json.loads(ok.to_json())
 
 
+def test_a_row_of_a_cell_that_was_not_started_hides_none(tmp_path, make_cell, make_row):
+    """Of two runs on a folder, one stopped early and wrote it after the other run's result."""
+    store = Store(tmp_path)
+    a, b = make_cell("fedavg"), make_cell("sum")
+    ok, tried = make_row(a, {"faa/none": 0.6}), make_row(b, "interrupted", attempts=1)
+    for row in (make_row(a, "interrupted", attempts=0), ok, make_row(a, "interrupted", attempts=0, minutes=1), tried):
+        store.append(row)
+    assert store.latest() == {ok.cell_id: ok, tried.cell_id: tried}
+    again = make_row(a, "interrupted", attempts=2, minutes=2)  # a rerun that was started and will go on
+    store.append(again)
+    assert store.latest()[ok.cell_id] == again
+
+
 def test_a_row_names_its_curve_if_there_is_one(tmp_path, make_cell, make_row):
     store, row = Store(tmp_path), make_row(make_cell(), {})
     assert store.append(row).curve_ref is None
