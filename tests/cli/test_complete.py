@@ -85,7 +85,7 @@ def test_cells_are_those_of_the_folder_that_the_command_names(words, cli):
         assert words(f"fcilbench {verb} ") == []  # there is no folder `results`
     (cli.folder / "mine" / "rows.jsonl").write_text('no row\n{"cell_id": 3}\n')
     assert words("fcilbench show --out mine ") == []
-    assert words("fcilbench reproduce --from leaderboards/small-tuned-") == ["leaderboards/small-tuned-defaults"]
+    assert words("fcilbench reproduce --from leaderboards/small-t") == ["leaderboards/small-tuned"]
 
 
 def test_zsh_is_told_what_a_cell_is(cli):
