@@ -56,16 +56,20 @@ def test_every_folder_with_rows_has_a_page_that_the_index_names():
         assert [name for name in folders if link.format(name) not in text] == []
 
 
-def test_rows_of_older_code_say_so(tmp_path):
+def test_rows_of_older_code_say_so_and_their_board_comes_last(tmp_path):
     shutil.copytree(COMMITTED / "quickstart", tmp_path / "quickstart")
     (tmp_path / "README.md").write_text("<!-- table -->\n<!-- end -->\n")
     rows = tmp_path / "quickstart" / "rows.jsonl"
     text = re.sub(r',"checksum":"\w+"', "", rows.read_text())
     rows.write_text(re.sub(r'"engine_version": ?\d+', '"engine_version": 1', text))
+    shutil.copytree(COMMITTED / "quickstart", tmp_path / "same")
     site(tmp_path)
     text = (tmp_path / "quickstart" / "README.md").read_text(encoding="utf-8")
     assert "rows are of older code than this checkout: engine version 1, here" in text
     assert re.search(r"\| \[quickstart\].* older \(12 rows\) \|", (tmp_path / "README.md").read_text())
+    for page in ("README.md", "index.html"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        assert 0 < text.index("same/") < text.index("quickstart/")  # by name it is the other way round
 
 
 def typed(source):

@@ -29,6 +29,7 @@ _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _MADE = "Made from `rows.jsonl` by `fcilbench site`; `index.html` adds charts and every cell.\n"
 _PICTURE = 640
 """Width of a picture, in pixels."""
+_CURRENT = "as here"
 _HEADS = ("leaderboard", "what", "methods", "seeds", "ok", "computed", "code")
 
 
@@ -36,7 +37,8 @@ def write_site(folder: Path) -> int:
     """Writes the pages of each leaderboard in a folder, and an index of them; returns their number.
 
     The index is `index.html`, and the folder's `README.md`: made from `README.md.jinja` if there is one
-    (`fcilbench.boards.prose`), or else the table in it if it has one. `charts.js` is the code of all pages.
+    (`fcilbench.boards.prose`), or else the table in it if it has one. Both name first the leaderboards whose rows are
+    all of this checkout's code, and of them the one with most results. `charts.js` is the code of all pages.
 
     Raises:
         NothingSelectedError: If no subfolder has rows.
@@ -45,7 +47,7 @@ def write_site(folder: Path) -> int:
     # A link could lead the pages into another folder, and what it names onto them.
     paths = [path for path in sorted(folder.glob("*/rows.jsonl")) if path.is_file()]
     stores = [Store(path.parent) for path in paths if not (path.is_symlink() or path.parent.is_symlink())]
-    pages = [page for store in stores if (page := _write_pages(store))]
+    pages = sorted((page for store in stores if (page := _write_pages(store))), key=_standing)
     if not pages:
         raise NothingSelectedError(
             f"no rows in {folder}/*/", hint="`fcilbench results export` writes such a folder; links are not followed"
@@ -87,6 +89,11 @@ class _Pictures:
         return Markdown(f"![{escape_markdown(title)}: scores with intervals, best first]({file})")
 
 
+def _standing(page: tuple[Line, Leaderboard]) -> tuple[bool, int]:
+    line, own = page
+    return dict(line.facts)["code"] != _CURRENT, -sum(row.status == "ok" for row in own.rows.values())
+
+
 def _write_pages(store: Store) -> tuple[Line, Leaderboard] | None:
     """Writes the pages of one leaderboard; returns its line of the index and what it holds.
 
@@ -115,7 +122,7 @@ def _write_pages(store: Store) -> tuple[Line, Leaderboard] | None:
         str(len({row.seed for row in rows})),
         f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites.values()))}",
         f"{max(row.ended for row in rows):%Y-%m-%d}",
-        f"older ({stale} rows)" if stale else "as here",
+        f"older ({stale} rows)" if stale else _CURRENT,
     )
     what = about or "; ".join(dict.fromkeys(block.heading for board in boards[:1] for block in board.blocks))
     line = line_of(name, what, tuple(zip(_HEADS[2:], facts, strict=True)), built.get("accuracy"), rows)
