@@ -33,6 +33,7 @@ class Assignment:
         awaited: Whether another run worked on it when this one was planned.
         attempts: Attempts that this run has started.
         earlier: Attempts of earlier runs that the first one continued.
+        anew: Whether the first attempt begins anew a cell that has a row already.
         alone: Whether the next attempt has a device to itself, because memory ran out on a shared one.
         started: Start of the first attempt in this run.
         seconds: Total time of the attempts that ended without a result.
@@ -44,6 +45,7 @@ class Assignment:
     awaited: bool = False
     attempts: int = 0
     earlier: int = 0
+    anew: bool = False
     alone: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
@@ -88,7 +90,7 @@ class End:
 
 
 def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
-    """Takes the lease of an assignment's cell and counts an attempt, from a valid checkpoint on if there is one.
+    """Takes the lease of an assignment's cell and counts an attempt; `make_ready` comes next.
 
     Returns:
         The lease; or the living owner who works on the cell; or the row with which another run has ended it.
@@ -104,17 +106,28 @@ def claim(assignment: Assignment, store: Store) -> Lease | Owner | Row:
     if not assignment.attempts:
         assignment.started = datetime.now(UTC)
         assignment.earlier = _resumable(folder, assignment)
-        if not assignment.earlier:
-            for name in _LEFT_OVER:  # before the note below, which makes the folder's files valid
-                (folder / name).unlink(missing_ok=True)
+        known = assignment.known.status if assignment.known else "interrupted"
+        assignment.anew = known != "interrupted" and not assignment.earlier
     assignment.attempts += 1
+    return held
+
+
+def make_ready(assignment: Assignment, store: Store) -> None:
+    """Makes a claimed cell's folder ready for the next attempt, which goes on from a valid checkpoint if there is one.
+
+    If the first attempt begins at the beginning, what others have left goes: also the curve of the row that counts, so
+    of a cell that begins `anew` another row has to count before.
+    """
+    folder = store.cell_dir(assignment.cell_id)
+    if assignment.attempts == 1 and not assignment.earlier:
+        for name in _LEFT_OVER:  # before the note below, which makes the folder's files valid
+            (folder / name).unlink(missing_ok=True)
     note = {
         "attempts": assignment.earlier + assignment.attempts,
         "code_digest": code_digest(assignment.cell),
         "cell": assignment.cell.model_dump(mode="json"),
     }
     write_atomic(folder / NOTE, json.dumps(note, indent=1) + "\n")
-    return held
 
 
 def _resumable(folder: Path, assignment: Assignment) -> int:

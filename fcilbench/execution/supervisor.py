@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +15,22 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from fcilbench.errors import CELLS_FAILED, INTERRUPTED, OK, PREREQUISITE, PrerequisiteError
+from fcilbench.errors import PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.assignments import Assignment, End, Feed, claim, end_of, interrupted, news, stopped
+from fcilbench.execution.assignments import (
+    Assignment,
+    End,
+    Feed,
+    claim,
+    end_of,
+    interrupted,
+    make_ready,
+    news,
+    stopped,
+)
 from fcilbench.execution.base import Executor, Job, RunDisplay, RunOptions, executor_class
 from fcilbench.execution.lease import Lease, Owner
+from fcilbench.execution.summary import Summary
 from fcilbench.registry.entrypoints import blaming, lookup
 from fcilbench.results.provenance import Provenance, capture
 from fcilbench.results.row import build_row
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _TICK = 0.2
 Observer = Tracker | RunDisplay
+_ANEW = "begun anew and not finished; the same command goes on with the cell"
 _RESUMABLE = "the run was interrupted; the same command resumes the cell"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -54,41 +66,6 @@ class _Running:
     begun: float
     deadline: float | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Summary:
-    """What became of the selected cells; the supervisor fills it.
-
-    Attributes:
-        rows: The last row of each selected cell that has one, by `cell_id`; rows of earlier runs included.
-        ran: Ids of the cells that this run started and that got a row.
-        elsewhere: Ids of the cells that another living process works on, with that process.
-    """
-
-    rows: dict[str, Row] = field(default_factory=dict)
-    ran: set[str] = field(default_factory=set)
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Number of selected cells by status."""
-        return Counter(row.status for row in self.rows.values())
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the process.
-
-        130 if interrupted; 0 if every selected cell is `ok`; 5 if all that are not lack a prerequisite; else 3.
-        """
-        if self.interrupted:
-            return INTERRUPTED
-        bad = [row for row in self.rows.values() if row.status != "ok"]
-        if self.elsewhere or not bad:
-            return CELLS_FAILED if self.elsewhere else OK
-        missing = all(row.failure is not None and row.failure.kind == "prerequisite" for row in bad)
-        return PREREQUISITE if missing else CELLS_FAILED
 
 
 class Supervisor:
@@ -195,6 +172,9 @@ class Supervisor:
         if isinstance(held, Row):
             self._adopt(held, trackers=False)  # the run that trained the cell has told its own
             return
+        if assignment.anew and assignment.attempts == 1:
+            self._store.extend([self._row(assignment, interrupted(_ANEW))])  # true also if this run is killed
+        make_ready(assignment, self._store)
         job = Job(
             cell=assignment.cell.model_dump(mode="json"),
             cell_id=assignment.cell_id,
@@ -242,15 +222,22 @@ class Supervisor:
             return
         self._next_beat = now + lease.HEARTBEAT_SECONDS
         for running in list(self._running.values()):
-            if not running.lease.beat():  # this machine slept, and another run took the cell
-                self._executor.kill(running.job)
-                del self._running[running.job]
-                running.lease.release()
-                self._summary.elsewhere[running.assignment.cell_id] = "a run that took it over"
-                self._tell("note", f"cell {running.assignment.cell_id[:12]} was taken over by another run")
+            if not running.lease.beat():
+                self._give_up(running)
+
+    def _give_up(self, running: _Running) -> None:
+        """Leaves a cell, and what becomes of it, to the run that took it over while this machine slept."""
+        self._executor.kill(running.job)
+        del self._running[running.job]
+        running.lease.release()
+        self._summary.elsewhere[running.assignment.cell_id] = "a run that took it over"
+        self._tell("note", f"cell {running.assignment.cell_id[:12]} was taken over by another run")
 
     def _end(self, running: _Running, end: End) -> None:
         """Ends an attempt: the cell is tried again if the suite allows it and that may help, else it gets its row."""
+        if not running.lease.beat():
+            self._give_up(running)
+            return
         assignment = running.assignment
         self._executor.kill(running.job)  # does nothing to a job that has ended
         del self._running[running.job]
@@ -283,8 +270,13 @@ class Supervisor:
 
     def _record(self, assignment: Assignment, end: End, running: _Running | None = None) -> None:
         """Writes the row of an assignment; `running` is its last attempt, if there was one."""
+        if running is not None:
+            self._summary.ran.add(assignment.cell_id)
+        self._adopt(self._store.append(self._row(assignment, end, running)))
+
+    def _row(self, assignment: Assignment, end: End, running: _Running | None = None) -> Row:
         on_gpu = running is not None and self._executor.device == "cuda"
-        row = build_row(
+        return build_row(
             assignment.cell,
             assignment.cell_id,
             end.status,
@@ -298,9 +290,6 @@ class Supervisor:
             attempts=assignment.attempts + assignment.earlier,
             suite_digest=self._options.suite_digest,
         )
-        if running is not None:
-            self._summary.ran.add(assignment.cell_id)
-        self._adopt(self._store.append(row))
 
     def _adopt(self, row: Row, trackers: bool = True) -> None:
         """Shows a row that is in the store to trackers, display and feed."""

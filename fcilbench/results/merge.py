@@ -28,7 +28,11 @@ from fcilbench.results.store import Store, row_of
 from fcilbench.spec.row import Row
 
 _log = logging.getLogger(__name__)
-_LEFT_BEHIND = frozenset({"checkpoint.pt", "lease.json", "module.safetensors", "row.json", "rounds.jsonl"})
+_LEFT_BEHIND = frozenset(
+    ("cell.json", "checkpoint.pt", "events.jsonl", "lease.json", "lease.lock")
+    + ("module.safetensors", "row.json", "rounds.jsonl")
+)
+"""Files of a cell's folder that are not copied; `cell.json` would make the target's own checkpoint valid."""
 
 
 @dataclass(frozen=True)

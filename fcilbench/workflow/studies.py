@@ -11,7 +11,8 @@ from fcilbench.errors import NothingSelectedError
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices, default_jobs
-from fcilbench.execution.supervisor import Observer, Summary, supervise
+from fcilbench.execution.summary import Summary
+from fcilbench.execution.supervisor import Observer, supervise
 from fcilbench.registry import catalog
 from fcilbench.results.store import Store
 from fcilbench.spec.identity import cell_id

@@ -12,7 +12,8 @@ from fcilbench.errors import OK, PREREQUISITE, NothingSelectedError, Prerequisit
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices
-from fcilbench.execution.supervisor import Summary, run_plan
+from fcilbench.execution.summary import Summary
+from fcilbench.execution.supervisor import run_plan
 from fcilbench.files import write_atomic
 from fcilbench.pages.report import render_report
 from fcilbench.results.planned import PlannedCell, PlannedRun, note_planned, result_of

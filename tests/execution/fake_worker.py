@@ -54,6 +54,9 @@ def behave(what: str, workdir: Path) -> None:  # noqa: PLR0912
             emit(event="finished", outcome=OUTCOME)
         case ["crash"]:
             os.kill(os.getpid(), signal.SIGKILL)
+        case ["slay"]:
+            os.kill(os.getppid(), signal.SIGKILL)  # the supervisor
+            time.sleep(600)
         case ["exit", code]:
             print("last words", flush=True)
             os._exit(int(code))

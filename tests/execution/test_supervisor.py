@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import time
@@ -134,6 +135,25 @@ def test_the_next_run_resumes_what_broke_off_and_repeats_what_failed(kit, option
     assert kit.row("failed").attempts == 1  # the failed attempt was thrown away
 
 
+def test_a_rerun_that_is_killed_leaves_no_row_without_its_curve(kit, options):
+    """The worker kills its supervisor in the middle of the cell's second training, and the next run goes on."""
+    curve, cell = kit.folder("x") / "rounds.jsonl", kit.cell("x", ["ok", "rounds:2:0:slay", "rounds:4:0"])
+    run_plan(kit.plan(cell), kit.store, options=options)
+    curve.write_text('{"round": 0}\n')
+    process = multiprocessing.get_context("fork").Process(
+        target=run_plan, args=(kit.plan(cell), kit.store, (), options)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    row = kit.row("x")
+    assert (row.status, row.attempts, row.curve_ref, curve.exists()) == ("interrupted", 1, None, False)
+    assert row.failure.message == "begun anew and not finished; the same command goes on with the cell"
+    assert run_plan(kit.plan(cell), kit.store, options=options).exit_code == OK
+    assert kit.diary("x") == [0, 1, 2, 3]
+    assert [row.status for row in kit.store.scan()] == ["ok", "interrupted", "ok"]
+
+
 def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit, options):
     cells = [kit.cell(name, ["rounds:2:0:crash", "rounds:3:0"], retries=0) for name in ("edited", "torn")]
     run_plan(kit.plan(*cells), kit.store, options=options)
@@ -261,6 +281,25 @@ def test_a_run_that_stops_early_hides_no_result_of_another_run(kit, options, how
     assert [kit.row(name).status for name in "bc"] == ["ok", "interrupted"]
     assert summary.rows[kit.id("b")] == kit.row("b")
     assert len(kit.pids("b")) == 1
+
+
+@pytest.mark.parametrize("how", ["interrupted", "ended"])
+def test_a_run_that_lost_its_cell_writes_no_row_of_it(kit, options, how):
+    """This machine slept: another host took the cell over, ended it and gave it back before this run looked again."""
+    theirs = Store(kit.store.root.with_name("theirs"))
+    run_plan(kit.plan(kit.cell("a")), theirs, options=options)
+
+    class Asleep(RunDisplay):
+        def cell_started(self, *arguments):
+            (kit.folder("a") / lease.LEASE).unlink()
+            kit.store.extend(theirs.scan())
+            if how == "interrupted":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    script = "hang" if how == "interrupted" else "fail:plugin"
+    summary = run_plan(kit.plan(kit.cell("a", [script])), kit.store, observers=[Asleep()], options=options)
+    assert [row.status for row in kit.store.scan()] == ["ok"]
+    assert summary.elsewhere == {kit.id("a"): "a run that took it over"}
 
 
 def test_observers_cannot_fail_a_cell(kit, options, caplog):

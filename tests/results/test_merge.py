@@ -30,14 +30,16 @@ def test_disjoint_cells_are_united_with_files_and_environments(stores, make_cell
     first = make_row(make_cell("fedavg"), {"faa/none": 0.5}).model_copy(update={"env": env})
     second = make_row(make_cell("sum"), "failed")
     _curve(a, first.cell_id, '{"round": 0}\n')
-    (a.cell_dir(first.cell_id) / "checkpoint.pt").write_bytes(b"big")
+    for name in ("checkpoint.pt", "cell.json", "lease.lock", "events.jsonl"):
+        (a.cell_dir(first.cell_id) / name).write_bytes(b"big")
     first = a.append(first)
     b.append(second)
     report = merge([a, b], target)
     assert (report.cells, report.added, report.conflicts) == (2, 2, ())
     assert target.latest() == {first.cell_id: first, second.cell_id: second}
     assert target.rounds(first.cell_id) == [{"round": 0}]
-    assert not (target.cell_dir(first.cell_id) / "checkpoint.pt").exists()
+    # A checkpoint goes on by the note in `cell.json`: that of one folder must not vouch for that of another.
+    assert [path.name for path in target.cell_dir(first.cell_id).iterdir()] == ["rounds.jsonl"]
     assert target.environment(env) == {"python": "3.12"}
 
 
