@@ -188,10 +188,12 @@ class SlurmJob:
         self._request, self._command = request, command
         self.folder = Path(request["workdir"])
         self.events = self.folder / "events.jsonl"
+        owner = lease.read(self.folder)
+        self._lease = owner.token if owner else ""  # of the run that submits it, and of no other
 
     def __call__(self) -> None:
         """Runs the attempt, unless the run that wanted it has ended meanwhile."""
-        watch = _Watch(self.folder)
+        watch = _Watch(self.folder, self._lease)
         environment = job_environment(self._request)
         with self.events.open("a", encoding="utf-8") as file:
             for event in attempt(self._request, environment, self._command, watch.alive):
@@ -204,17 +206,18 @@ class SlurmJob:
 
 
 class _Watch:
-    """Whether the run that submitted a job still lives: its lease of the cell changes every few seconds."""
+    """Whether the run that submitted a job still lives: the lease is its own, and changes every few seconds."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._owner = folder, lease.read(folder)
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder, self._token, self._owner = folder, token, lease.read(folder)
         self._changed = time.monotonic()
 
     def alive(self) -> bool:
         owner = lease.read(self._folder)
         if owner != self._owner:
             self._owner, self._changed = owner, time.monotonic()
-        return owner is not None and time.monotonic() - self._changed < lease.STALE_SECONDS
+        ours = owner is not None and owner.token == self._token
+        return ours and time.monotonic() - self._changed < lease.STALE_SECONDS
 
 
 def _squeue() -> set[str] | None:

@@ -57,6 +57,8 @@ class _Running:
 
     Attributes:
         begun: Clock (`time.monotonic`) when the worker started with it, or when it was submitted.
+        heard: Clock of the worker's last event, once it has started.
+        used: Seconds that it had trained when it started again, as a job does that its scheduler requeues.
         deadline: Clock at which it is stopped, once the worker has started, if it has a limit.
     """
 
@@ -64,8 +66,18 @@ class _Running:
     job: Job
     lease: Lease
     begun: float
+    heard: float | None = None
+    used: float = 0.0
     deadline: float | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Sets the clocks: time that it waited to start again does not count, time that it trained before does."""
+        if self.heard is not None:
+            self.used += self.heard - self.begun
+        self.begun = self.heard = time.monotonic()
+        limit = self.assignment.cell.limits.wall_seconds
+        self.deadline = None if limit is None else self.begun + limit - self.used
 
 
 class Supervisor:
@@ -195,9 +207,7 @@ class Supervisor:
             if event["event"] == "ready":
                 running.environment = event.get("environment") or {}
             elif event["event"] == "started":
-                limit = running.assignment.cell.limits.wall_seconds
-                running.begun = time.monotonic()
-                running.deadline = None if limit is None else running.begun + limit
+                running.start()
             elif event["event"] in TERMINAL:
                 asked = self._summary.interrupted and event["event"] == "died"
                 self._end(running, interrupted(_RESUMABLE) if asked else end_of(event, f"cells/{job.cell_id}"))
@@ -205,6 +215,8 @@ class Supervisor:
                 self._tell("cell_event", job.cell_id, event)
                 if reason := self._feed.reported(job.cell_id, event):
                     self._end(running, stopped("interrupted", "pruned", "pruned", reason))
+            if running.heard is not None:
+                running.heard = time.monotonic()
 
     def _watch(self) -> None:
         """Ends cells at their time limit, looks at other runs and renews the leases."""
@@ -241,7 +253,7 @@ class Supervisor:
         assignment = running.assignment
         self._executor.kill(running.job)  # does nothing to a job that has ended
         del self._running[running.job]
-        assignment.seconds += time.monotonic() - running.begun
+        assignment.seconds += running.used + time.monotonic() - running.begun
         retry = end.status == "killed" or (end.status == "oom" and self._options.jobs > 1 and not assignment.alone)
         allowed = assignment.attempts <= assignment.cell.limits.retries
         if retry and allowed and not (self._stop or self._summary.interrupted):

@@ -29,8 +29,16 @@ from fcilbench.spec.row import Row
 
 _log = logging.getLogger(__name__)
 _LEFT_BEHIND = frozenset(
-    ("cell.json", "checkpoint.pt", "events.jsonl", "lease.json", "lease.lock")
-    + ("module.safetensors", "row.json", "rounds.jsonl")
+    {
+        "cell.json",
+        "checkpoint.pt",
+        "events.jsonl",
+        "lease.json",
+        "lease.lock",
+        "module.safetensors",
+        "row.json",
+        "rounds.jsonl",
+    }
 )
 """Files of a cell's folder that are not copied; `cell.json` would make the target's own checkpoint valid."""
 

@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import OK, PrerequisiteError, UsageError
-from fcilbench.execution.base import RunOptions
+from fcilbench.execution import lease
+from fcilbench.execution.base import Job, RunOptions
 from fcilbench.execution.supervisor import run_plan
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("submitit")
 from ray.cluster_utils import Cluster  # noqa: E402
+
+from fcilbench.execution.slurm import SlurmJob  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +145,23 @@ def test_submitit_without_slurm(kit, options):
     run_plan(kit.plan(*cells), kit.store, options=replace(options, executor="slurm,cluster=local"))
     assert [kit.row(name).status for name in "abc"] == ["ok", "ok", "timeout"]
     assert (kit.diary("a"), kit.row("b").attempts) == ([0, 1, 2], 2)
+
+
+def test_a_job_of_slurm_ends_when_another_run_has_its_cell(kit, options):
+    """The run that submitted it was killed, and the same command has been given again."""
+    folder, cell = kit.folder("a"), kit.cell("a", ["rounds:4000:0.05"])
+    first = lease.acquire(folder)
+    job = SlurmJob(Job(cell.model_dump(mode="json"), kit.id("a"), str(folder)).request, options.worker)
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    while not begun(kit, "a")():
+        time.sleep(0.05)
+    first._lock.release()  # as the system does with that of a dead process; `lease.json` stays
+    second = lease.acquire(folder)
+    assert isinstance(second, lease.Lease)
+    thread.join(30)
+    assert not thread.is_alive()
+    second.release()
 
 
 @needs_slurm

@@ -9,8 +9,10 @@ import pytest
 
 from fcilbench.errors import CELLS_FAILED, OK, PREREQUISITE, PrerequisiteError
 from fcilbench.execution import lease
-from fcilbench.execution.base import RunDisplay
-from fcilbench.execution.supervisor import run_plan
+from fcilbench.execution.assignments import Assignment, Feed
+from fcilbench.execution.base import RunDisplay, RunOptions
+from fcilbench.execution.summary import Summary
+from fcilbench.execution.supervisor import Supervisor, run_plan
 from fcilbench.results.store import Store
 
 
@@ -162,6 +164,43 @@ def test_a_checkpoint_of_other_code_or_with_a_torn_note_is_not_resumed(kit, opti
     edited = cells[0].model_copy(update={"aggregator": use})
     run_plan(kit.plan(edited, cells[1]), kit.store, options=options)
     assert kit.diary("edited") == kit.diary("torn") == [0, 1, 0, 1, 2]
+
+
+class Requeueing:
+    """An executor whose scheduler starts a job again every 0.3 s, after a pause of as long, as Slurm requeues it."""
+
+    device, places, job, due, training = "cpu", ("node",), None, 0.0, False
+
+    def accepts(self, alone):
+        return self.job is None
+
+    def submit(self, job):
+        self.job = job
+        return "node"
+
+    def poll(self, timeout):
+        time.sleep(0.05)
+        if time.monotonic() >= self.due:
+            self.training, self.due = not self.training, time.monotonic() + 0.3
+            return [(self.job, {"event": "started", "pid": 1})] if self.training else []
+        return [(self.job, {"event": "round", "task": 0})] if self.training else []
+
+    def kill(self, job):
+        self.job = None
+
+    def close(self):
+        pass
+
+
+def test_a_time_limit_counts_what_a_requeued_job_has_trained_in_all(kit):
+    cell, began = kit.cell("a", wall=1.0), time.monotonic()
+    run = Supervisor(
+        [Assignment(cell, kit.id("a"))], kit.store, Requeueing(), RunOptions(), Summary(), observers=[], feed=Feed()
+    )
+    run.run("test", {})
+    assert kit.row("a").status == "timeout"
+    assert time.monotonic() - began > 1.5  # the pauses do not count
+    assert 0.8 < kit.row("a").cost.wall_s < 2
 
 
 def test_oom_on_a_shared_device_is_retried_alone(kit, options):
