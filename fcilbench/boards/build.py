@@ -207,7 +207,10 @@ class RobustnessBoard(BaseBoard):
 
     def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns for each task identity the summary and the details by stressor; none without a stressed cell."""
-        stresses = sorted({_stress(cell) for cell in members} - {""})
+        versions: dict[str, set[str]] = defaultdict(set)
+        for cell in members:
+            versions[_stress(cell)].add(cell.plugins["stress"].version)
+        stresses = sorted({_stress(cell, len(versions[_stress(cell)]) > 1) for cell in members} - {""})
         summary = _faa_columns(
             {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
         )
@@ -226,7 +229,9 @@ class RobustnessBoard(BaseBoard):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
             for cell in members:
                 faa = metric_values(_row(cell), ("faa",)).get(f"faa/{identity}")
-                values[cell.seed][_stress(cell)] = faa.value if faa else None
+                name = _stress(cell)
+                name = name if not name or name in stresses else _stress(cell, versioned=True)
+                values[cell.seed][name] = faa.value if faa else None
             summary: dict[str, dict[int, float | None]] = defaultdict(dict)
             for seed, own in values.items():
                 clean, under = own.get(""), [value for name in stresses if (value := own.get(name)) is not None]
@@ -257,12 +262,17 @@ def _row(cell: BoardCell) -> Row:
     return cell.row
 
 
-def _stress(cell: BoardCell) -> str:
-    """Returns a stressor with its severity, e.g. `label-shift[clients=2]`, and nothing for a clean cell."""
+def _stress(cell: BoardCell, versioned: bool = False) -> str:
+    """Returns a stressor with its severity, e.g. `label-shift[clients=2]`, and nothing for a clean cell.
+
+    Where rows have several versions of one, each is another stress: `label-shift[clients=2] (version 1)`.
+    """
     record = cell.plugins["stress"]
     options = ", ".join(f"{name}={value}" for name, value in record.identity.items())
     short = record.name.rpartition("/")[2]
-    return "" if record.name == "fcilbench/none" else f"{short}[{options}]" if options else short
+    if record.name == "fcilbench/none":
+        return ""
+    return short + f"[{options}]" * bool(options) + f" (version {record.version})" * versioned
 
 
 _SELECTOR_COSTS = tuple(

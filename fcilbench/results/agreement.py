@@ -180,7 +180,7 @@ def _other_code(kept: Row, other: Row) -> str:
         return f"engine version {kept.code.engine_version} there, {other.code.engine_version} here"
     if kept.code.digest != other.code.digest:
         return "the code of a plugin has changed"
-    return "the row was made with uncommitted changes" if kept.code.dirty else ""
+    return "a row was made with uncommitted changes" if kept.code.dirty or other.code.dirty else ""
 
 
 def _other_libraries(kept: Row, records: Sequence[Record | None]) -> str:

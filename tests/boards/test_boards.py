@@ -53,6 +53,25 @@ def test_robustness_pairs_each_stressed_cell_with_its_clean_one(row_of):
     assert RobustnessBoard().build(rows[:3]).blocks == ()  # clean cells alone are no block
 
 
+@pytest.mark.parametrize("first", ["1", "2"])
+def test_two_versions_of_a_stressor_are_two_kinds_of_stress(row_of, make_cell, make_row, first):
+    """a was trained again with the second version, b not yet: the order of rows mixes them in neither way."""
+
+    def under(method, version, faa):
+        cell = make_cell(method, 0, evaluate=("none",), stress="flip")
+        stress = cell.stress.model_copy(update={"version": version})
+        return make_row(cell.model_copy(update={"stress": stress}), {"faa/none": faa})
+
+    rows = [under("a", "1", 0.2), under("a", "2", 0.7), under("b", "1", 0.3)]
+    rows.sort(key=lambda row: row.plugins["stress"].version != first)
+    (block,) = RobustnessBoard().build([row_of("a", 0, 0.9), row_of("b", 0, 0.9), *rows]).blocks
+    a, b = (entry.estimates for entry in block.entries)
+    assert [a["none, by stressor"][f"flip (version {version})"].mean for version in "12"] == [0.2, 0.7]
+    assert a["none"]["loss"].mean == pytest.approx(0.45)  # of 0.7 and 0.2
+    assert b["none"]["loss"].mean is None
+    assert b["none, by stressor"]["flip (version 1)"].mean == 0.3
+
+
 def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):
     rows = [row_of("a", 0, 0.5), row_of("b", 0, 0.5), row_of("c", 0, "failed")]
     moved = row_of("a", 1, 0.5)

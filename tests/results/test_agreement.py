@@ -69,6 +69,13 @@ def test_the_same_machine_and_code_give_equal_bits(row):
     assert found.tolerance == {}
 
 
+@pytest.mark.parametrize("dirty", [(True, False), (False, True)])
+def test_uncommitted_changes_of_either_row_explain_a_difference(row, dirty):
+    """`merge` must not find another conflict when its folders are named in another order."""
+    one, other = (row(code={"dirty": each}) for each in dirty)
+    assert not expected(one, other, (RECORD, RECORD)).exact
+
+
 def test_a_row_that_does_not_say_how_it_rounds_is_held_to_the_rest(row):
     """Rows of earlier versions have no digits: what they do record decides, as it did."""
     assert expected(row(), row(), (RECORD, changed(rounding="0a1b"))).exact
