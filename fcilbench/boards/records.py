@@ -59,9 +59,10 @@ class Study(BaseModel):
 
 
 class Rule(BaseModel):
-    """A rule of a suite's `tuned` list as boards read it: which cells it is about, and the study behind it."""
+    """A rule of a suite's `tuned` list as boards read it: which cells it is about, its values and their study."""
 
     where: dict[str, Any] = {}
+    set: dict[str, Any] = {}
     study: Study | None = None
     sealed: bool | None = None
 

@@ -10,6 +10,7 @@ from fcilbench.boards.draws import bought_notes
 from fcilbench.boards.records import ResolvedSuite, Study, place_of, read_suite, tuned_rules
 from fcilbench.spec.row import Row
 from fcilbench.suite.lock import UNSEALED
+from fcilbench.tables import flatten
 
 
 class Spent(NamedTuple):
@@ -66,19 +67,28 @@ def spent_on(row: Row, suites: Mapping[str, ResolvedSuite]) -> Spent | str:
     """Returns what was spent on a row's values, in all studies of its method and scenario that travelled with the rows.
 
     The last rule of the row's own suite says which study gave the values. Studies of the same suite in other lock files
-    came before or after it: whoever chose between them saw them all.
+    came before or after it: whoever chose between them saw them all. A row that was trained before its suite was tuned
+    is tuned all the same if its values are those that the last study chose: it is the same cell.
     """
-    if not row.tuned_from:
-        return UNTUNED
     suite = suites.get(row.suite_digest or "")
+    kin = [each for each in suites.values() if suite and (each.name, each.protocol) == (suite.name, suite.protocol)]
     own = [rule.study for rule in tuned_rules(row, suites) if rule.study]
+    if not row.tuned_from:
+        own = [study for each in kin if (study := _chosen(each, row)) is not None]
     if suite is None or not own:
-        return UNKNOWN
+        return UNKNOWN if row.tuned_from else UNTUNED
     if not own[-1].trials:
         return IDLE
-    kin = [each for each in suites.values() if (each.name, each.protocol) == (suite.name, suite.protocol)]
     studies = _separate([rule.study for rule in each.tuned if rule.study and rule.fits(row)] for each in kin)
     return Spent(sum(each.trials for each in studies), sum(each.budget for each in studies), own[-1].scored)
+
+
+def _chosen(suite: ResolvedSuite, row: Row) -> Study | None:
+    """Returns the study whose values a suite gives to a row that has just these, though it does not cite it."""
+    last = next((rule for rule in reversed(suite.tuned) if rule.study and rule.fits(row)), None)
+    if last is None or last.study is None or (last.study.trials and not last.set):
+        return None
+    return last.study if last.set.items() <= flatten(row.params.model_dump(mode="json")).items() else None
 
 
 def _unsealed(row: Row, suites: Mapping[str, ResolvedSuite]) -> str:

@@ -23,8 +23,9 @@ from fcilbench.charts import budget, slices
 from fcilbench.charts.draw import write
 from fcilbench.charts.theme import LIGHT
 from fcilbench.files import write_atomic
-from fcilbench.suite.lock import content_digest
+from fcilbench.suite.lock import content_digest, rules_of
 from fcilbench.suite.schema import Draw, StudyRecord
+from fcilbench.suite.yaml import InvalidSuiteError, parse
 from fcilbench.tuning.study import Subject, attempts, best, origin
 
 _HEAD = """\
@@ -94,11 +95,12 @@ class StudyResult:
     def rules(self) -> list[dict[str, Any]]:
         """All rules of the lock file: those of earlier studies set nothing, but say what was spent.
 
-        A method that could be tuned and has no finished trial has no rule of its own: nothing is known of it.
+        A method that could be tuned and has no finished trial has none: whatever was spent gave it no values.
         """
+        if self.subject.space and not self.finished:
+            return []
         spent = [record.model_dump(mode="json") for record in self.earlier]
-        own = [self.rule] if self.finished or not self.subject.space else []
-        return [*({"where": self.subject.where, "set": {}, "study": study} for study in spent), *own]
+        return [*({"where": self.subject.where, "set": {}, "study": study} for study in spent), self.rule]
 
     @property
     def importances(self) -> dict[str, float]:
@@ -183,8 +185,18 @@ def results_of(subjects: Iterable[Subject], storage: RDBStorage) -> list[StudyRe
     return results
 
 
-def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
-    """Writes the lock file: the rules of each method and scenario that runs (`StudyResult.rules`).
+def rules_kept(path: Path, places: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Returns the rules about some methods and scenarios in a lock file; none if it is not there or not valid."""
+    try:
+        lock = parse(path.read_bytes(), str(path))
+        rules_of(lock, path)
+    except (FileNotFoundError, InvalidSuiteError):
+        return []
+    return [rule for rule in lock.plain()["tuned"] if rule["where"] in places]
+
+
+def write_lock(path: Path, results: Sequence[StudyResult], kept: Sequence[dict[str, Any]] = ()) -> None:
+    """Writes the lock file: the rules of each method and scenario that runs (`StudyResult.rules`), and those `kept`.
 
     A digest covers them all.
     """
@@ -192,7 +204,7 @@ def write_lock(path: Path, results: Sequence[StudyResult]) -> None:
 
     text, yaml = io.StringIO(), YAML()
     yaml.width = 1000
-    rules = [rule for result in results if not result.skipped for rule in result.rules]
+    rules = [*(rule for result in results if not result.skipped for rule in result.rules), *kept]
     digest = content_digest({"fcilbench": 1, "tuned": rules})
     for rule in rules:
         draws = rule["study"].get("draws", [])

@@ -23,6 +23,7 @@ from fcilbench.suite.plan import state_of
 from fcilbench.tuning.study import (
     BEAT_SECONDS,
     GRACE_SECONDS,
+    SURPLUS,
     Subject,
     ask,
     attempts,
@@ -181,7 +182,8 @@ class Search(Feed):
         trial.set_user_attr("beats", trial.number)
         trials = study.get_trials(deepcopy=False)
         if draw_number(trials, origin(trials[trial.number])) >= subject.trials:
-            study.tell(trial, state=TrialState.FAIL)  # another process was faster with the last draw
+            trial.set_user_attr(SURPLUS, True)  # another process was faster with the last draw
+            study.tell(trial, state=TrialState.FAIL)
             return None
         try:
             return _Attempt(subject, study, trial, subject.drawn(trial.params))

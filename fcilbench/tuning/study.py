@@ -49,6 +49,8 @@ _FIRST_RUNG = 3
 """Tasks after which the worse half of the trials is pruned: earlier, what learns fast looks better than what lasts."""
 _SGD_RATES = (1e-4, 1e-1)
 """Learning rates that are drawn for `sgd`: published ones are larger than those of Adam and AdamW."""
+SURPLUS = "surplus"
+"""Mark of a trial that was drawn while another process drew the last one of the budget: it is none of the draws."""
 _SEARCH = {"first": "own", "sampler": "tpe", "random": _RANDOM_DRAWS, "pruner": "halving", "rung": _FIRST_RUNG}
 
 with warnings.catch_warnings():
@@ -190,6 +192,13 @@ def subjects_of(loaded: LoadedSuite, only: Selector) -> list[Subject]:
     return list({subject.name: subject for subject in subjects}.values())
 
 
+@catalog.session()
+def places_missing(loaded: LoadedSuite) -> list[dict[str, str]]:
+    """Returns the labels of the methods and scenarios that need something which this machine lacks."""
+    blocked = expand(replace(loaded, suite=trial_suite(loaded.suite))).blocked
+    return [{axis: str(each.coords[axis]) for axis in AXES} for each in blocked]
+
+
 def _space(entry: GridEntry, protocol: Protocol) -> dict[str, BaseDistribution]:
     """Returns what may be drawn for an entry: all declared spaces except those of values that the entry gives."""
     (description,) = catalog.describe([entry.ref])
@@ -283,15 +292,17 @@ def origin(trial: FrozenTrial) -> int:
 
 
 def draw_number(trials: Iterable[FrozenTrial], number: int) -> int:
-    """Returns how many draws came before a trial; retries of lost trials draw nothing."""
-    return sum(origin(trial) == trial.number for trial in trials if trial.number < number)
+    """Returns how many draws came before a trial; retries of lost trials draw nothing, and those `SURPLUS` are none."""
+    before = (trial for trial in trials if trial.number < number and SURPLUS not in trial.user_attrs)
+    return sum(origin(trial) == trial.number for trial in before)
 
 
 def attempts(trials: Iterable[FrozenTrial], total: int | None = None) -> list[FrozenTrial]:
     """Returns the last attempt at each of the first `total` draws (`None`: all), in the order of the draws."""
     last: dict[int, FrozenTrial] = {}
     for trial in sorted(trials, key=lambda each: each.number):
-        last[origin(trial)] = trial
+        if SURPLUS not in trial.user_attrs:
+            last[origin(trial)] = trial
     return [last[number] for number in sorted(last)][:total]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fcilbench.errors import NothingSelectedError
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+
+from fcilbench.errors import NothingSelectedError, PrerequisiteError
 from fcilbench.execution.base import RunOptions
 from fcilbench.execution.bf16 import slow_bf16
 from fcilbench.execution.devices import choose_devices, default_jobs
@@ -19,9 +22,9 @@ from fcilbench.spec.identity import cell_id
 from fcilbench.suite.load import LoadedSuite, load_suite
 from fcilbench.suite.select import parse_selectors
 from fcilbench.tracking.base import tracking_uri
-from fcilbench.tuning.lock import StudyResult, results_of, write_lock
+from fcilbench.tuning.lock import StudyResult, results_of, rules_kept, write_lock
 from fcilbench.tuning.search import Search
-from fcilbench.tuning.study import Subject, open_storage, storage_url, subjects_of, trial_suite
+from fcilbench.tuning.study import Subject, open_storage, places_missing, storage_url, subjects_of, trial_suite
 from fcilbench.workflow.screen import SILENT, Screen
 from fcilbench.workflow.train import open_trackers
 
@@ -93,16 +96,41 @@ def tune(
         "trials": sum(subject.trials for subject in subjects),
         "rounds": sum(subject.budget for subject in subjects),
     }
-    search, summary = Search(subjects, database, store, screen.say), Summary()
-    if search.open:
-        with contextlib.closing(search), catalog.session():
-            supervise([], store, summary, trials.name, facts, observers=observers, options=options, feed=search)
-    lock = store.root / f"{loaded.suite.name}.lock.yaml"
-    # Other commands may have tuned other parts of the suite, and `run` takes one file: it has them all.
-    results, names = results_of(every, database), {subject.name for subject in subjects}
-    write_lock(lock, results)
+    with _writable(store):
+        search, summary = Search(subjects, database, store, screen.say), Summary()
+        if search.open:
+            with contextlib.closing(search), catalog.session():
+                supervise([], store, summary, trials.name, facts, observers=observers, options=options, feed=search)
+        lock, results = _write_lock(loaded, every, store, database)
+    names = {subject.name for subject in subjects}
     chosen = [result for result in results if result.subject.name in names]
     return Tuned(chosen, lock, search.trouble, summary.interrupted)
+
+
+@contextlib.contextmanager
+def _writable(store: Store) -> Iterator[None]:
+    """Says in one line that the database of the studies could not be written."""
+    try:
+        yield
+    except StorageInternalError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise PrerequisiteError(
+            f"the studies of {store.root} cannot be written: {reason}",
+            hint="make room or grant access there; the same command continues where this one stopped",
+        ) from error
+
+
+def _write_lock(
+    loaded: LoadedSuite, every: Sequence[Subject], store: Store, database: RDBStorage
+) -> tuple[Path, list[StudyResult]]:
+    """Writes the lock file of the whole suite, and returns it with what each study has found.
+
+    Other commands may have tuned other parts of the suite, and `run` takes one file: it has them all. Of the parts that
+    need what this machine lacks, it keeps what it has.
+    """
+    lock, results = store.root / f"{loaded.suite.name}.lock.yaml", results_of(every, database)
+    write_lock(lock, results, rules_kept(lock, places_missing(loaded)) if lock.exists() else ())
+    return lock, results
 
 
 def studies(

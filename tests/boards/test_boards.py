@@ -384,6 +384,26 @@ def test_a_board_counts_every_study_that_travelled_with_its_rows(make_cell, make
     )
 
 
+def test_a_row_of_before_the_tuning_is_tuned_if_it_has_the_values_that_won(make_cell, make_row):
+    """a's winner was the suite's own rate, so that its cell is the same and was not trained again; b's was not."""
+
+    def rule(name, rate, trials=4):
+        where = {"dataset": "digits", "backbone": "vit", "partition": "dirichlet-0.5", "aggregator": name}
+        study = {"digest": f"of {name}", "trials": trials, "budget": 10 * trials}
+        return {"where": where, "set": {"protocol.lr": rate} if trials else {}, "study": study}
+
+    tuned = [rule("a", 1e-5), rule("b", 1e-3), rule("c", 1e-3), rule("d", 0, trials=0)]
+    suites = {"sha256:before": {"name": "demo"}, "sha256:after": {"name": "demo", "tuned": tuned}}
+    rows = [make_row(make_cell(name), {"faa/none": 0.5}, suite_digest="sha256:before") for name in "abd"]
+    assert rows[0].params.protocol["lr"] == 1e-5
+    cell = make_cell("c").model_copy(update={"tuned_from": "sha256:lock"})
+    rows.append(make_row(cell, {"faa/none": 0.5}, suite_digest="sha256:after"))
+    marked, (note,) = tuning_notes(rows, suites)
+    assert "2 methods had 4 trials and at most 40 rounds" in note
+    assert note.endswith("1 method had none, as values were not tuned: b; nothing to tune: d")
+    assert [row.warnings for row in marked] == [[], ["not tuned, while others of this scenario are"], [], []]
+
+
 def test_the_published_tuned_board_says_who_had_twelve_draws():
     store = Store(PAPER.parent / "small-tuned")
     rows = [row for row in store.latest().values() if row.coords["dataset"] == "eurosat"]

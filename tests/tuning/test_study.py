@@ -16,13 +16,17 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
+from sqlalchemy import event
 
-from fcilbench.errors import SuiteError
+from fcilbench.errors import PrerequisiteError, SuiteError
 from fcilbench.federation.tasks import TaskStream
+from fcilbench.results.store import Store
 from fcilbench.suite.expand import expand
 from fcilbench.suite.load import load_suite
+from fcilbench.suite.schema import Tuning
 from fcilbench.suite.select import Selector
 from fcilbench.tuning.lock import StudyResult, results_of, write_lock
+from fcilbench.tuning.search import Search
 from fcilbench.tuning.study import (
     SeededTpe,
     Subject,
@@ -35,6 +39,7 @@ from fcilbench.tuning.study import (
     retry_lost,
     subjects_of,
 )
+from fcilbench.workflow.studies import _writable, _write_lock
 
 SUITE = """\
 fcilbench: 1
@@ -289,6 +294,72 @@ def test_a_lock_file_counts_the_draws_of_all_studies_of_a_method(subjects, tmp_p
     cells = [each for each in expand(loaded).cells if each.aggregator.label == "sum"]
     assert {each.protocol.lr for each in cells} == {found.best.params["protocol.lr"]}
     assert {each.tuned_from for each in cells} == {loaded.suite.lock_digest}
+
+
+def test_a_method_that_was_tuned_with_other_code_alone_has_no_rule(subjects, tmp_path):
+    """Its study of today has no draw yet: the suite's own values are not called tuned."""
+    subject, url = subjects["sum"], f"sqlite:///{tmp_path}/studies.db"
+    run(replace(subject, space=subject.space | {"aggregator.lambda_s": FloatDistribution(0, 1)}), url, 2)
+    open_study(subject, opened(url))
+    (found,) = results_of([subject], opened(url))
+    assert (len(found.earlier), found.rules) == (1, [])
+
+
+def test_a_lock_file_keeps_the_rules_about_what_this_machine_lacks(subjects, tmp_path):
+    """Another machine, which has the weights of `big`, has tuned their part in the same folder."""
+    file, store = tmp_path / "small.yaml", Store(tmp_path / "tuning")
+    backbone = next(line for line in SUITE.splitlines() if "vit_tiny" in line)
+    big = (
+        backbone.replace("weights: none", f"label: big, weights: {tmp_path}/w.safetensors")
+        .partition("[")[2]
+        .rpartition("]")[0]
+    )
+    file.write_text(SUITE.replace(backbone, backbone.rpartition("]")[0] + f", {big}]"))
+    loaded = load_suite(file)
+    study = StudyResult(subjects["ncm"]).record.model_dump(mode="json")
+    rules = [{"where": {**subjects["ncm"].where, "backbone": name}, "set": {}, "study": study} for name in ("big", "x")]
+    store.root.mkdir()
+    write_lock(store.root / "small.lock.yaml", [], rules)
+    lock, _ = _write_lock(loaded, [subjects["ncm"]], store, opened(f"sqlite:///{tmp_path}/studies.db"))
+    assert [rule.where["backbone"] for rule in load_suite(file, params=lock).suite.tuned if rule.study] == [
+        subjects["ncm"].where["backbone"],
+        "big",
+    ]
+
+
+def test_a_draw_that_another_process_was_faster_with_is_none_of_a_larger_budget(subjects, tmp_path, monkeypatch):
+    one, two = (replace(subjects["sum"], tuning=Tuning(trials=n, seeds=2)) for n in (1, 2))
+    url, others = f"sqlite:///{tmp_path}/studies.db", []
+
+    def late(subject, study):
+        others.append(ask(subject, study))
+        return ask(subject, study)
+
+    monkeypatch.setattr("fcilbench.tuning.search.ask", late)
+    assert Search([one], opened(url), Store(tmp_path), print).take() is None
+    study = open_study(two, opened(url))
+    study.tell(others[0], 0.5)
+    (found,) = results_of([two], opened(url))
+    assert (found.record.trials, found.record.failed, found.complete) == (1, 0, False)
+    assert len(study.trials) == 2
+    alone = run(two, f"sqlite:///{tmp_path}/alone.db", 2)
+    assert ask(two, study).params == alone.trials[1].params  # it is the second draw, as without the race
+
+
+def test_a_full_disk_of_the_studies_is_one_line(subjects, tmp_path):
+    storage = opened(f"sqlite:///{tmp_path}/studies.db")
+    study = open_study(subjects["sum"], storage)
+    storage.remove_session()
+    storage.engine.dispose()
+    event.listen(storage.engine, "connect", lambda link, _: link.execute("PRAGMA max_page_count=1"))
+    with pytest.raises(PrerequisiteError, match=r"tuning cannot be written: .*database or disk is full"):
+        fill(subjects["sum"], study, Store(tmp_path / "tuning"))
+
+
+def fill(subject, study, store):
+    with _writable(store):
+        for _ in range(100):
+            study.tell(ask(subject, study), 0.5)
 
 
 def test_failed_pruned_and_undefined_trials_never_win():
