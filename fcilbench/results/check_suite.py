@@ -191,7 +191,8 @@ class _Place:
         if locked or key == "seed":
             return [self._row.coords.get(key)]
         if axis == "protocol":
-            return [getattr(self._suite.protocol, name, None)]
+            given = {self._target("aggregator", key): value for key, value in self._entry("aggregator").options.items()}
+            return [given.get((axis, name), getattr(self._suite.protocol, name, None))]
         partition = self._suite.grid.partition[self._index["partition"] or 0]
         if axis == "partition":
             values = {**dict(partition), partition.kind: partition.value}

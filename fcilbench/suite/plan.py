@@ -126,7 +126,7 @@ def make_plan(
         state, why = state_of(row, (stale or {}).get(identity, ()), (running or {}).get(identity))
         status = row.status if row else None
         if selector.matches(identity, cell.coords, status, state):
-            wanted = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row))
+            wanted = state == "new" or state in again or (rerun != "never" and _taken_up_again(state, row, cell))
             before = measured.get(_work(cell, cell.runtime.portable))
             rate = statistics.median(before) if before else _guess(cell, expansion.facts, gpu)
             seconds = rate * _visits(cell.protocol.model_dump(mode="json"))
@@ -156,10 +156,15 @@ def state_of(row: Row | None, stale: Sequence[str] = (), owner: str | None = Non
     return state, f"{failure.kind}: {failure.type}: {failure.message}" if failure else row.status
 
 
-def _taken_up_again(state: State, row: Row | None) -> bool:
-    """Says whether a cell failed for a reason outside the method: it was killed, or something was missing here."""
+def _taken_up_again(state: State, row: Row | None, cell: Cell) -> bool:
+    """Says whether a cell failed for a reason outside the method, which may be gone.
+
+    It was killed, or something was missing here, or it came to a time limit and has a longer one now.
+    """
     if state != "failed" or row is None:
         return False
+    if row.status == "timeout":
+        return cell.limits.wall_seconds is None or cell.limits.wall_seconds > row.cost.wall_s
     return row.status == "killed" or (row.failure is not None and row.failure.kind == "prerequisite")
 
 

@@ -293,7 +293,9 @@ class Rule:
         for key, wanted in self.where.items():
             axis, _, name = key.partition(".")
             having = [seed] if axis == "seed" else point.values.get(key, ())
-            having = [getattr(protocol, name, None)] if axis == "protocol" else having
+            if axis == "protocol":
+                given = point.entries["aggregator"].settings.get((axis, name))
+                having = [given.value if given else getattr(protocol, name, None)]
             if not any(same(value, each) for value in _listed(wanted) for each in having):
                 return False
             if self.locked and point.labels[key] != wanted:

@@ -100,6 +100,10 @@ def reproduce(
     if prepared.missing:
         raise PrerequisiteError(f"the cell cannot run here: {'; '.join(prepared.missing)}")
     (item,) = prepared.plan.items
+    if not (item.run or item.awaited):  # its row there is that of another training
+        raise PrerequisiteError(
+            f"cell {item.cell_id[:12]} is {item.why}", hint="wait for its end, or name another --out"
+        )
     reasons = "; ".join(stale_rows([row]).get(row.cell_id, ()))
     if item.cell_id != row.cell_id:
         why = reasons or "the identity of cells, a version or a default has changed"

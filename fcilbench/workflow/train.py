@@ -131,12 +131,17 @@ def open_trackers(store: Store, option: str | None, screen: Screen) -> list[Trac
 
 
 def _boards(prepared: Prepared, summary: Summary) -> list[Board]:
-    """Builds the boards of a suite, and writes the report of all boards."""
+    """Builds the boards of the selected cells, and writes the report of all cells of the suite that have a row."""
     planned = {item.cell_id: item.cell for item in prepared.plan.items}
-    rows, store, names = list(summary.rows.values()), prepared.store, prepared.loaded.suite.boards
-    if not any(row.status == "ok" for row in rows):
+    rows, store, names = summary.rows, prepared.store, prepared.loaded.suite.boards
+    if not any(row.status == "ok" for row in rows.values()):
         return []
-    built = build_boards({*REPORT, *names}, rows, store, planned)
-    report = render_report([built[name] for name in REPORT], rows, store, title=prepared.plan.expansion.name)
+    built = shown = build_boards({*REPORT, *names}, list(rows.values()), store, planned)
+    expansion, latest = prepared.plan.expansion, store.latest()
+    others = {key: cell for key, cell in zip(expansion.ids, expansion.cells, strict=True) if key in latest}
+    if not others.keys() <= rows.keys():  # `--only` has selected a part, or another process trains the rest
+        rows = {key: latest[key] for key in others}
+        shown = build_boards(REPORT, list(rows.values()), store, {**others, **planned})
+    report = render_report([shown[name] for name in REPORT], list(rows.values()), store, title=expansion.name)
     write_atomic(store.root / "report.html", report)
     return [built[name] for name in names]

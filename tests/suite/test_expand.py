@@ -163,6 +163,14 @@ def test_where_on_parameters_and_lists(cells, base):
     assert {cell.protocol.weight_decay for cell in (mean, first, second)} == {0.25}
 
 
+def test_a_rule_about_the_protocol_reads_the_value_of_the_entry(cells, base):
+    text = base.replace("[mean, ring]", "[mean, {use: ring, protocol.rounds: 9}]")
+    kept = cells(text + "exclude: [{protocol.rounds: 9, because: too long}]\n")
+    assert [cell.aggregator.label for cell in kept] == ["mean"]
+    mean, ring = cells(text + "tuned: [{where: {protocol.rounds: 9}, set: {lr: 0.5}}]\n")
+    assert (mean.protocol.lr, ring.protocol.lr) == (1e-5, 0.5)
+
+
 def test_required_parameter_may_come_from_a_rule(cells, problems, base):
     text = base.replace("[mean, ring]", "[needy]")
     assert problems(text) == ["s.yaml:8:16: aggregator 'needy': missing key 'must'"]

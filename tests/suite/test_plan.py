@@ -71,7 +71,7 @@ def test_an_empty_store_is_all_new(expansion):
         ("skipped", "done", "skipped: x", {"all"}),
         ("failed", "failed", "failed: T: m", {"failed", "all"}),
         ("oom", "failed", "oom: T: m", {"failed", "all"}),
-        ("timeout", "failed", "timeout: T: m", {"failed", "all"}),
+        ("timeout", "failed", "timeout: T: m", {"stale", "failed", "all"}),  # these cells have no limit any more
         ("killed", "failed", "killed, will run again", {"stale", "failed", "all"}),
         ("interrupted", "new", "interrupted, will continue", {"stale", "failed", "never", "all"}),
     ],
@@ -82,6 +82,15 @@ def test_states_and_policies(expansion, status, state, why, runs_under):
         item = make_plan(expansion, known, policy).items[0]
         assert (item.state, item.why, item.status) == (state, why, status)
         assert item.run is (policy in runs_under)
+
+
+@pytest.mark.parametrize(("limit", "runs"), [("5s", False), ("10s", False), ("1m", True)])
+def test_a_cell_that_came_to_its_time_limit_runs_again_under_a_longer_one(lab, write, base, limit, runs):
+    """It has had 10 s."""
+    expansion = expand(load_suite(write(base + f"limits: {{wall: {limit}}}\n")))
+    known = view(row(expansion.cells[0], "timeout", wall=10.0))
+    assert planned(expansion, known).items[0].run is runs
+    assert not planned(expansion, known, "never").items[0].run
 
 
 @pytest.mark.parametrize("status", ["ok", "failed"])
