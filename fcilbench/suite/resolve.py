@@ -294,7 +294,7 @@ class Rule:
             axis, _, name = key.partition(".")
             having = [seed] if axis == "seed" else point.values.get(key, ())
             if axis == "protocol":
-                given = point.entries["aggregator"].settings.get((axis, name))
+                given = point.entries["aggregator"].settings.get(("protocol", name))
                 having = [given.value if given else getattr(protocol, name, None)]
             if not any(same(value, each) for value in _listed(wanted) for each in having):
                 return False

@@ -71,15 +71,18 @@ def to_vector(module: nn.Module) -> torch.Tensor:
 def from_vector(make: Callable[[], nn.Module], vector: torch.Tensor) -> nn.Module:
     """Returns the module that `make` builds, in training mode, with the floats of a vector of `to_vector`: copies.
 
-    It is built without drawing initial weights.
+    It is built without drawing initial weights. A running variance below 0, which the mean of updates can have if one
+    of them is not honest, becomes 0.
     """
     with torch.device("meta"):
         module = make()
     module.to_empty(device=vector.device)
-    tensors = [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
-    parts = torch.split(vector, [tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+    parts = torch.split(vector, [tensor.numel() for tensor in tensors.values()])
+    for (name, tensor), part in zip(tensors.items(), parts, strict=True):
         tensor.copy_(part.view(tensor.shape))
+        if name.endswith("running_var"):
+            tensor.clamp_(min=0.0)
     return module.train()
 
 

@@ -65,6 +65,13 @@ def test_a_network_is_its_vector():
     assert torch.equal(to_vector(own), vector)  # nothing is shared
 
 
+def test_the_mean_of_dishonest_updates_has_no_variance_below_zero():
+    make = partial(Generator, 6, 1, 8, nn.Sigmoid(), 8)
+    below = from_vector(make, to_vector(make()) - 3.0).eval()  # running variances of 1 would be -2
+    assert {float(v.max()) for name, v in below.state_dict().items() if name.endswith("running_var")} == {0.0}
+    assert bool(below(torch.randn(4, 6)).isfinite().all())
+
+
 def test_the_critics_loss_by_hand():
     """D(x) = 3 x1 + 4 x2 has a gradient of norm 5 everywhere: -3.5 + 3.5 + 10 (1 - 5)^2."""
     critic = nn.Linear(2, 1, bias=False).double()

@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from fcilbench.api import Client, Field, Layout, Message, Piece, Predictors, Server, Space, Updates
 from fcilbench.plugins.aggregators.task_vectors import TaskVectorMethod, TaskVectorParams, one_model
-from fcilbench.vectors.module import Basis, read
+from fcilbench.vectors.module import Basis
 from fcilbench.vectors.ties import merge_plain, merge_signs
 
 _SEED = "dare/seed"
@@ -187,12 +187,8 @@ class Dare(TaskVectorMethod):
         return one_model(lambda: self._deployed(server)) if self._merges_tasks() else super().predictors(server)
 
     def _deployed(self, server: Server) -> torch.Tensor:
-        whole = slice(0, server.layout.backbone.stop)
-        vectors = [vector for vector in self._vectors(server) if bool(read(vector, whole).any())]  # of idle tasks: none
-        change = (
-            self._merge(vectors, (1,) * len(vectors), server) if vectors else torch.zeros_like(server.vector[whole])
-        )
-        return self._model(server, change)
+        vectors, nothing = self._learned(server), torch.zeros_like(server.vector[server.layout.backbone])
+        return self._model(server, self._merge(vectors, (1,) * len(vectors), server) if vectors else nothing)
 
     def export(self, server: Server) -> Message:
         """Returns the deployed vector."""

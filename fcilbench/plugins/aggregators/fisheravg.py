@@ -83,9 +83,9 @@ def merge(
 ) -> torch.Tensor:
     """Returns per coordinate `sum_k w_k delta_k` with `w_k = l_k (F_k + eps) / sum_j l_j (F_j + eps)`, in float64.
 
-    Updates are `[N, P]`, Fishers F_k `[P]`, divided by their `norms` first; `weights` are the l_k > 0. Where all
-    F_k + eps are 0, the weights are `l_k / sum_j l_j`. Each coordinate `[P]` lies between the smallest and the largest
-    update.
+    Updates are `[N, P]`, Fishers F_k `[P]`, divided by their `norms` first; `weights` are the l_k > 0. What is below 0
+    in a Fisher, as in no honest one, counts as 0. Where all F_k + eps are 0, the weights are `l_k / sum_j l_j`. Each
+    coordinate `[P]` lies between the smallest and the largest update.
     """
     factors = torch.tensor(weights, dtype=torch.float64, device=deltas.device)[:, None]
     merged = torch.empty_like(deltas[0])
@@ -93,7 +93,7 @@ def merge(
     for start in range(0, merged.numel(), step):
         part = slice(start, start + step)
         scaled = [fisher[part] / size for fisher, size in zip(fishers, norms or [1.0] * len(fishers), strict=True)]
-        precision = factors * (torch.stack(scaled).double() + epsilon)
+        precision = factors * (torch.stack(scaled).double().clamp(min=0.0) + epsilon)
         total = precision.sum(dim=0)
         share = torch.where(total > 0, precision / total, factors / factors.sum()).clamp_(0.0, 1.0)
         merged[part] = (share * deltas[:, part]).sum(dim=0)

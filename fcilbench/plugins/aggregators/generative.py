@@ -118,7 +118,8 @@ class GenerativeReplay(ServerImages):
         size, images, labels = self._size(client.image_input), list[torch.Tensor](), list[torch.Tensor]()
         for batch in client.batches():
             plain = unit_range(batch.inputs, client.image_input)
-            images.append(F.interpolate(plain, (size, size), mode="area") if plain.shape[2] != size else plain)
+            fits = plain.shape[2:] == (size, size)
+            images.append(plain if fits else F.interpolate(plain, (size, size), mode="area"))
             labels.append(batch.labels)
         return torch.cat(images), torch.cat(labels)
 

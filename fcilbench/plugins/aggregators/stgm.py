@@ -254,8 +254,9 @@ def kept_tasks(client: Client) -> list[Memory]:
 def train_copy(client: Client, samples: Memory) -> torch.Tensor:
     """Trains the received model on kept samples of one task; returns its parameters `[P]`.
 
-    As many passes as local training, with its batch size, optimiser, decay and clipping; a step has the learning rate
-    that the client's own training had at the same share of its way. Samples are not augmented, layers are in eval mode.
+    As many passes as local training, with its batch size, optimiser, decay and clipping; of a slow client the share of
+    its steps that its own training had. A step has the learning rate that the client's own training had at the same
+    share of its way. Samples are not augmented, layers are in eval mode.
     """
     protocol, layout, rates = client.protocol, client.net.layout, client.learning_rates
     trained, random = layout.trainable, client.random(f"copy-{int(samples.labels.min())}")
@@ -267,6 +268,8 @@ def train_copy(client: Client, samples: Memory) -> torch.Tensor:
     orders = [random.permutation(len(samples)) for _ in range(protocol.local_epochs)]
     size = protocol.batch_size
     steps = [order[left : left + size] for order in orders for left in range(0, len(order), size)]
+    whole = protocol.local_epochs * max(1, client.samples // size)  # steps of its own training, if it is not slow
+    steps = steps[: max(1, len(steps) * min(client.steps, whole) // whole)]
     for number, rows in enumerate(steps):
         vector = torch.cat([leaf, client.received_model[trained.stop :]])
         loss = torch.zeros((), device=leaf.device)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from fcilbench.api import Aggregator, AllClasses, Field, Message, MostConfident, Params, Predictors, Server, TrueTask
-from fcilbench.vectors.module import Basis, Stored, store
+from fcilbench.vectors.module import Basis, Stored, read, store
 
 _MERGED = "merged"
 
@@ -71,6 +71,11 @@ class TaskVectorMethod(Aggregator):
         """Returns the vectors of the tasks so far; during a task its present one counts as well."""
         vectors: list[Stored] = list(server.state["vectors"])
         return [*vectors, self._present(server)] if server.state["open"] else vectors
+
+    def _learned(self, server: Server) -> Basis:
+        """Returns the tasks' vectors but those that are 0: an idle task has learned nothing that a mean may count."""
+        whole = slice(0, server.layout.backbone.stop)
+        return [vector for vector in self._vectors(server) if bool(read(vector, whole).any())]
 
     def _model(self, server: Server, change: torch.Tensor) -> torch.Tensor:
         """Returns the state vector with the backbone theta_pre + `change`, and the present head and buffers."""

@@ -115,8 +115,8 @@ class Ties(TaskVectorMethod):
         return one_model(lambda: self._deployed(server)) if self._merges_tasks() else super().predictors(server)
 
     def _deployed(self, server: Server) -> torch.Tensor:
-        vectors = self._vectors(server)
-        return self._model(server, self._merge(vectors, (1,) * len(vectors), server))
+        vectors, nothing = self._learned(server), torch.zeros_like(server.vector[server.layout.backbone])
+        return self._model(server, self._merge(vectors, (1,) * len(vectors), server) if vectors else nothing)
 
     def export(self, server: Server) -> Message:
         """Returns the deployed vector."""

@@ -161,6 +161,16 @@ def test_the_generator_learns_the_clients_images_mixed_with_the_last_generators(
         assert float(learned(torch.randn(64, 100)).mean()) == pytest.approx(expected, abs=0.2)
 
 
+@pytest.mark.parametrize("edges", [(16, 16), (8, 16), (16, 8), (8, 8)])
+def test_images_of_any_shape_become_those_of_the_generator(edges):
+    wanted = ImageInput(size=edges, channels=1, mean=(0.4,), std=(0.2,))
+    left, right = torch.full((3, 1, edges[0], edges[1] // 2), -1.0), torch.full((3, 1, edges[0], edges[1] // 2), 2.0)
+    images, _ = small()._own(own_client(torch.cat([left, right], dim=3), {}, wanted))
+    assert images.shape == (3, 1, 8, 8)
+    assert images[..., :4].unique().tolist() == pytest.approx([0.2])
+    assert images[..., 4:].unique().tolist() == pytest.approx([0.8])
+
+
 def test_a_client_with_one_image_takes_adams_first_steps():
     """The generator moves by the learning rate where it feels a gradient, once; the critic about twice that far."""
     wanted = ImageInput(size=8, channels=1, mean=(0.5,), std=(0.5,))

@@ -81,6 +81,13 @@ def test_a_merge_stays_between_the_clients_and_does_not_depend_on_pieces(monkeyp
     assert torch.equal(merge_rows(delta, fishers, [0.4, 0.3, 0.2, 0.1], 1e-12), merged)
 
 
+def test_a_fisher_below_zero_has_no_vote_and_gives_none_to_others():
+    """Four honest clients at 1 and one with its sign turned at -1: the shares have to be 1/4 each, and not 1/3."""
+    delta = torch.tensor([[1.0], [1.0], [1.0], [1.0], [-1.0]])
+    fishers = [torch.ones(1)] * 4 + [-torch.ones(1)]
+    assert merge_rows(delta, fishers, [0.2] * 5, 1e-12).tolist() == pytest.approx([1.0])
+
+
 def test_unit_norm():
     assert norm(torch.tensor([3.0, 4.0])) == 5.0
     assert norm(torch.zeros(2)) == 1.0

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from fcilbench.federation.experiment import build
+from fcilbench.plugins.aggregators import stgm as stgm_module
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.stgm import Stgm, core, kept_tasks, match, train_copy
+from fcilbench.plugins.stressors.clients import Straggler
 from fcilbench.spec.protocol import Partition
 
 DIGIT = 64 + 8
@@ -114,6 +116,22 @@ def test_a_copy_is_trained_as_the_engine_trains(make_experiment, one_round, sett
     one_round(build(make_experiment(Watched(), **{"batch_size": 64, "local_epochs": 4, "augment": False} | settings)))
     assert len(gaps) == 3
     assert max(gaps) < 1e-4
+
+
+def test_a_copy_of_a_slow_client_takes_the_share_of_steps_of_its_training(make_experiment, one_round, monkeypatch):
+    """Each of two clients has 20 samples; a copy of 10 takes 2 steps in each of 2 passes, the slow one's 2 in all."""
+    counts, steps, step = {}, list[int](), stgm_module._step
+
+    class Watched(Stgm):
+        def finish(self, client):
+            steps.clear()
+            train_copy(client, client.own.take(np.arange(10)))
+            counts[client.steps] = len(steps)
+
+    monkeypatch.setattr(stgm_module, "_step", lambda *arguments: (steps.append(1), step(*arguments)))
+    options = {"clients": 2, "partition": Partition(kind="iid"), "batch_size": 5, "local_epochs": 2}
+    one_round(build(make_experiment(Watched(), stressor=Straggler(Straggler.Params(done=0.5)), **options)))
+    assert counts == {8: 4, 4: 2}
 
 
 def test_a_client_returns_the_match_of_its_displacements(play):

@@ -79,6 +79,20 @@ def test_tasks_are_merged_from_theta_pre_and_the_head_stays(storage):
     assert any("BatchNorm" in warning for warning in host.warnings)
 
 
+@pytest.mark.parametrize("elect", ["sign", "off"])
+def test_a_task_in_which_nobody_learned_does_not_count(elect):
+    host, method = server([0.0] * 9), Ties(Ties.Params(over="tasks", keep=1.0, elect=elect))
+    method.begin(host)
+    found = []
+    for task, step in zip(TASKS, ([1.0, 2.0, 3.0, 4.0, *[0.0] * 5], [0.0] * 9), strict=True):
+        host.enter(task, task.index)
+        method.begin_task(host)
+        host.step(torch.tensor(step))
+        method.end_task(host, {})
+        found.append(method.predictors(host).modules["merged"]().tolist())
+    assert found == [[1.0, 2.0, 3.0, 4.0, *[0.0] * 5]] * 2
+
+
 def test_tasks_that_go_on_start_at_the_last_model():
     method, host, starts = Ties(Ties.Params(over="tasks", task_start="current")), server([0.0] * 9), []
     two_tasks(method, host, starts)
