@@ -93,7 +93,8 @@ def board_notes(blocks: Sequence[tuple[Block, Mapping[str, str]]], overall: Sequ
     if any(e.control for block, _ in blocks for e in block.entries):
         told = "where the task is told (oracle)" + (" or one selector picks it for all" if picking else "")
         notes.append(
-            f"{CONTROL_MARK} marks controls, which a claim must beat: training-free methods on frozen features, and "
+            f"{CONTROL_MARK} marks controls, which a claim must beat: methods whose network is frozen, "
+            "at the latest after the first task, and "
             f"{told} the head of FedAvg's one model, the fair control of task modules"
         )
     if picking:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -73,6 +74,9 @@ class Selector:
             legal = {str(each[key]) for each in known if key in each}
             if legal and not any(_equal(each, value) for each in legal):
                 found.append(f"{whose} has no {key} {value!r}{nearest(value, legal)}")
+        counts = (Counter(key for key, _ in terms) for terms in self.alternatives)
+        if twice := [] if found else [key for each in counts for key, number in each.items() if number > 1]:
+            found.append(f"a cell has one {twice[0]}; say --only once for each of several")
         wanted = " or ".join(",".join(map(":".join, terms)) for terms in self.alternatives)
         return f"--only: {'; '.join(found) or f'{whose} has no cell with {wanted}'}"
 
