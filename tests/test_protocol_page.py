@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fcilbench.spec.protocol import Partition, Protocol, Runtime
-from fcilbench.suite.schema import Scoring, SuiteLimits
+from fcilbench.suite.schema import Scoring, SeedPlan, Suite, SuiteLimits, Tuning
 
 TEXT = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -18,6 +18,8 @@ SECTIONS = {
     "evaluate": Scoring,
     "runtime": Runtime,
     "limits": SuiteLimits,
+    "seeds": SeedPlan,
+    "tuning": Tuning,
 }
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
@@ -48,3 +50,7 @@ def test_every_key_stands_in_the_page_as_it_is_declared(section):
     (body,) = re.findall(rf"^## `{section}:`\n((?:(?!## ).*\n)*)", TEXT, re.MULTILINE)
     told = [each for each in body.splitlines() if each.startswith("| `")]
     assert told == [line(*each) for each in SECTIONS[section].model_json_schema()["properties"].items()]
+
+
+def test_every_key_of_a_suite_stands_in_the_page():
+    assert [key for key in Suite.model_fields if f"`{key}`" not in TEXT and f"## `{key}:`" not in TEXT] == []

@@ -96,6 +96,7 @@ def test_wrong_expressions(expression, message):
             "the grid has no seed '7' (one of: 0, 1); the grid has no seed '8' (one of",
         ),
         (["aggregator:sum,seed:1", "status:oom"], "the grid has no cell with aggregator:sum,seed:1 or status:oom"),
+        (["aggregator:sum,aggregator:fedavg"], "a cell has one aggregator; say --only once for each of several"),
     ],
 )
 def test_an_empty_selection_names_the_terms_that_no_cell_meets(expressions, message):
