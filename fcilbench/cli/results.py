@@ -11,7 +11,8 @@ import typer
 from fcilbench.cli import complete, console, options
 from fcilbench.cli.progress import cell_name
 from fcilbench.cli.terminal import SCREEN
-from fcilbench.errors import CELLS_FAILED
+from fcilbench.errors import CELLS_FAILED, UsageError
+from fcilbench.execution.lease import running_cells
 from fcilbench.results.chosen import select_rows
 from fcilbench.results.frames import SUFFIXES, write_rows
 from fcilbench.results.merge import Conflict
@@ -45,6 +46,9 @@ def merge(
     Exit codes: 0; 3 if two folders disagree on the result of a cell.
     """
     stores = [Store(located(folder, "leaderboards")) for folder in folders]
+    for cell, owner in running_cells(Store(out)).items():
+        hint = "merge when it has ended, or into another folder"
+        raise UsageError(f"cell {cell[:12]} of {out} is being trained by {owner}", hint=hint)
     report = merge_stores(stores, Store(out), parse_tolerances(tolerance))
     if form in (options.Form.JSON, options.Form.JSONL):
         body = {

@@ -154,7 +154,7 @@ def _finished_meanwhile(assignment: Assignment, store: Store) -> Row | None:
         return None
     row = None
     for each in store.scan():  # `row.json` may have outlived a rows.jsonl that the user deleted
-        row = each if each.cell_id == assignment.cell_id else row
+        row = each if each.cell_id == assignment.cell_id and not (row and each.unstarted) else row
     return news(assignment, row)
 
 

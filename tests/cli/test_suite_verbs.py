@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from fcilbench.execution import lease
 from fcilbench.registry import catalog
 from fcilbench.results import processor
+from fcilbench.results.store import Store
 from fcilbench.spec.metrics import METRICS
 
 WRONG = [
@@ -292,6 +294,12 @@ class TestAfterARun:
         assert "conflict" in done.stdout
         assert cli("results", "merge", "other", "--out", "merged", "--tolerance", "*=1").returncode == 0
         assert cli("results", "merge", "other", "--tolerance", "nonsense").returncode == 2
+        cell = next(iter(Store(cli.folder / "merged").latest()))
+        held = lease.acquire(Store(cli.folder / "merged").cell_dir(cell))
+        done = cli("results", "merge", "other", "--out", "merged")
+        assert done.returncode == 2
+        assert f"cell {cell[:12]} of merged is being trained by process" in done.stderr
+        held.release()
 
 
 @pytest.mark.slow
