@@ -19,6 +19,8 @@ DASH = "–"
 _ARROWS = {"higher": " ↑", "lower": " ↓", "neither": ""}
 _ALWAYS = ("clients", "rounds", "local_epochs", "batch_size", "precision")
 """Protocol fields that are shown though they have their default."""
+_COLUMNS = 13
+"""Most columns of a table in Markdown; of a wider one each column group is a table."""
 _WORDS = (0, 2)
 """Columns of text: method and failures; the others are figures."""
 
@@ -212,12 +214,18 @@ def _table(block: Block, groups: tuple[Group, ...], width: int | None) -> list[s
 def _markdown(board: Board) -> str:
     lines = [f"# {escape_markdown(board.title)}", ""]
     for block in board.blocks:
-        heads = table_of(block, block.groups)
-        titles = [f"{head.group}: {head.title}" if head.group else head.title for head in heads]
-        right = [index for index in range(len(heads)) if index not in _WORDS]
-        rows = [[head.text(entry) for head in heads] for entry in block.entries]
         lines += [f"## {escape_markdown(block.heading)}", "", markdown_paragraph(facts_of(block)), ""]
-        lines += [*markdown(titles, rows, right), "", *_items(notes_of(block)), ""]
+        whole = table_of(block, block.groups)
+        parts = [block.groups] if len(whole) <= _COLUMNS else [(group,) for group in block.groups]
+        for groups in parts:
+            heads = table_of(block, groups)
+            titles = [f"{head.group}: {head.title}" if head.group else head.title for head in heads]
+            if len(parts) > 1:
+                lines += [f"### {escape_markdown(group_title(groups[0].key))}", ""]
+                titles = [head.title for head in heads]
+            right = [index for index in range(len(heads)) if index not in _WORDS]
+            lines += [*markdown(titles, [[head.text(entry) for head in heads] for entry in block.entries], right), ""]
+        lines += [*_items(notes_of(block)), ""]
     for heading, overall in overall_tables(board):
         lines += [f"## {escape_markdown(heading)}", "", *markdown(_OVERALL, overall, (1,)), ""]
     return "\n".join([*lines, "## Notes", "", *_items(board.notes)]) + "\n"

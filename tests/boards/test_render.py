@@ -35,6 +35,28 @@ def test_where_a_table_is_too_wide_each_group_has_its_own(board):
     assert [sum(line.strip() == f"task: {key}" for line in tables) for key in ("none", "oracle")] == [2, 2]
 
 
+def test_a_wide_table_is_one_of_each_group_in_markdown(make_cell, make_row):
+    """Three groups of a figure and a rank and three shared columns are 9 columns; of three figures each they are 15."""
+    keys = ("none", "inferred", "oracle")
+
+    def shown(*names):
+        rows = [
+            make_row(
+                make_cell(method, seed, evaluate=keys),
+                {f"{name}/{key}": 0.1 * len(key) + 0.01 * seed * (method == "a") for name in names for key in keys},
+            )
+            for method in "ab"
+            for seed in range(3)
+        ]
+        return render(AccuracyBoard().build(rows), "md")
+
+    assert "### task" not in shown("faa")
+    text = shown("faa", "aia", "forgetting")
+    assert [line for line in text.splitlines() if line.startswith("###")] == [f"### task: {key}" for key in keys]
+    tables = [line for line in text.splitlines() if line.startswith("| b |")]
+    assert [line.split("|")[4].strip() for line in tables] == [f"{10 * len(key)}.00 (n=3)" for key in keys]
+
+
 def test_a_brief_board_fits_a_screen_of_80_columns(board):
     """The figure that ranks each group, failures in view, and no note but the one on the interval."""
     text = render(brief(board), width=80)
