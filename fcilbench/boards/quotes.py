@@ -83,18 +83,17 @@ class Quotes:
         old, new = self._block(before, data), self._block(after, data)
         if old.digest != new.digest:
             raise UsageError(f"{before} and {after} have different scenarios of {data}, so there is no difference")
-        _, _, first, column = self._accuracy(before, data, identity, method)
-        second = self._accuracy(after, data, identity, method)[2]
-        gap = _common(difference(second, first), f"{method} in {before} and in {after}")
-        return _quoted(gap, column, gap.n, sign=True)
+        return self._gain((before, data), (after, data), identity, method)
+
+    def gain(self, board: str, before: str, after: str, identity: str, method: str) -> str:
+        """Returns what a method gains from one scenario to another, paired over the seeds: `-13.8 ± 6.2`."""
+        return self._gain((board, before), (board, after), identity, method)
 
     def family(
         self, board: str, data: Sequence[str], identities: Sequence[str], pairs: Sequence[Sequence[str]]
     ) -> Family:
         """Returns the paired tests of pairs of methods, on each data set, under each identity, as one family."""
-        tests: list[Test] = [
-            (board, each, key, one, other) for each in data for key in identities for one, other in pairs
-        ]
+        tests = [(board, each, key, one, other) for each in data for key in identities for one, other in pairs]
         adjusted = dict(zip(tests, holm([self._raw_p(*test) for test in tests]), strict=True))
         return Family(adjusted, [test for test, p in adjusted.items() if p < 1 - CONFIDENCE])
 
@@ -129,7 +128,7 @@ class Quotes:
         return self.ranked(board, data, identity, role)[-1]
 
     def above(self, board: str, data: str, identity: str, method: str) -> list[str]:
-        """Returns the methods, without controls and references, whose mean is better than that of a named method."""
+        """Returns the methods, without controls and references, whose mean is better than that of a named one."""
         block, _, bar, column = self._accuracy(board, data, identity, method)
         group, sign = _group(block, identity, board), 1 if column.better == "higher" else -1
         means = {e.aggregator: _of(e, group, column).mean for e in block.entries if e.kind(group.key) == "method"}
@@ -138,12 +137,9 @@ class Quotes:
 
     def loss_under(self, board: str, data: str, identity: str, method: str) -> str:
         """Returns the points that a method loses under stress, the mean over all stressors: `4.0 ± 6.8`."""
-        block = self._block(board, data, "robustness")
-        entry, group = (
-            _entry(block, method, f"{board} / {data}"),
-            _group(block, identity, f"the robustness board of {board}"),
-        )
-        column = next(column for column in group.columns if column.metric == "loss")
+        block, where = self._block(board, data, "robustness"), f"the robustness board of {board}"
+        entry, group = _entry(block, method, f"{board} / {data}"), _group(block, identity, where)
+        column = _column(group, "loss", where)
         found = _of(entry, group, column)
         return _quoted(_defined(found, f"{method} in {board} / {data} has no loss under {identity}"), column, found.n)
 
@@ -172,10 +168,7 @@ class Quotes:
         return shown.pop()
 
     def param(self, board: str, data: str, method: str, path: str) -> str:
-        """Returns a value that a method's rows were trained with, e.g. of `protocol.lr` or `aggregator.target`.
-
-        A value that a lock file chose is there, too.
-        """
+        """Returns a value that a method's rows were trained with, also from a lock file, e.g. of `protocol.lr`."""
         block = self._block(board, data)
         cells = _entry(block, method, f"{board} / {data}").cells
         return self._value(board, f"{method} in {board} / {data}", cells, path)
@@ -265,6 +258,12 @@ class Quotes:
         _, _, first, column = self._accuracy(board, data, identity, one)
         second = self._accuracy(board, data, identity, other)[2]
         return _common(difference(first, second), f"{one} and {other} in {board} / {data}"), column
+
+    def _gain(self, before: tuple[str, str], after: tuple[str, str], identity: str, method: str) -> str:
+        _, _, first, column = self._accuracy(*before, identity, method)
+        gap = difference(self._accuracy(*after, identity, method)[2], first)
+        what = f"{method} in {' / '.join(before)} and in {' / '.join(after)}"
+        return _quoted(_common(gap, what), column, gap.n, sign=True)
 
     def _draws(self, board: str, data: str, method: str) -> tuple[float, ...]:
         home = self._home(board)

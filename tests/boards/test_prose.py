@@ -72,6 +72,8 @@ def shown(rows_of):
         ('minus("main", "digits", "none", "sum", "sum")', "0.0"),
         ('change("main", "again", "digits", "none", "sum")', "-12.0 ± 5.0"),  # -0.10 -0.12 -0.14
         ('change("again", "main", "digits", "none", "sum")', "+12.0 ± 5.0"),
+        ('gain("main", "digits", "digits / flip", "none", "sum")', "-12.0 ± 5.0"),
+        ('gain("main", "digits / flip", "digits", "none", "ncm")', "+10.0"),
         ('p("main", "digits", "none", "sum", "ewc")', "p = 0.056"),  # 0.10 0.07 0.04: t = 4.0415
         ('p("main", "digits", "none", "ewc", "ncm")', "p = 0.014"),  # 0.10 0.14 0.15: t = 8.5105, p = 0.01353
         ('p("main", "digits", "none", "sum", "ncm")', "p &lt; 0.001"),  # t = 34.64, p = 0.000832
