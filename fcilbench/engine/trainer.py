@@ -199,12 +199,15 @@ class Trainer:
         if self._captured is not None and self._captured.fits(work, objective.context):
             self._captured.bind(objective.context)
             return self._captured
-        if not self._pads and len(minibatch.rows) < work.batch_size:
+        if not self._pads and len(minibatch.rows) != work.batch_size:
             return None
         self._captured = None  # frees its graph first
         captured = CapturedStep(self, objective, work, minibatch)
+        device = self.model.vector.device
         try:
-            captured.capture(minibatch)
+            # Else dropout would depend on whose step is captured, which after a resume is another client's.
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                captured.capture(minibatch)
             self._captured = captured
         except CaptureError as error:
             self._capture = False

@@ -91,6 +91,9 @@ def restore(path: Path, federation: Federation) -> Progress | None:
 
     Without a sound checkpoint of this experiment it returns `None` and leaves the federation as it was, with a warning
     if there is a file.
+
+    Raises:
+        OutOfMemoryError: If the device has no room for the states that it holds.
     """
     if not path.exists():
         return None
@@ -118,6 +121,8 @@ def restore(path: Path, federation: Federation) -> Progress | None:
         if best is not None:
             federation.trainer.restore(record["moments"])
         federation.channel.restore(record["channel"], record["vector"], record["counters"])
+    except torch.OutOfMemoryError:
+        raise  # of a device that others share: the next attempt may have more, and nothing is wrong with the file
     except Exception as error:
         reason = error if isinstance(error, DamagedError) else f"it cannot be read ({type(error).__name__})"
         server.warn(f"a checkpoint was ignored, the cell starts over: {reason}")

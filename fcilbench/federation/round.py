@@ -6,6 +6,7 @@ Everything that passes between server and clients goes through the channel, whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
     `training` and `aggregation`.
     """
     server, channel, aggregator = federation.server, federation.channel, federation.experiment.aggregator
-    server.round, server.logs = context.round, {}
+    server.round = context.round
     clients = sample_clients(federation, context)
     if not clients:
         server.warn(f"task {context.phase.task.index + 1}: no client of a round had samples; the model was kept")
@@ -91,11 +92,13 @@ def run_round(federation: Federation, context: RoundContext, rows: torch.Tensor,
 
 
 def _mean_loss(uploads: Collection[Upload]) -> float | None:
-    losses = [upload.loss.double().cpu() for upload in uploads if upload.loss is not None]
-    if not losses:
+    """Returns the mean of the clients' losses, weighted by samples; `None` if no client has a finite one."""
+    pairs = [(float(upload.loss), upload.samples) for upload in uploads if upload.loss is not None]
+    finite = [(loss, samples) for loss, samples in pairs if math.isfinite(loss)]
+    if not finite:
         return None
-    weights = torch.tensor([upload.samples for upload in uploads], dtype=torch.float64)
-    return float((torch.stack(losses) * weights).sum() / weights.sum())
+    losses, weights = torch.tensor(finite, dtype=torch.float64).T
+    return float((losses * weights).sum() / weights.sum())
 
 
 def sample_clients(federation: Federation, context: RoundContext) -> list[int]:

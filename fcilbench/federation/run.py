@@ -58,6 +58,9 @@ def run_experiment(experiment: Experiment, workdir: Path, on_event: Listener | N
     if progress is None:
         progress = Progress()
         experiment.aggregator.begin(federation.server)
+    elif progress.phase:  # between two tasks, or after the last one, the server is where the task before has left it
+        before = federation.schedule.phases[progress.phase - 1]
+        federation.server.enter(before.task, before.after)
     _Run(federation, progress, workdir, on_event, started).phases()
     if not progress.merged:
         first = progress.not_finite
@@ -155,6 +158,7 @@ class _Run:
         if measured is not None:
             event["accuracy"] = measured
         self._record(event)
+        self._server.logs = {}  # what is logged as the next task begins is of its first round
 
     def _measure_state(self) -> None:
         """Notes what server and clients keep at this moment, where it is more than ever before."""
@@ -189,7 +193,6 @@ class _Run:
         federation, server, aggregator = self._federation, self._server, self._experiment.aggregator
         before, channel = dict(self._watch.seconds), federation.channel
         sent = (channel.bytes_up, channel.bytes_down)
-        server.logs = {}
         self._take_best()
         with self._watch("task_end"):
             asked = aggregator.wants_task_statistics(server)
@@ -232,6 +235,7 @@ class _Run:
         if margins is not None:
             event["margins"] = margins
         self._record(event)
+        server.logs = {}
 
     def _select(self, context: RoundContext) -> dict[str, dict[str, int]]:
         """Lets selectors learn of the task that ends; returns the bytes of each by label."""

@@ -52,6 +52,18 @@ def test_what_is_deployed_is_kept_only_where_it_is_asked_for(make_experiment, tm
     assert not (tmp_path / MODULE).exists()
 
 
+@pytest.mark.parametrize("method", [FedAvg, Sum])
+def test_a_run_that_broke_off_after_its_last_task_keeps_the_same_module(make_experiment, tmp_path, method):
+    """As where the disk was full when the module was written: only the checkpoint of the last task is there."""
+    experiment, files = make_experiment(method(), runtime=KEEP), []
+    for _ in range(2):
+        digest = run_experiment(experiment, tmp_path).model_digest
+        kept = read_module(tmp_path / MODULE)
+        files.append((digest, kept.tasks, kept.facts, {n: t.tolist() for n, t in kept.tensors.items()}))
+    assert files[0] == files[1]
+    assert len(files[0][1]) == 5
+
+
 def test_theta_infer_is_rebuilt_from_the_file(finished, tmp_path):
     method, server, initial = finished
     read = read_module(tmp_path / MODULE)

@@ -8,6 +8,7 @@ model object (alibaba/FederatedScope#664). s14: results that depend on the order
 import itertools
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fcilbench.federation import round as round_module
 from fcilbench.federation.experiment import RoundContext, build
 from fcilbench.federation.round import RoundResult, collect_task_statistics, run_round
 from fcilbench.federation.run import run_experiment
+from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.stressors.none import NoStress
 
 
@@ -243,3 +245,32 @@ def test_a_phase_of_no_epochs_trains_nothing_and_sends_statistics_alone(make_exp
     assert [event["logs"] for event in rounds] == [{}, {}, {"clients/trained": 0}]
     assert [event["bytes_up"] for event in rounds][2] == 3 * 8
     assert outcome.cost.visits == 9
+
+
+def test_a_client_whose_loss_is_not_finite_does_not_hide_that_of_the_others():
+    """Losses 1 and 3 of 10 and 30 samples: 2.5."""
+
+    def mean(*pairs):
+        return round_module._mean_loss([SimpleNamespace(loss=torch.tensor(a), samples=n) for a, n in pairs])
+
+    assert mean((1.0, 10), (3.0, 30)) == mean((1.0, 10), (float("nan"), 99), (3.0, 30)) == 2.5
+    assert mean((float("inf"), 10)) is None
+    assert round_module._mean_loss([SimpleNamespace(loss=None, samples=10)]) is None
+
+
+def test_what_a_method_logs_as_a_task_begins_is_in_its_first_round(make_experiment, tmp_path):
+    class Logging(FedAvg):
+        def begin_task(self, server):
+            server.log("mine/begun", server.task.index)
+
+        def end_task(self, server, statistics):
+            server.log("mine/ended", server.task.index)
+
+    events = []
+    run_experiment(make_experiment(Logging(), rounds=2), tmp_path, events.append)
+    logs = [(each["event"], each["logs"]) for each in events if "logs" in each]
+    assert logs == [
+        entry
+        for task in range(5)
+        for entry in (("round", {"mine/begun": task}), ("round", {}), ("task", {"mine/ended": task}))
+    ]

@@ -74,15 +74,17 @@ class Isic2019(ImageDataset):
 def split_by_group(groups: Mapping[str, str], labels: Mapping[str, int], count: int) -> set[str]:
     """Returns the names of `count` samples for the test set, the same share of each label, no group on both sides.
 
-    Within a label, groups come in the order of the SHA-256 of their id; one that is larger than what is still missing
-    is passed over. Shares are rounded by largest remainder.
+    A group whose samples have several labels counts for that of its first one. Within a label, groups come in the order
+    of the SHA-256 of their id; one that is larger than what is still missing is passed over. Shares are rounded by
+    largest remainder.
 
     Raises:
         DataError: If no choice of groups in this order gives the count.
     """
     members: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    label_of: dict[str, int] = {}
     for name, group in groups.items():
-        members[labels[name]][group].append(name)
+        members[label_of.setdefault(group, labels[name])][group].append(name)
     sizes = {label: sum(map(len, own.values())) for label, own in members.items()}
     shares = {label: size * count / len(groups) for label, size in sizes.items()}
     quota = {label: int(share) for label, share in shares.items()}

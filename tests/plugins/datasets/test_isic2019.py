@@ -68,6 +68,23 @@ def test_split_by_group_by_hand():
         split_by_group({"x": "g", "y": "g"}, {"x": 0, "y": 0}, 1)
 
 
+def test_a_group_with_two_labels_stays_on_one_side():
+    """The order of groups is that of their digests, so some of these lesions come early and some late."""
+    chosen = set()
+    for lesion in "KLMNOP":
+        groups = {
+            "p": lesion,
+            "q": lesion,
+            **{f"{name}{label}": f"{name}{label}" for name in "abc" for label in (0, 1)},
+        }
+        labels = {"p": 0, "q": 1} | {f"{name}{label}": label for name in "abc" for label in (0, 1)}
+        test = split_by_group(groups, labels, 4)
+        assert len(test) == 4
+        assert ("p" in test) == ("q" in test)
+        chosen.add("p" in test)
+    assert chosen == {True, False}
+
+
 def test_full_size_gives_the_declared_counts():
     """As many images as the official set has, a third of them in lesions of up to four images."""
     groups, labels = {}, {}
