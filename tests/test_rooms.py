@@ -69,6 +69,7 @@ EXCEPTIONS = {
     ("worker/jobs.py", "engine"): "inside the child: portable numbers",
     ("worker/jobs.py", "results"): "inside the child: what it reports of the machine and of failures goes into rows",
     ("execution/supervisor.py", "suite"): "the type of a plan",
+    ("data/open.py", "registry"): "the digest of the code that a cache is made by, as rows have it",
     ("cli/module.py", "federation"): "reads the tensors of a module file, within the verbs",
     ("cli/plugins.py", "testing"): "runs the conformance kit, within the verb",
 }

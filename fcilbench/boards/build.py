@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fcilbench.boards.model import Block, Board, Column, Entry, Group, Overall
@@ -89,6 +89,7 @@ class BaseBoard(ABC):
         return Block(
             scenario=labels(members),
             digest=digest(scenario),
+            place=digest({key: value for key, value in scenario.items() if key not in ("stress", "hardware")}),
             facts={**texts(shown), **shared},
             groups=groups,
             entries=tuple(entries),
@@ -207,10 +208,10 @@ class RobustnessBoard(BaseBoard):
 
     def groups(self, members: Sequence[BoardCell]) -> tuple[Group, ...]:
         """Returns for each task identity the summary and the details by stressor; none without a stressed cell."""
-        versions: dict[str, set[str]] = defaultdict(set)
+        alike: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for cell in members:
-            versions[_stress(cell)].add(cell.plugins["stress"].version)
-        stresses = sorted({_stress(cell, len(versions[_stress(cell)]) > 1) for cell in members} - {""})
+            alike[_stress(cell)].add((cell.plugins["stress"].name, cell.plugins["stress"].version))
+        stresses = sorted({_stress_among(cell, alike[_stress(cell)]) for cell in members} - {""})
         summary = _faa_columns(
             {"stressed": "FAA mean under stress", "worst": "FAA worst", "loss": "FAA loss", "clean": "FAA clean"}
         )
@@ -229,8 +230,8 @@ class RobustnessBoard(BaseBoard):
             values: dict[int, dict[str, float | None]] = defaultdict(dict)
             for cell in members:
                 faa = metric_values(_row(cell), ("faa",)).get(f"faa/{identity}")
-                name = _stress(cell)
-                name = name if not name or name in stresses else _stress(cell, versioned=True)
+                names = (_stress(cell, full, versioned) for versioned in (False, True) for full in (False, True))
+                name = next((each for each in names if each in stresses), "")
                 values[cell.seed][name] = faa.value if faa else None
             summary: dict[str, dict[int, float | None]] = defaultdict(dict)
             for seed, own in values.items():
@@ -262,17 +263,23 @@ def _row(cell: BoardCell) -> Row:
     return cell.row
 
 
-def _stress(cell: BoardCell, versioned: bool = False) -> str:
+def _stress(cell: BoardCell, full: bool = False, versioned: bool = False) -> str:
     """Returns a stressor with its severity, e.g. `label-shift[clients=2]`, and nothing for a clean cell.
 
-    Where rows have several versions of one, each is another stress: `label-shift[clients=2] (version 1)`.
+    Where it has to be told from others it has its full name, its version, or both: `acme/shift[clients=2] (version 1)`.
     """
     record = cell.plugins["stress"]
     options = ", ".join(f"{name}={value}" for name, value in record.identity.items())
-    short = record.name.rpartition("/")[2]
+    name = record.name if full else record.name.rpartition("/")[2]
     if record.name == "fcilbench/none":
         return ""
-    return short + f"[{options}]" * bool(options) + f" (version {record.version})" * versioned
+    return name + f"[{options}]" * bool(options) + f" (version {record.version})" * versioned
+
+
+def _stress_among(cell: BoardCell, alike: Collection[tuple[str, str]]) -> str:
+    """Returns the stressor of a cell, told from those that share its short name: names and versions, its own too."""
+    name = cell.plugins["stress"].name
+    return _stress(cell, len({own for own, _ in alike}) > 1, len({v for own, v in alike if own == name}) > 1)
 
 
 _SELECTOR_COSTS = tuple(

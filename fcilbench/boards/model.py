@@ -135,12 +135,14 @@ class Block(Closed):
     Attributes:
         scenario: Labels of dataset, backbone, partition and stress.
         digest: Identity of the scenario: protocol, data, plugins, tasks and seeds, without the method.
+        place: Identity of the scenario without stress and hardware; empty in boards of before.
         facts: What the scenario fixes, for display (`protocol.rounds`, `data`, ...).
         entries: Methods, in alphabetical order: the order is no rank.
     """
 
     scenario: dict[str, str]
     digest: str
+    place: str = ""
     facts: dict[str, str]
     groups: tuple[Group, ...]
     entries: tuple[Entry, ...]

@@ -60,7 +60,7 @@ def data(block: Block, key: str, metric: str | None = None) -> Data:
                 "hi": hi,
                 "values": [scale_of(column) * value for value in found.values.values()],
                 "text": format_estimate(found, column, entry.seeds),
-                "tip": _tip(entry, key, column, marked(names[entry.aggregator], kind)),
+                "tip": _tip(entry, key, column, marked(names[entry.aggregator], kind), column == group.columns[0]),
             }
         )
     best = [next((row for row in rows if row["kind"] == kind and row["mean"] is not None), None) for kind in KINDS[1:]]
@@ -69,12 +69,12 @@ def data(block: Block, key: str, metric: str | None = None) -> Data:
     return {"rows": rows, "lines": lines, "layout": [{"rows": len(rows), "room": room, "axis": axis_of(column)}]}
 
 
-def _tip(entry: Entry, key: str, column: Column, label: str) -> str:
-    """Returns what is told of a point: figures, place, and the value of each seed."""
+def _tip(entry: Entry, key: str, column: Column, label: str, ranks: bool) -> str:
+    """Returns what is told of a point: figures, places if the column `ranks`, and the value of each seed."""
     found = entry.estimates[key][column.metric]
     unit = " %" if column.unit == "ratio" else ""
     lines = [label, f"{column.title} {format_estimate(found, column, entry.seeds)}{unit}"]
-    if key in entry.ranks:
+    if ranks and key in entry.ranks:
         lines.append(f"places {format_rank(entry.ranks[key])}")
     if found.n > 1:
         lines.append(f"seeds {', '.join(f'{seed}: {number(value, column)}' for seed, value in found.values.items())}")

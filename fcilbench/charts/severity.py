@@ -14,6 +14,7 @@ from fcilbench.errors import NothingSelectedError
 from fcilbench.escape import line
 from fcilbench.results.row import metric_values
 from fcilbench.spec.row import Row
+from fcilbench.tables import listed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -24,9 +25,10 @@ _NONE = "fcilbench/none"
 
 
 def stressors(block: Block, rows: Mapping[str, Row]) -> list[str]:
-    """Returns the names of the stressors of a block of the robustness board."""
-    found = {row.plugins["stress"].name for entry in block.entries for row in ended(entry, rows)}
-    return sorted(name.rpartition("/")[2] for name in found - {_NONE})
+    """Returns the names of the stressors of a block of the robustness board, full ones where they share a short one."""
+    found = {row.plugins["stress"].name for entry in block.entries for row in ended(entry, rows)} - {_NONE}
+    short = [name.rpartition("/")[2] for name in found]
+    return sorted(name if short.count(own) > 1 else own for name, own in zip(found, short, strict=True))
 
 
 def data(block: Block, key: str, rows: Mapping[str, Row], stressor: str, chosen: Iterable[str] | None = None) -> Data:
@@ -48,9 +50,12 @@ def data(block: Block, key: str, rows: Mapping[str, Row], stressor: str, chosen:
     """
     ranking = best_first(block.entries, key, group_of(block, key).columns[0])
     cells = {entry.aggregator: ended(entry, rows) for entry in ranking}
-    options = [row.params.stress for own in cells.values() for row in own if _is(row, stressor)]
+    under = [row for own in cells.values() for row in own if _is(row, stressor)]
+    options, names = [row.params.stress for row in under], sorted({row.plugins["stress"].name for row in under})
     if not options:
         raise NothingSelectedError(f"no cell under {stressor} in these rows")
+    if len(names) > 1:
+        raise NothingSelectedError(f"{stressor} is the short name of {listed(names)}", hint="say one of them in full")
     option = _severity(options, stressor)
     found: dict[str, dict[float, Any]] = {}
     for name, own in cells.items():
@@ -72,7 +77,8 @@ def data(block: Block, key: str, rows: Mapping[str, Row], stressor: str, chosen:
 
 
 def _is(row: Row, stressor: str) -> bool:
-    return row.plugins["stress"].name.rpartition("/")[2] == stressor
+    name = row.plugins["stress"].name
+    return stressor in (name, name.rpartition("/")[2])
 
 
 def _severity(options: list[dict[str, Any]], stressor: str) -> str:

@@ -18,6 +18,8 @@ _CELL = re.compile(rb'"cell_id"\s*:\s*"([0-9a-f]{64})"')
 _COORDS = re.compile(rb'"coords"\s*:\s*(\{[^{}]*\})')
 _HEAD = 4096
 """Bytes of a row that hold its id and its labels."""
+_UNSAFE = re.compile(r"[^\w./#=,+ -]")
+"""What a label does not keep: the scripts of shells evaluate what they are given, and a row may be a stranger's."""
 _DIGITS = 12
 """Digits of an id that are offered."""
 
@@ -126,7 +128,8 @@ def _plugins(incomplete: str, *of: str) -> Found:
 
 def _here(incomplete: str) -> list[Path]:
     try:
-        return [path for path in sorted(Path().glob("*.y*ml")) if path.name.startswith(incomplete)]
+        found = [path for path in sorted(Path().glob("*.y*ml")) if path.name.startswith(incomplete)]
+        return [path for path in found if not _UNSAFE.search(path.name)]
     except OSError:
         return []
 
@@ -137,4 +140,5 @@ def _labels(head: bytes) -> str:
         coords = json.loads(found[1]) if found else {}
     except ValueError:
         return ""
-    return "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
+    label = "/".join(str(value) for axis, value in coords.items() if axis != "seed") + f"#{coords.get('seed', 0)}"
+    return _UNSAFE.sub("", label)

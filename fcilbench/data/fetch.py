@@ -113,7 +113,7 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
     """
     import requests  # not at the start of the command line: it takes a tenth of a second
 
-    part = folder / f".{archive.file}.part"
+    part, held = folder / f".{archive.file}.part", False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as file:
@@ -121,6 +121,7 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DataError("another process is fetching it") from None
+            held = True
             whole, before = False, -1
             for _ in range(_ATTEMPTS):
                 if whole or file.tell() <= before:  # another request would bring nothing
@@ -141,7 +142,7 @@ def _download(archive: Archive, folder: Path, progress: Progress | None) -> None
         raise DataError(f"cannot be written to {folder} ({error.strerror or error})") from error
     finally:
         with suppress(OSError):
-            if part.stat().st_size == 0:
+            if held and part.stat().st_size == 0:
                 part.unlink()
 
 

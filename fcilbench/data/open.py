@@ -6,16 +6,13 @@ temporary name. It is made again if the files of the data set change, or if its 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
-import inspect
 import itertools
 import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
@@ -31,6 +28,7 @@ from fcilbench.data.images import decoded
 from fcilbench.data.root import file_digest, find_layout
 from fcilbench.errors import DataError
 from fcilbench.files import CACHE, cache_root, replacing, write_atomic
+from fcilbench.registry.digest import code_digest
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples done and of all samples while a cache is made, at most some 400 times."""
@@ -141,10 +139,7 @@ def _key(dataset: Dataset, root: Path) -> str:
 def _made_from(dataset: Dataset, root: Path) -> dict[str, str]:
     """Returns digests of what a cache is made from: the files, the code that reads them, the decoder."""
     kinds = [kind.__module__ for kind in type(dataset).__mro__ if issubclass(kind, Dataset) and kind is not Dataset]
-    sources = []
-    for module in [*kinds, content.__name__, images.__name__]:
-        with contextlib.suppress(KeyError, OSError, TypeError):  # a class without a source file
-            sources.append(inspect.getsource(sys.modules[module]))
+    sources = [code_digest(module) for module in [*kinds, content.__name__, images.__name__]]
     files = sorted(_stamps(find_layout(dataset.layouts, root) or ()))
     return {"code": _digest(sources), "pillow": metadata.version("pillow"), "files": _digest(files)}
 

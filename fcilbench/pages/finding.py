@@ -46,8 +46,8 @@ def found_in(block: Block, place: str, task: str, column: Column) -> Found | Non
     if not any(group.key == task and column in group.columns for group in block.groups):
         return None
     entries = [e for e in best_first(block.entries, task, column) if _of(e, task, column).mean is not None]
-    methods = [entry for entry in entries if entry.kind(task) == "method"]
-    control = next((entry for entry in entries if entry.kind(task) == "control"), None)
+    methods, controls = (_whole(entries, role, task, column) for role in ("method", "control"))
+    control = controls[0] if controls else None
     if not methods:
         return None
     above = [entry for entry in methods if control and _gain(entry, control, task, column) > _ROUNDING]
@@ -60,6 +60,13 @@ def found_in(block: Block, place: str, task: str, column: Column) -> Found | Non
         told=tuple(entry.aggregator for entry in above if entry.aggregator in told),
         methods=len(methods),
     )
+
+
+def _whole(entries: Sequence[Entry], role: str, task: str, column: Column) -> list[Entry]:
+    """Returns the entries of a role, but not those with fewer seeds than another one of it, as in the boards' words."""
+    own = [entry for entry in entries if entry.kind(task) == role]
+    most = max((_of(entry, task, column).n for entry in own), default=0)
+    return [entry for entry in own if _of(entry, task, column).n == most]
 
 
 def sentence(found: Sequence[Found], task: str, stress: str, column: Column) -> tuple[str, str]:
@@ -77,10 +84,10 @@ def sentence(found: Sequence[Found], task: str, stress: str, column: Column) -> 
     else:
         with_one = [each for each in held if each.above]
         told = [each for each in held if each.told]
-        lead = f"No method is {above} the best control on any of {len(held)} data sets"
+        lead = f"No method is {above} the best control in any of {len(held)} scenarios"
         if with_one:
-            lead = f"On {len(with_one)} of {len(held)} data sets a method is {above} the best control"
-            lead += f", and on {len(told) or 'none'} of them the seeds tell it"
+            lead = f"In {len(with_one)} of {len(held)} scenarios a method is {above} the best control"
+            lead += f", and in {len(told) or 'none'} of them the seeds tell it"
     parts = [_part(each) for each in found[:SHOWN]]
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     figures = f"{'; '.join(parts)}{more}{' %' if column.unit == 'ratio' else ''}."

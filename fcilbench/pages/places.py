@@ -11,7 +11,6 @@ from urllib.parse import quote, urlencode
 
 from fcilbench.boards.model import Block, Board, Column
 from fcilbench.boards.render import facts_of
-from fcilbench.boards.scenario import METHOD_FIELDS
 from fcilbench.spec.protocol import scored_order
 from fcilbench.tables import cut
 
@@ -65,9 +64,7 @@ def places_of(board: Board) -> list[Place]:
 
 def scenario_key(block: Block) -> str:
     """Returns what a block shares with those that differ in stress, hardware or the methods' recipes alone."""
-    own = {*(f"protocol.{name}" for name in METHOD_FIELDS), "hardware"}
-    facts = {key: value for key, value in block.facts.items() if key not in own}
-    return json.dumps([[block.scenario.get(axis, "") for axis in _AXES], facts], sort_keys=True)
+    return json.dumps([[block.scenario.get(axis, "") for axis in _AXES], block.place])
 
 
 def _names(blocks: Sequence[Block]) -> list[str]:

@@ -16,10 +16,12 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from importlib import metadata
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _OURS = "fcilbench"
@@ -83,8 +85,8 @@ def _dump(node: object) -> str:
 
 
 def _is_params(node: ast.ClassDef) -> bool:
-    names = [node.name, *(ast.unparse(base).rpartition(".")[2] for base in node.bases)]
-    return any(name.endswith("Params") for name in names)
+    bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+    return node.name == "Params" or any(base.endswith("Params") for base in bases)
 
 
 def _is_card(node: ast.AST) -> bool:
@@ -99,8 +101,8 @@ def _is_option(node: ast.AST) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _file_digest(path: Path, _mtime_ns: int) -> str:
     content = path.read_bytes()
-    # An extension module or a broken file does not parse: its bytes are digested instead.
-    with contextlib.suppress(SyntaxError, ValueError):
+    # An extension module or a broken file does not parse, and generated code may be too deep: its bytes are digested.
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         content = normalised(content.decode()).encode()
     return hashlib.sha256(content).hexdigest()
 
@@ -159,25 +161,43 @@ def _locate(name: str) -> Path | None:
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+        spec = _find(f"{spec.name}.{part}", spec.submodule_search_locations)
     return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
+
+
+def _find(name: str, locations: Iterable[str]) -> ModuleSpec | None:
+    """Returns the spec of a module below a package, also of an editable install that maps it elsewhere."""
+    finders: list[Any] = [PathFinder, *sys.meta_path]
+    for finder in finders:
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec: ModuleSpec | None = finder.find_spec(name, list(locations))
+            if spec is not None:
+                return spec
+    return None
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
     """Yields the names of the modules that a file imports anywhere, whether they exist or not.
 
-    A name that a third party imports from `fcilbench.api` leads to the module from which that has it.
+    A name that a third party imports from `fcilbench.api` leads to the module from which that has it, and the module
+    itself to those of all its names.
     """
+    api, ours = f"{_OURS}.api", module.startswith(f"{_OURS}.")
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in _statements(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
+            yield from names
+            for name in [] if ours else [each for each in names if f"{each}.".startswith(f"{api}.")]:
+                yield from _origins(name, "*")
         elif isinstance(node, ast.ImportFrom):
             with contextlib.suppress(ImportError):  # more dots than packages
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-                if base.startswith(f"{_OURS}.api") and not module.startswith(f"{_OURS}."):
+                if base.startswith(api) and not ours:
                     yield from _origins(base, {alias.name for alias in node.names})
+                elif base == _OURS and not ours and any(alias.name == "api" for alias in node.names):
+                    yield from _origins(api, "*")
 
 
 def _origins(module: str, names: Collection[str]) -> Iterator[str]:
@@ -195,5 +215,5 @@ def _statements(path: Path) -> Iterable[ast.AST]:
     """Returns all nodes of a file's syntax tree; none if it is no source."""
     try:
         return ast.walk(ast.parse(path.read_bytes()))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return ()

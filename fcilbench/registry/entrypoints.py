@@ -143,6 +143,12 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _target(point: metadata.EntryPoint) -> str:
+    """Returns `module:Class` without the blanks and extras that an entry point may have."""
+    found = point.pattern.match(point.value)
+    return f"{found['module']}:{found['attr']}" if found and found["attr"] else point.value
+
+
 def _path_state() -> tuple[tuple[str, int], ...]:
     """Returns the search path with the folders' times, which change when a package is installed or removed."""
     return tuple((entry, os.stat(entry).st_mtime_ns) for entry in sys.path if os.path.exists(entry))
@@ -151,7 +157,7 @@ def _path_state() -> tuple[tuple[str, int], ...]:
 @functools.lru_cache(maxsize=4)
 def _registered(_state: tuple[tuple[str, int], ...]) -> tuple[PluginRef, ...]:
     return tuple(
-        PluginRef(kind, normalise(point.dist.name), point.dist.version, point.name, point.value)
+        PluginRef(kind, normalise(point.dist.name), point.dist.version, point.name, _target(point))
         for kind in KINDS
         for point in metadata.entry_points(group=f"{_OWN}.{kind}")
         if point.dist is not None and point.dist.name  # a half-removed package leaves metadata without a name

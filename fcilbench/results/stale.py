@@ -21,7 +21,7 @@ from fcilbench.spec.cell import KINDS_WITH_PARAMS, Cell
 from fcilbench.spec.identity import ENGINE_VERSION, IDENTITY_VERSION, PROTOCOL_VERSION, canonical, record_id
 from fcilbench.spec.params import default_of, same
 from fcilbench.spec.row import PluginRecord, Row
-from fcilbench.tables import cut
+from fcilbench.tables import cut, flatten
 
 Reasons = tuple[str, ...]
 """Why a row is stale, a short sentence each."""
@@ -73,13 +73,25 @@ def _changed_options(record: PluginRecord, params: Mapping[str, Any], here: Desc
         for name, value in known.items()
         if name in here.defaults and name not in record.identity and not same(value, here.defaults[name])
     }
+    for name in record.identity:
+        found |= _changed_leaves(name, known.get(name), here.defaults.get(name), record.identity[name])
     if not found:
         return {}
     # A plugin may leave a chosen value out of its identity (the name of a column, say): it knows which ones count.
     answer = catalog.resolve(here.ref, known)
     if answer.prerequisite:
         return {}
-    return found if answer.problems else {name: both for name, both in found.items() if name in answer.identity}
+    counted = {*answer.identity, *flatten(answer.identity)}
+    return found if answer.problems else {name: both for name, both in found.items() if name in counted}
+
+
+def _changed_leaves(name: str, value: Any, default: Any, chosen: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns what of an option that is a map was not chosen, and has another default now."""
+    if not all(isinstance(each, Mapping) for each in (value, default, chosen)):
+        return {}
+    had, here, own = (flatten(each, name) for each in (value, default, chosen))
+    left = (key for key in had if key in here and key not in own)
+    return {key: (had[key], here[key]) for key in left if not same(had[key], here[key])}
 
 
 def _of_identity(row: Row) -> Iterator[str]:

@@ -128,6 +128,7 @@ def params_documented(subject: Subject[Plugin]) -> None:
     for name, space in search_space(subject.cls.Params).items():
         value = fields[name].default
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        outside = numeric and not (space.low or value) <= value <= (space.high or value)
+        low, high = (value if end is None else end for end in (space.low, space.high))
+        outside = numeric and not low <= value <= high
         if outside or (space.choices is not None and value is not None and value not in space.choices):
             raise CheckFailed(f"{name} = {value!r} is outside its search space {space}")

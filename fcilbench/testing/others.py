@@ -18,7 +18,7 @@ from fcilbench.api import (
     ImageInput,
     TextBackbone,
 )
-from fcilbench.data.open import open_dataset
+from fcilbench.data.open import load_numbered, open_dataset
 from fcilbench.data.root import data_root, find_layout
 from fcilbench.errors import DataError, UsageError
 from fcilbench.federation.probe import probe
@@ -213,8 +213,11 @@ def samples(subject: DatasetSubject) -> None:
         raise NotApplicable(f"the data are not under {root}")
     try:
         corpus, _ = open_dataset(plugin, root)
+        digests = {load_numbered(plugin, root)[1] for _ in range(0 if plugin.fingerprint else 2)}
     except DataError as error:
         raise CheckFailed(str(error)) from error
+    if len(digests) > 1:
+        raise CheckFailed("two loads have another content: draw random numbers from a generator with a fixed seed")
     if len(set(corpus.class_names)) != len(corpus.class_names):
         raise CheckFailed("two classes have the same name")
     for name, split in (("train", corpus.train), ("test", corpus.test)):

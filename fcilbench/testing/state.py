@@ -104,9 +104,16 @@ def isolation(subject: AggregatorSubject) -> None:
 def _detached(aggregator: Aggregator) -> Aggregator:
     """Returns a copy without wrapped hooks whose containers are its own; tensors and modules are shared."""
     other = object.__new__(type(aggregator))
-    for name, value in unwrapped(aggregator).items():
+    for name, value in {**_of_class(aggregator), **unwrapped(aggregator)}.items():
         setattr(other, name, copy.copy(value) if isinstance(value, dict | list | set) else value)
     return other
+
+
+def _of_class(aggregator: Aggregator) -> dict[str, Any]:
+    """Returns the containers that all objects of the plugin's classes share."""
+    kinds = [kind for kind in reversed(type(aggregator).__mro__) if issubclass(kind, Aggregator)][1:]
+    found = {name: value for kind in kinds for name, value in vars(kind).items() if not name.startswith("__")}
+    return {name: value for name, value in found.items() if isinstance(value, dict | list | set)}
 
 
 @CHECKS.add
@@ -116,7 +123,7 @@ def attributes(subject: AggregatorSubject) -> None:
     Fix: keep state in `server.state` and `client.state`; read the network through `net`, `client` and `server`.
     """
     aggregator = subject.whole.aggregator
-    for path, kind in _held("self", unwrapped(aggregator), {id(aggregator)}):
+    for path, kind in _held("self", {**_of_class(aggregator), **unwrapped(aggregator)}, {id(aggregator)}):
         raise CheckFailed(f"`{path}` is a {kind}")
 
 

@@ -188,6 +188,9 @@ class MLflowSession:
     def close(self) -> None:
         """Ends the parent run, with the number of cells by status."""
         statuses = [run.data.tags.get("fcilbench.status", "") for run in self._children.values()]
+        before = self._client.get_run(self._parent).data.tags
+        for name in [name for name in before if name.startswith("cells.") and name[6:] not in statuses]:
+            self._client.delete_tag(self._parent, name)  # cells that had this status have another one now
         for status in sorted(set(statuses)):
             self._client.set_tag(self._parent, f"cells.{status}", str(statuses.count(status)))
         self._client.set_terminated(self._parent)

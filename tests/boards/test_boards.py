@@ -12,7 +12,8 @@ from fcilbench.boards.notes import Here, coverage_notes
 from fcilbench.boards.paper import PaperFigures, Printed
 from fcilbench.boards.render import render
 from fcilbench.boards.tuning import tuning_notes
-from fcilbench.errors import UsageError
+from fcilbench.charts import severity
+from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
 from fcilbench.spec.outcome import UNCONVERGED
 
@@ -70,6 +71,25 @@ def test_two_versions_of_a_stressor_are_two_kinds_of_stress(row_of, make_cell, m
     assert a["none"]["loss"].mean == pytest.approx(0.45)  # of 0.7 and 0.2
     assert b["none"]["loss"].mean is None
     assert b["none, by stressor"]["flip (version 1)"].mean == 0.3
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_stressors_of_one_short_name_are_two_kinds_of_stress(row_of, make_cell, make_row, order):
+    def under(name, faa):
+        cell = make_cell("a", 0, evaluate=("none",), stress="dropout")
+        return make_row(
+            cell.model_copy(update={"stress": cell.stress.model_copy(update={"name": name})}), {"faa/none": faa}
+        )
+
+    rows = [row_of("a", 0, 0.9), under("fcilbench/dropout", 0.7), under("acme/dropout", 0.2)]
+    (block,) = RobustnessBoard().build(rows[::order]).blocks
+    found = block.entries[0].estimates["none, by stressor"]
+    assert {name: each.mean for name, each in found.items()} == {"acme/dropout": 0.2, "fcilbench/dropout": 0.7}
+    assert block.entries[0].estimates["none"]["loss"].mean == pytest.approx(0.45)
+    known = {row.cell_id: row for row in rows}
+    assert severity.stressors(block, known) == ["acme/dropout", "fcilbench/dropout"]
+    with pytest.raises(NothingSelectedError, match="dropout is the short name of acme/dropout and fcilbench/dropout"):
+        severity.data(block, "none", known, "dropout")
 
 
 def test_overhead_compares_equal_hardware_only_and_says_what_differs(row_of):

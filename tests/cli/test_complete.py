@@ -97,6 +97,19 @@ def test_zsh_is_told_what_a_cell_is(cli):
     assert "digits/vit-mini/dirichlet-0.5/fedavg/none#0" in out, err
 
 
+def test_what_a_shell_would_evaluate_of_a_strangers_row_is_left_out(tmp_path, monkeypatch):
+    """A script of zsh evaluates what it is told of a word, and Typer renders markup in it."""
+    monkeypatch.chdir(tmp_path)
+    label = "x\\$(touch pwned)`id`[/b] 'sum[k=2]'"
+    row = {"cell_id": "a" * 64, "coords": {"dataset": label, "aggregator": "sum", "seed": 3}}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a$(touch pwned).yaml").touch()
+    (tmp_path / "mine.yaml").touch()
+    assert [*complete.cells(SimpleNamespace(params={}), "")] == [("a" * 12, "xtouch pwnedid/b sumk=2/sum#3")]
+    assert [word for word, said in complete.suites("") if not said] == ["mine.yaml"]
+
+
 def test_bash_itself_completes_with_the_script_that_is_shown(cli, tmp_path):
     if not (shell := shutil.which("bash")):
         pytest.skip("no bash here")

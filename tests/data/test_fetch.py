@@ -163,6 +163,17 @@ def test_a_second_process_is_told(tmp_path, web, answer):
         assert part.read_bytes() == b"half"
 
 
+def test_a_process_that_is_refused_leaves_the_others_file_also_while_it_is_empty(tmp_path, web, answer):
+    web.answers["/pets.tgz"] = answer(BODY)
+    (tmp_path / "archives").mkdir()
+    part = tmp_path / "archives/.pets.tgz.part"
+    with part.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is fetching it"):
+            fetch("pets", facts(web), tmp_path)
+        assert part.exists()
+
+
 def test_full_disk_leaves_nothing(tmp_path, web, answer, full_disk):
     web.answers["/pets.tgz"] = answer(BODY, ranges=True)
     with pytest.raises(DataError, match=r"cannot be written to .*archives \(File too large\)"), full_disk(100):

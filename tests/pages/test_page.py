@@ -215,7 +215,7 @@ def test_the_finding_is_computed_from_means_and_paired_tests(make_cell, make_row
     # 4.302653 * 0.5 / sqrt 3
     assert rest == " in FAA without task identity: digits ncm 50.00 against sum 60.00\u00a0±\u00a01.24 %."
     several = sentence([found, found], "none", "dropout", column)
-    assert several[0] == "On 2 of 2 data sets a method is above the best control, and on 2 of them the seeds tell it"
+    assert several[0] == "In 2 of 2 scenarios a method is above the best control, and in 2 of them the seeds tell it"
     assert ", under dropout:" in several[1]
     worse = faa(make_cell, make_row, {"ncm": [0.9] * 3, "sum": [0.8, 0.7, 0.6]})
     (block,) = AccuracyBoard().build(worse).blocks
@@ -241,6 +241,26 @@ def test_the_seeds_tell_nothing_of_two_methods_that_are_equal_in_all_of_them(mak
     column = block.groups[0].columns[0]
     lead, _ = sentence([found_in(block, "digits", "none", column)], "none", "none", column)
     assert lead == "fedavg is above the best control, and the seeds do not tell it"
+
+
+def test_a_method_with_fewer_seeds_than_others_makes_no_headline(make_cell, make_row):
+    values = {"ncm": [0.5, 0.52, 0.51], "sum": [0.4, 0.42, 0.41], "fedavg": [0.9]}
+    (block,) = AccuracyBoard().build(faa(make_cell, make_row, values)).blocks
+    found = found_in(block, "digits", "none", block.groups[0].columns[0])
+    assert (found.above, found.method[0]) == ((), "sum")
+
+
+def test_stressed_cells_stand_beside_the_clean_ones_of_their_version(make_cell, make_row):
+    """Version 2 of a data set was trained under stress, version 1 was not."""
+
+    def row(version, stress):
+        cell = make_cell("sum", 0, stress=stress)
+        return make_row(
+            cell.model_copy(update={"dataset": cell.dataset.model_copy(update={"version": version})}), {"faa/none": 0.5}
+        )
+
+    board = AccuracyBoard().build([row("1", "none"), row("2", "none"), row("2", "dropout")])
+    assert sorted(sorted(place.blocks) for place in places_of(board)) == [["dropout", "none"], ["none"]]
 
 
 def test_head_to_head_has_the_paired_difference_and_the_boards_own_test(make_cell, make_row):

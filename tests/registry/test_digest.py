@@ -1,4 +1,5 @@
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,49 @@ def test_a_new_or_redescribed_option_does_not_count_but_its_checks_do():
     assert text(bound=1) != text()
     assert text(more="tagged: ClassVar[int] = 3") != text()
     assert normalised("class Net:\n    depth: int = 1\n") != normalised("class Net:\n    depth: int = 2\n")
+
+
+def test_a_name_that_ends_in_params_makes_no_class_one_of_options():
+    for head in ("class LayerParams:", "class HyperParams(NamedTuple):"):
+        assert normalised(f"{head}\n    depth: int = 1\n") != normalised(f"{head}\n    depth: int = 2\n")
+    assert normalised("class A(b.BaseParams):\n    k: int = 1\n") == normalised(
+        "class A(b.BaseParams):\n    k: int = 2\n"
+    )
+
+
+def test_code_that_is_too_deep_to_be_parsed_is_digested_by_its_bytes(install):
+    deep = "def f(x):\n    if x == 0:\n        return 0\n" + "".join(
+        f"    elif x == {n}:\n        return {n}\n" for n in range(1, 1500)
+    )
+    site = install("acme", {"acme_deep.py": deep}, {})
+    before = code_digest("acme_deep")
+    (site / "acme_deep.py").write_text(deep.replace("return 7\n", "return -7\n"))
+    assert code_digest("acme_deep") != before
+
+
+@pytest.mark.parametrize("text", ["import fcilbench.api as fa", "import fcilbench.api", "from fcilbench import api"])
+def test_the_api_as_a_module_leads_to_all_that_it_passes_on(install, text):
+    install("acme", {"acme_p.py": f"{text}\n"}, {})
+    assert "fcilbench.vectors.ridge" in source_files("acme_p", "acme")
+
+
+def test_a_package_that_an_editable_install_maps_elsewhere_is_found(install, tmp_path, monkeypatch):
+    """`package-dir` of setuptools: its finder alone knows where the inner package is."""
+    install("acme", {"acme_p/__init__.py": ""}, {})
+    (tmp_path / "kern").mkdir()
+    for name in ("__init__", "method"):
+        (tmp_path / "kern" / f"{name}.py").write_text("K = 1\n")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            file = tmp_path / "kern" / "__init__.py"
+            known = name == "acme_p.core"
+            where = [str(file.parent)]
+            return spec_from_file_location(name, file, submodule_search_locations=where) if known else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert list(source_files("acme_p.core.method")) == ["acme_p", "acme_p.core", "acme_p.core.method"]
 
 
 def test_closures_of_a_single_module_a_namesake_of_ours_and_a_missing_package(install):

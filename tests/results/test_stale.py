@@ -17,7 +17,7 @@ import fcilbench
 from fcilbench.results import stale
 from fcilbench.results.provenance import Provenance
 from fcilbench.results.row import build_row
-from fcilbench.results.stale import stale_rows
+from fcilbench.results.stale import _changed_leaves, stale_rows
 from fcilbench.spec import identity
 from fcilbench.spec.identity import cell_id
 from fcilbench.spec.protocol import Evaluation, Partition, Protocol
@@ -260,3 +260,10 @@ def test_older_versions_of_engine_protocol_and_identity_are_named(row_of, monkey
 def test_an_id_that_no_defaults_explain_is_not_called_stale(row_of):
     """It is a forged one, which `results verify` names."""
     assert stale_rows([row_of().model_copy(update={"cell_id": "a" * 64})]) == {}
+
+
+def test_a_changed_default_within_an_option_that_is_a_map_is_found():
+    """`inner: {a: 5}` was chosen; the default of `inner.b`, which it had, is 3 now."""
+    assert _changed_leaves("inner", {"a": 5, "b": 2}, {"a": 1, "b": 3}, {"a": 5}) == {"inner.b": (2, 3)}
+    assert _changed_leaves("inner", {"a": 5, "b": 2}, {"a": 1, "b": 3}, {"a": 5, "b": 2}) == {}
+    assert _changed_leaves("rate", 0.5, 0.1, 0.5) == {}

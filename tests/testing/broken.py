@@ -165,6 +165,17 @@ class Momentum(Aggregator):  # keeps its momentum on the object, where a resume 
         server.step(self.velocity)
 
 
+class WhispersInItsClass(Aggregator):  # the server reads what clients have left in a container of the class
+    heard: ClassVar = {}
+
+    def finish(self, client):
+        self.heard[client.id] = client.net.vector - client.received_model
+
+    def aggregate(self, updates, server):
+        super().aggregate(updates, server)
+        server.step(0.1 * sum(self.heard.values()) / max(1, len(self.heard)))
+
+
 class Whispers(Aggregator):  # the client half leaves its sample count on the object for the server half
     def __init__(self, params=None):
         super().__init__(params)
@@ -346,7 +357,7 @@ BROKEN = {
     "resume": [Momentum, KeepsObjects, KeepsAReference],
     "deployed": [DeploysAnother],
     "client-memory": [ForgetsItsMemory],
-    "isolation": [Whispers, CountsCalls, LeavesAVector],
+    "isolation": [Whispers, WhispersInItsClass, CountsCalls, LeavesAVector],
     "attributes": [KeepsTheNetwork, KeepsAClosure, Momentum],
     "messages": [SendsAView, SendsANumber],
     "replay": [ReplaysAtRandom],

@@ -117,6 +117,16 @@ class BadCount(Toy):  # declares a sample too many
     train_samples = 10
 
 
+class Unseeded(Toy):  # adds other noise whenever it is loaded
+    def load(self, root):
+        given = super().load(root)
+        noisy = [
+            Samples(np.random.default_rng().integers(256, size=s.inputs.shape, dtype=np.uint8), s.labels)
+            for s in (given.train, given.test)
+        ]
+        return Corpus(*noisy, given.class_names)
+
+
 class Floats(Toy):  # gives images as floats
     def load(self, root):
         given = super().load(root)
@@ -124,7 +134,14 @@ class Floats(Toy):  # gives images as floats
 
 
 @pytest.mark.parametrize(
-    ("id_", "cls"), [("terms", NoLicence), ("default-tasks", BadTasks), ("samples", BadCount), ("samples", Floats)]
+    ("id_", "cls"),
+    [
+        ("terms", NoLicence),
+        ("default-tasks", BadTasks),
+        ("samples", BadCount),
+        ("samples", Floats),
+        ("samples", Unseeded),
+    ],
 )
 def test_a_broken_data_set_is_found(id_, cls):
     checks = {check.id: check for check in CHECKS["datasets"]}
