@@ -68,6 +68,9 @@ def find(kind: str) -> list[PluginRef]:
 def lookup(kind: str, name: str) -> PluginRef:
     """Finds one plugin of one of `KINDS` by its short name, if that is unique, or by `dist/name`.
 
+    The short name of an executor or a tracker of ours is ours alone: what runs where nothing is said must not depend on
+    what else is installed.
+
     Raises:
         UsageError: If no plugin has this name (the message gives the nearest one) or several have it (it names all).
 
@@ -78,7 +81,7 @@ def lookup(kind: str, name: str) -> PluginRef:
     refs = find(kind)
     dist, slash, short = name.rpartition("/")
     found = [ref for ref in refs if ref.short == short and (not slash or ref.dist == normalise(dist))]
-    if len(found) == 1:
+    if len(found) == 1 or (found and found[0].dist == _OWN and kind in ("executors", "trackers")):
         return found[0]
     noun = kind.removesuffix("s")
     if found:

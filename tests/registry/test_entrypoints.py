@@ -27,6 +27,18 @@ def test_ambiguous_short_name_names_both_owners(install):
     assert lookup("aggregators", "fcilbench/sum").dist == "fcilbench"
 
 
+def test_what_runs_without_a_word_is_ours_whatever_is_installed(install):
+    install("acme", {}, {"executors": {"local": "acme_c:Local"}, "trackers": {"mlflow": "acme_c:Log"}})
+    assert (lookup("executors", "local").dist, lookup("trackers", "mlflow").dist) == ("fcilbench", "fcilbench")
+    assert lookup("executors", "acme/local").target == "acme_c:Local"
+
+
+def test_an_entry_point_may_have_blanks_and_extras(install):
+    code = "class A: pass\n"
+    install("acme", {"acme_d.py": code}, {"aggregators": {"one": "acme_d:A [fast]", "two": "acme_d : A"}})
+    assert [load(lookup("aggregators", name)).__name__ for name in ("one", "two")] == ["A", "A"]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
