@@ -406,7 +406,7 @@ function showVersus(scene, open) {
   const untested = own.untested.filter(method => order.includes(method));
   $("h-versus").textContent = `Head to head on ${named(scene)}: ${own.title}`;
   $("under-versus").textContent = `Row minus column, in points of ${own.title}, seed by seed; ± half width of the 95 % interval of the difference. ${
-    own.tests ? `p: paired t over common seeds, Holm over all ${own.tests} pairs of ranked methods; ▲ ▼ below 0.05.` : "No test: fewer than three seeds in common."}${
+    own.tests ? `p: paired t over common seeds, Holm over all ${own.tests} pairs of ranked methods; ▲ ▼ below 0.05.` : "No test: fewer than three seeds in common, or figures that are the same in all of them."}${
     untested.length && own.tests ? ` No test of ${untested.join(", ")}: without a rank, as the reference or a method with too few seeds.` : ""}`;
 }
 
