@@ -26,7 +26,7 @@ def inspect(
         typer.Argument(help="Suite, folder of images or table of texts.", metavar="SUITE|DIR|FILE", show_default=False),
     ],
     *,
-    set_: options.SetRead = None,
+    set_: options.Set = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
 ) -> None:

@@ -21,7 +21,7 @@ app = options.group("Write and read the deployable module of a finished cell.")
 @options.command(app, "module export 9f2c -o module.safetensors")
 def export(
     cell: options.CellId,
-    output: options.ModuleFile = None,
+    output: options.OutputFile = None,
     out: options.Out = options.RESULTS,
 ) -> None:
     """Write the module of a cell that ran with `runtime: {keep_model: true}`; by default to `CELL.safetensors`.

@@ -104,12 +104,8 @@ MaybeSuite = Annotated[
 _OF_SUITE = "Show the cells of this suite, also the missing ones."
 OfSuite = Annotated[Path | None, typer.Option("--suite", help=_OF_SUITE, autocompletion=complete.suites)]
 PluginName = Annotated[str, typer.Argument(help="Short name or dist/name.", autocompletion=complete.plugins)]
-_SET = "Set a value of the suite, e.g. protocol.rounds=2."
+_SET = "Set a value of the suite, e.g. protocol.rounds=2; without a suite, an option of what is named, e.g. size=32."
 Set = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="PATH=VALUE", help=_SET)]
-_OPTION = "Set an option of the plugin, e.g. lambda_s=0.5."
-SetOption = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="NAME=VALUE", help=_OPTION)]
-_READ = "Set a value of the suite, or an option with which a folder or a file is read, e.g. size=32."
-SetRead = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="PATH=VALUE", help=_READ)]
 _ONLY = "Select cells, e.g. aggregator:s*,status:failed or shard:2/5. All terms must hold; a second --only adds cells."
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="EXPR", help=_ONLY)]
 RESULTS = Path("results")
@@ -157,11 +153,9 @@ _FORMAT = "Form of the results on standard output; tex and html: boards only, js
 Format = Annotated[Form, typer.Option("--format", help=_FORMAT)]
 _OUTPUT = (
     "Write to this file; the ending sets the form of a board (.txt, .md, .csv, .json, .tex, .html) or of a figure "
-    "(.svg, .pdf, .png)."
+    "(.svg, .pdf, .png); a module is safetensors."
 )
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUTPUT)]
-_MODULE = "Write to this file, in the form of safetensors."
-ModuleFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_MODULE)]
 _IDENTITY = "What methods are told of a sample's task."
 Identity = Annotated[str, typer.Option("--identity", metavar="none|inferred[:SELECTOR]|oracle", help=_IDENTITY)]
 _OF = (

@@ -101,7 +101,7 @@ def run_checks(
     name: options.PluginName,
     *,
     kind: options.Kind = None,
-    set_: options.SetOption = None,
+    set_: options.Set = None,
     data: options.Data = None,
     form: options.Format = options.Form.TABLE,
 ) -> None:
