@@ -65,7 +65,7 @@ def test_the_policy_refuses_requests_and_evaluation(visit, site):
 
 def test_without_javascript_the_finding_and_the_way_to_the_text_are_there(visit):
     page = visit(TUNED, ready="", java_script_enabled=False)
-    assert page.locator("#finding").inner_text().startswith("No method is above the best control on any of 3 data sets")
+    assert page.locator("#finding").inner_text().startswith("No method is above the best control in any of 3 scenarios")
     assert page.locator("noscript").inner_text().endswith("The same figures as text.")
     assert page.locator("noscript a").get_attribute("href") == "README.md"
 
@@ -332,7 +332,7 @@ def test_the_index_filters_by_method_data_set_and_question(visit):
     page = visit("index.html", ready="")
     assert page.locator("article:visible h2 a").all_inner_texts() == ["small-tuned", "hostile"]
     shown = page.locator("article:visible p[data-question]:visible")
-    assert shown.first.inner_text().startswith("No method is above the best control on any of 3 data sets in FAA with")
+    assert shown.first.inner_text().startswith("No method is above the best control in any of 3 scenarios in FAA with")
     page.locator("select[name=question]").select_option("oracle")
     assert "told the task" in shown.first.inner_text()
     assert page.locator("article h2 a").first.get_attribute("href") == "small-tuned/index.html#task=oracle"
