@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from importlib import metadata
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -28,6 +28,7 @@ _OURS = "fcilbench"
 _OWN_PARTS = ("fcilbench.plugins.", "fcilbench.vectors.")
 """The part of this package that counts for a plugin; `ENGINE_VERSION`, `PROTOCOL_VERSION` cover the rest."""
 
+_STANDARD = (BuiltinImporter, FrozenImporter, PathFinder)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -167,7 +168,7 @@ def _locate(name: str) -> Path | None:
 
 def _find(name: str, locations: Iterable[str]) -> ModuleSpec | None:
     """Returns the spec of a module below a package, also of an editable install that maps it elsewhere."""
-    finders: list[Any] = [PathFinder, *sys.meta_path]
+    finders: list[Any] = [PathFinder, *(each for each in sys.meta_path if each not in _STANDARD)]
     for finder in finders:
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec: ModuleSpec | None = finder.find_spec(name, list(locations))
