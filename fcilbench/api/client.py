@@ -157,6 +157,7 @@ class Client(Protocol):
         id: Registered client id, from 0.
         samples: Number of its training samples n_k in the current task.
         steps: Optimiser steps that it takes in a round of this task.
+        share: Share of its work that it does: 1, or less for a client that a stressor slows.
         learning_rates: The learning rate of each of these steps under the protocol's schedule, before the factors of
             `Aggregator.rates`. Their sum is what SCAFFOLD divides by.
         state: The client's own persistent state, kept between rounds and in checkpoints, and measured. If its upload is
@@ -175,6 +176,7 @@ class Client(Protocol):
     id: int
     samples: int
     steps: int
+    share: float
     task: Task
     learning_rates: tuple[float, ...]
     protocol: _protocol.Protocol

@@ -57,9 +57,9 @@ class ClientSession(Client):
         spans = batch_spans(self.samples, context.phase.batch_size, bool(model.batch_norms))
         self._federation, self._context = federation, context
         slow = partial(self.random, "stress-share")
-        self._share = federation.channel.stress.share_of(client, federation.turn(context), slow)
+        self.share = federation.channel.stress.share_of(client, federation.turn(context), slow)
         whole = len(spans) * context.phase.epochs
-        self.steps = min(whole, max(1, math.floor(self._share * whole)))
+        self.steps = min(whole, max(1, math.floor(self.share * whole)))
         self.slowed = self.steps < whole
         self.learning_rates = _learning_rates(context, self.protocol, len(spans), self.steps)
         self.batch_size = STATISTICS_BATCH
@@ -162,9 +162,9 @@ class ClientSession(Client):
 
     def cut_short(self) -> None:
         """Leaves a slow client a random part of its samples, those that its statistics still cover."""
-        if self._share < 1:
+        if self.share < 1:
             order = self.random("stress-samples").permutation(self.samples)
-            kept = np.sort(order[: max(1, math.floor(self._share * self.samples))])
+            kept = np.sort(order[: max(1, math.floor(self.share * self.samples))])
             self.index = self.index[torch.from_numpy(kept).to(self.index.device)]
             self.samples = len(kept)
 

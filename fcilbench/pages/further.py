@@ -79,12 +79,9 @@ def _severities(
             for number, task in enumerate(tasks):
                 found = _tried(severity.data, block, task, rows, name)
                 if found and place is not None:
-                    title, about = (
-                        f"Under {name}",
-                        f"on {places[place].name}: FAA by severity, clean cells where it does nothing.",
-                    )
+                    about = f"on {places[place].name}: FAA by severity, clean cells where it does nothing."
                     drawn = charts.place(severity, found)
-                    yield _chart(title, about, drawn, task=number, place=place) | {"pins": True}
+                    yield _chart(f"Under {name}", about, drawn, task=number, place=place) | {"pins": True}
 
 
 def _sweeps(

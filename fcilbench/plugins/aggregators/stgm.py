@@ -8,6 +8,7 @@ training of a client's copies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -268,8 +269,7 @@ def train_copy(client: Client, samples: Memory) -> torch.Tensor:
     orders = [random.permutation(len(samples)) for _ in range(protocol.local_epochs)]
     size = protocol.batch_size
     steps = [order[left : left + size] for order in orders for left in range(0, len(order), size)]
-    whole = protocol.local_epochs * max(1, client.samples // size)  # steps of its own training, if it is not slow
-    steps = steps[: max(1, len(steps) * min(client.steps, whole) // whole)]
+    steps = steps[: max(1, math.floor(client.share * len(steps)))]
     for number, rows in enumerate(steps):
         vector = torch.cat([leaf, client.received_model[trained.stop :]])
         loss = torch.zeros((), device=leaf.device)

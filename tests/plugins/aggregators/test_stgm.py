@@ -118,8 +118,9 @@ def test_a_copy_is_trained_as_the_engine_trains(make_experiment, one_round, sett
     assert max(gaps) < 1e-4
 
 
-def test_a_copy_of_a_slow_client_takes_the_share_of_steps_of_its_training(make_experiment, one_round, monkeypatch):
-    """Each of two clients has 20 samples; a copy of 10 takes 2 steps in each of 2 passes, the slow one's 2 in all."""
+@pytest.mark.parametrize(("size", "expected"), [(5, {8: 4, 4: 2}), (16, {4: 2, 2: 1})])
+def test_a_copy_of_a_slow_client_takes_its_share_of_the_steps(make_experiment, one_round, monkeypatch, size, expected):
+    """Each of two clients has 20 samples: 4 or 2 batches in each of 2 passes; copies have 10, so 2 batches or one."""
     counts, steps, step = {}, list[int](), stgm_module._step
 
     class Watched(Stgm):
@@ -129,9 +130,9 @@ def test_a_copy_of_a_slow_client_takes_the_share_of_steps_of_its_training(make_e
             counts[client.steps] = len(steps)
 
     monkeypatch.setattr(stgm_module, "_step", lambda *arguments: (steps.append(1), step(*arguments)))
-    options = {"clients": 2, "partition": Partition(kind="iid"), "batch_size": 5, "local_epochs": 2}
+    options = {"clients": 2, "partition": Partition(kind="iid"), "batch_size": size, "local_epochs": 2}
     one_round(build(make_experiment(Watched(), stressor=Straggler(Straggler.Params(done=0.5)), **options)))
-    assert counts == {8: 4, 4: 2}
+    assert counts == expected
 
 
 def test_a_client_returns_the_match_of_its_displacements(play):
