@@ -1,3 +1,4 @@
+import importlib
 import json
 import logging
 import multiprocessing
@@ -10,7 +11,7 @@ import pytest
 from fcilbench.api.dataset import Corpus, Dataset, DatasetParams, Samples
 from fcilbench.data import images
 from fcilbench.data.images import ImageDataset
-from fcilbench.data.open import open_dataset
+from fcilbench.data.open import _made_from, open_dataset
 from fcilbench.errors import DataError
 
 
@@ -119,6 +120,25 @@ def test_changed_source_is_read_again(root, cache, image, change):
     assert same(before, after) == (change != "content")
     assert (new_digest == digest) == (change != "content")
     assert len(caches(cache)) == 1
+
+
+def test_a_changed_module_that_the_class_imports_is_read_again(root, cache, tmp_path, monkeypatch):
+    """What the helper decides is not known, so that any change of it counts."""
+    site = tmp_path / "site" / "acme_pets"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("")
+    (site / "helper.py").write_text("VALUE = 10\n")
+    (site / "pets.py").write_text(
+        "from acme_pets import helper\nfrom fcilbench.data.images import ImageDataset\n"
+        "class Pets(ImageDataset):\n    layouts = (('pets/train', 'pets/test'),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    pets = importlib.import_module("acme_pets.pets").Pets()
+    before = _made_from(pets, root)
+    assert _made_from(pets, root) == before
+    (site / "helper.py").write_text("VALUE = 770\n")
+    after = _made_from(pets, root)
+    assert {name for name in after if after[name] != before[name]} == {"code"}
 
 
 def test_another_version_is_another_cache(root, cache):

@@ -45,6 +45,20 @@ def test_what_is_written_back_unchanged_has_no_problem(folder, tmp_path):
     assert problems(forge.write(folder, tmp_path / "mine")) == []
 
 
+def test_a_rule_about_the_protocol_reads_the_value_of_the_entry(folder, tmp_path):
+    """The suite excludes its own number of rounds; the row's entry has another one."""
+    suite, own = folder.suite, folder.row["params"]["protocol"]["rounds"]
+    (entry,) = [each for each in suite["grid"]["aggregator"] if each["use"] == folder.row["coords"]["aggregator"]]
+    entry["protocol.rounds"], suite["protocol"]["rounds"] = own, own + 3
+    suite["exclude"] = [{"protocol.rounds": own + 3, "because": "long"}]
+    folder.with_suite(suite)
+    assert not [text for _, text in problems(forge.write(folder, tmp_path / "mine")) if "excludes" in text]
+    suite["exclude"] = [{"protocol.rounds": own, "because": "short"}]
+    folder.with_suite(suite)
+    found = [text for _, text in problems(forge.write(folder, tmp_path / "other")) if "excludes" in text]
+    assert "its suite excludes this cell: short" in found[0]
+
+
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_is_named_at_its_line(name, folder, tmp_path):
     change, says, line = FORGERIES[name]

@@ -35,6 +35,11 @@ class OutsideItsSpace(Aggregator):  # has a default that its own search space ex
         beta: float = Field(5.0, description="x", space=Space(low=0.1, high=1.0))
 
 
+class OutsideASpaceThatEndsAtZero(Aggregator):  # as before, where the end is a number that counts as false
+    class Params(Params):
+        shift: float = Field(5.0, description="x", space=Space(low=-1.0, high=0.0))
+
+
 class CannotPrepare(Aggregator):
     """Asks the network for a layer that it does not have."""
 
@@ -341,7 +346,7 @@ class LeavesAVector(Aggregator):  # the client half keeps on the object what it 
 
 BROKEN = {
     "contract": [NoVersion],
-    "params-documented": [Undocumented, OutsideItsSpace],
+    "params-documented": [Undocumented, OutsideItsSpace, OutsideASpaceThatEndsAtZero],
     "runs": [CannotPrepare, MisspellsAPiece, DividesByZero, EqualTasks],
     "one-client": [Halves, CountsRegistered],
     "identical-clients": [Adds],

@@ -123,6 +123,7 @@ def test_sync_back_fills_once_and_replaces_what_has_a_newer_row(store, tmp_path,
     report = sync(store, MLflowTracker(store, uri=uri))
     assert (report.logged, report.present) == (1, 1)
     _, parents, _ = _runs(store, uri)
+    assert ["cells.failed" in each.data.tags for each in parents if each.data.tags["cells.ok"] == "2"] == [False]
     assert sorted(parent.data.tags.get("cells.ok") for parent in parents) == ["1", "2"]
     assert {parent.info.run_name for parent in parents} == {"demo"}
 
