@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -187,6 +188,13 @@ def one_class_first(phase: Phase) -> Phase:
 def no_samples_in_task(index: int) -> Edit:
     """Returns an edit that leaves all clients without samples in one task."""
     return lambda phase: spread([0.0] * len(phase.clients))(phase) if phase.task.index == index else phase
+
+
+def shake_generators(seed: int) -> None:
+    """Seeds every global generator that a plugin could draw from."""
+    torch.default_generator.manual_seed(seed)  # the runs are on the CPU, and seeding all devices is slow
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from fcilbench.api import Aggregator, Client, Message, Selector, Stressor, Task, TestSamples, nbytes
+from fcilbench.api import Aggregator, Client, Message, Selector, SelectorServer, Stressor, Task, TestSamples, nbytes
 from fcilbench.federation.run import Listener, run_experiment
 from fcilbench.plugins.stressors.clients import Dropout
 from fcilbench.spec.events import ExperimentEvent
 from fcilbench.spec.outcome import Outcome, SelectorCost
 from fcilbench.spec.protocol import Runtime
-from fcilbench.testing.bench import BENCHES, UNEVEN, Bench
+from fcilbench.testing.bench import BENCHES, UNEVEN, Bench, shake_generators
 from fcilbench.testing.check import SHARED, CheckFailed, Checks, NotApplicable, Subject
 
 SELECTOR_CHECKS: Checks[SelectorSubject] = Checks(SHARED)
@@ -70,27 +70,44 @@ class SelectorSubject(Subject[Selector]):
         with tempfile.TemporaryDirectory() as folder:
             return run_experiment(self.bench.experiment(Aggregator()), Path(folder))
 
-    def run(self, workdir: Path | None = None, on_event: Listener | None = None, **changes: Any) -> Run:
-        """Runs FedAvg under the method's own rule and under a fresh instance; `changes` are those of the bench."""
+    def run(
+        self,
+        workdir: Path | None = None,
+        on_event: Listener | None = None,
+        before: Callable[[Selector], Selector] = lambda selector: selector,
+        **changes: Any,
+    ) -> Run:
+        """Runs FedAvg under the method's own rule and under a fresh instance; `changes` are those of the bench.
+
+        `before` is called before every hook and returns the object that the hook is to run on.
+        """
         selector, picked, sent = self.make(), list[Picked](), [0]
-        own_pick, own_statistics = selector.pick, selector.statistics
+        bare = self.make()
 
         def pick(fitted: Message, samples: TestSamples, tasks: Sequence[Task]) -> torch.Tensor | None:
-            answer = own_pick(fitted, samples, tasks)
+            answer = before(bare).pick(fitted, samples, tasks)
             if answer is not None:
                 picked.append((fitted, samples, tuple(tasks), answer))
             return answer
 
+        def fit(server: SelectorServer, statistics: Mapping[int, Message]) -> Message:
+            return before(bare).fit(server, statistics)
+
         def statistics(client: Client) -> Message:
-            message = own_statistics(client)
+            message = before(bare).statistics(client)
             sent[0] += nbytes(message)
             return message
 
-        selector.pick, selector.statistics = pick, statistics  # type: ignore[method-assign]
+        selector.pick, selector.fit, selector.statistics = pick, fit, statistics  # type: ignore[method-assign]
         experiment = self.bench.experiment(Aggregator(), selectors={"inferred": Selector(), KEY: selector}, **changes)
         with tempfile.TemporaryDirectory() as folder:
             outcome = run_experiment(experiment, workdir or Path(folder), on_event)
         return Run(outcome, picked, sent[0])
+
+    def require_same(self, other: Run, what: str) -> None:
+        """Fails a check whose run picks other tasks than the undisturbed one, or sends other bytes."""
+        if other.outcome.accuracy != self.whole.outcome.accuracy or other.bill != self.whole.bill:
+            raise CheckFailed(f"{what}, it picks other tasks or costs another number of bytes")
 
     def needs_a_rule(self) -> None:
         """Ends a check that does not apply to a selector that leaves the choice to the method."""
@@ -160,6 +177,33 @@ def measured_bytes(subject: SelectorSubject) -> None:
 
 
 @SELECTOR_CHECKS.add
+def repeatable(subject: SelectorSubject) -> None:
+    """The same experiment picks the same tasks, whatever was drawn from global generators before.
+
+    Fix: draw from `client.random(purpose)`, never from a global generator.
+    """
+    subject.needs_a_rule()
+    seeds = itertools.count(20)
+
+    def shake(selector: Selector) -> Selector:
+        shake_generators(next(seeds))
+        return selector
+
+    subject.require_same(subject.run(before=shake), "run again")
+
+
+@SELECTOR_CHECKS.add
+def isolation(subject: SelectorSubject) -> None:
+    """Every client, the server and the deployed rule have an object of their own, and share nothing but messages.
+
+    Fix: send in `statistics` what `fit` needs, keep in `server.state` what it needs of earlier tasks, and return what
+    `pick` needs.
+    """
+    subject.needs_a_rule()
+    subject.require_same(subject.run(before=lambda _: subject.make()), "with an object of its own for every call")
+
+
+@SELECTOR_CHECKS.add
 def resume(subject: SelectorSubject) -> None:
     """A run that stops between two rounds and is resumed picks as an uninterrupted one.
 
@@ -182,8 +226,7 @@ def resume(subject: SelectorSubject) -> None:
             raise CheckFailed(f"the run did not reach round 5 of {2 * len(UNEVEN)}")
     if ignored := [text for text in resumed.outcome.warnings if text.startswith("a checkpoint was ignored")]:
         raise CheckFailed(f"`server.state` cannot be saved and loaded: {ignored[0]}")
-    if resumed.outcome.accuracy != subject.whole.outcome.accuracy or resumed.bill != subject.whole.bill:
-        raise CheckFailed("stopped and resumed, it picks other tasks or costs another number of bytes")
+    subject.require_same(resumed, "stopped and resumed")
 
 
 @SELECTOR_CHECKS.add

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from fcilbench.api import Aggregator
 from fcilbench.spec.events import ExperimentEvent
 from fcilbench.spec.protocol import Runtime
+from fcilbench.testing.bench import shake_generators
 from fcilbench.testing.check import CheckFailed, Checks
 from fcilbench.testing.subject import CLIENT_MESSAGES, AggregatorSubject, Run, Stopped, difference, unwrapped
 
@@ -39,10 +38,7 @@ def repeatable(subject: AggregatorSubject) -> None:
     seeds = itertools.count(20)
 
     def shaken(own: Callable[..., Any], *arguments: Any) -> Any:
-        seed = next(seeds)
-        torch.default_generator.manual_seed(seed)  # the runs are on the CPU, and seeding all devices is slow
-        np.random.seed(seed)
-        random.seed(seed)
+        shake_generators(next(seeds))
         return own(*arguments)
 
     if found := difference(subject.whole, subject.run(dict.fromkeys((*_SERVER_HOOKS, *_VISIT_HOOKS), shaken))):

@@ -83,6 +83,27 @@ class Forgets(Selector):
         return torch.cdist(samples.features, fitted["means"]).argmin(dim=1)
 
 
+class Draws(Prototype):
+    """Adds noise from a generator that the whole process shares."""
+
+    def fit(self, server, statistics):
+        fitted = super().fit(server, statistics)
+        return {name: value + torch.randn(value.shape) for name, value in fitted.items()}
+
+
+class Whispers(Prototype):
+    """Clients tell the server on the object how many they are, and not in a message."""
+
+    heard = 0
+
+    def statistics(self, client):
+        self.heard += 1
+        return super().statistics(client)
+
+    def fit(self, server, statistics):
+        return {name: value * (self.heard > 0) for name, value in super().fit(server, statistics).items()}
+
+
 class Blind(Selector):
     """Sees nothing."""
 
@@ -115,6 +136,8 @@ def test_the_examples_pass_the_kit(cls, check):
         (Trains, "method-untouched"),
         (Remembers, "measured-bytes"),
         (Forgets, "resume"),
+        (Draws, "repeatable"),
+        (Whispers, "isolation"),
         (Blind, "rule"),
     ],
 )
