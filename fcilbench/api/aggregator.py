@@ -239,8 +239,8 @@ class Aggregator(Plugin):
     def broadcast(self, server: Server) -> Message:
         """Returns what clients receive beside the global vector; part of the loss's context.
 
-        It is asked in every round. A tensor that a client already holds with equal value (the last global model, the
-        model the task began with, or a tensor of an earlier broadcast of the same name) is not sent again and costs
+        It is asked in every round. A tensor that a client already holds with equal value (the present global model,
+        the model the task began with, or a tensor of an earlier broadcast of the same name) is not sent again and costs
         nothing: what stays the same during a task is sent once a task.
         """
         return {}

@@ -23,7 +23,7 @@ from fcilbench.files import replacing
 from fcilbench.spec.events import CurveEvent
 from fcilbench.spec.protocol import Scored
 
-FORMAT = 7
+FORMAT = 8
 
 
 @dataclass

@@ -28,6 +28,11 @@ from fcilbench.federation.tasks import stream
 STATISTICS_BATCH = 256
 
 
+def part_of(whole: int, share: float) -> int:
+    """Returns how many of `whole` steps or samples a slow client finishes: the share, rounded down but to one."""
+    return min(whole, max(1, math.floor(share * whole + 1e-9)))  # 0.7 * 90 is 62.999...
+
+
 class ClientSession(Client):
     """One client in one round.
 
@@ -59,7 +64,7 @@ class ClientSession(Client):
         slow = partial(self.random, "stress-share")
         self.share = federation.channel.stress.share_of(client, federation.turn(context), slow)
         whole = len(spans) * context.phase.epochs
-        self.steps = min(whole, max(1, math.floor(self.share * whole)))
+        self.steps = part_of(whole, self.share)
         self.slowed = self.steps < whole
         self.learning_rates = _learning_rates(context, self.protocol, len(spans), self.steps)
         self.batch_size = STATISTICS_BATCH
@@ -164,7 +169,7 @@ class ClientSession(Client):
         """Leaves a slow client a random part of its samples, those that its statistics still cover."""
         if self.share < 1:
             order = self.random("stress-samples").permutation(self.samples)
-            kept = np.sort(order[: max(1, math.floor(self.share * self.samples))])
+            kept = np.sort(order[: part_of(self.samples, self.share)])
             self.index = self.index[torch.from_numpy(kept).to(self.index.device)]
             self.samples = len(kept)
 

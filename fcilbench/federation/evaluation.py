@@ -216,6 +216,8 @@ class Evaluator:
     def ood_auroc(self, predictors: Predictors, tasks: Sequence[Task]) -> float | None:
         """Returns the area under the ROC curve of the largest softmax probability (Hendrycks and Gimpel 2017).
 
+        Samples are ordered by its log odds, for the probability itself would be 1 for many of them.
+
         Test samples of all classes should score above the out-of-scope inputs; 0.5 is chance. The one model of task
         identity `none` is asked, its probabilities over all classes seen. `None` if the data set has no out-of-scope
         inputs, the method no single model for `none`, or that model logits of NaN.
@@ -230,7 +232,7 @@ class Evaluator:
         everything = torch.arange(len(self._ood), device=own[0].device)
         other = self._logits(net, "ood", self._ood, everything, seen)
         self.forget_trained()
-        inside, outside = (logits.softmax(dim=1).amax(dim=1) for logits in (torch.cat(own), other))
+        inside, outside = (top_log_odds(logits) for logits in (torch.cat(own), other))
         return None if torch.cat([inside, outside]).isnan().any() else auroc(inside, outside)
 
     def forget_trained(self) -> None:
@@ -325,6 +327,19 @@ def _reads_features(rule: DecisionRule) -> bool:
 def as_module(built: Module | torch.Tensor) -> Module:
     """Returns a deployed model as a `Module`: a tensor is a state vector without frozen tensors."""
     return Module(built) if isinstance(built, torch.Tensor) else built
+
+
+def top_log_odds(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the log odds of the largest softmax probability of each row of `[n, C]`, float32 `[n]`.
+
+    They have the order of the probabilities, which are rounded to 1 where the largest logit stands out by 17 or more.
+    NaN where the probabilities are; the largest number for a single class, which is certain.
+    """
+    exact = logits.double()
+    top, index = exact.max(dim=1)
+    rest = exact.scatter(1, index[:, None], -torch.inf).logsumexp(dim=1)
+    odds = (top - rest).float().clamp(max=torch.finfo(torch.float32).max)
+    return torch.where(exact.softmax(dim=1).isnan().any(dim=1), torch.nan, odds)
 
 
 def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:

@@ -209,7 +209,8 @@ def collect(
         not_finite = f"the {what} of client {clients[row]} in task {server.task.index + 1}, round {server.round + 1}"
         server.warn(f"task {server.task.index + 1}: updates that were not finite were left out of the merge")
     if not sound:
-        server.warn(f"task {server.task.index + 1}: no client sent a finite update; the global model was kept")
+        none = "no client sent a finite update" if answered else "no client answered"
+        server.warn(f"task {server.task.index + 1}: in a round {none}; the model was kept")
         return None, not_finite
     for target, row in enumerate(sound):
         if target != row and federation.experiment.aggregator.trains:

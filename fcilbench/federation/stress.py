@@ -24,6 +24,7 @@ class Stress:
     """A stressor and the clients that misbehave.
 
     Attributes:
+        visited: Whether an affected client took part in anything of the method's.
         reached: Numbers in uploads of affected clients that the stressor can touch, so far.
         slow: Whether a client was asked to leave out work.
         slowed: Whether a client left out work, and it mattered.
@@ -34,6 +35,7 @@ class Stress:
 
     stressor: Stressor = field(default_factory=Stressor)
     affected: frozenset[int] = frozenset()
+    visited: bool = False
     reached: int = 0
     slow: bool = False
     slowed: bool = False
@@ -48,9 +50,14 @@ class Stress:
 
     def share_of(self, client: int, turn: Turn, random: Callable[[], np.random.Generator]) -> float:
         """Returns the share of its work that a client finishes in a round; `random` makes its stream for that."""
-        share = self.stressor.share(turn, random()) if client in self.affected else 1.0
-        self.slow = self.slow or share < 1
-        return share
+        return self.stressor.share(turn, random()) if client in self.affected else 1.0
+
+    def note(self, client: int, *, asked: bool, did: bool, outdated: bool) -> None:
+        """Notes of a visit whether the client was asked to leave out work, did so, and trained on an older model."""
+        self.visited |= client in self.affected
+        self.slow |= asked
+        self.slowed |= did
+        self.outdated |= outdated
 
     def uploads(self, messages: Mapping[int, Message], turn: Turn) -> dict[int, Upload | None]:
         """Returns what the affected clients of a round really send, by client id; `None` for no answer.
@@ -92,6 +99,8 @@ class Stress:
         """
         if not self.affected:
             return ""
+        if not self.visited:
+            return "no affected client took part in a round: none was drawn, or none of those had samples"
         if self._has("upload", "uploads") and not self.reached:
             return "no affected client uploaded anything that the stressor can touch"
         if self.slow and not self.slowed:
@@ -105,7 +114,7 @@ class Stress:
 
     def state(self) -> dict[str, Any]:
         """Returns everything that a checkpoint needs."""
-        names = ("reached", "slow", "slowed", "outdated", "task_reached", "task_missed")
+        names = ("visited", "reached", "slow", "slowed", "outdated", "task_reached", "task_missed")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:

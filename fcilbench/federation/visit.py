@@ -167,7 +167,11 @@ def _statistics(federation: Federation, session: ClientSession, hook: Callable[[
         statistics = hook(session)
     if any(name in statistics for name in RESERVED):
         raise ValueError(f"statistics may not be called {' or '.join(RESERVED)}: the update has these names")
-    stress.slowed |= (trains and session.slowed) or (bool(statistics) and session.samples < samples)
-    if session.received_model is not federation.server.vector and not stress.outdated:
-        stress.outdated = not torch.equal(session.received_model, federation.server.vector)
+    own, present = session.received_model, federation.server.vector
+    stress.note(
+        session.id,
+        asked=session.share < 1,
+        did=(trains and session.slowed) or (bool(statistics) and session.samples < samples),
+        outdated=own is not present and not stress.outdated and not torch.equal(own, present),
+    )
     return statistics

@@ -1,5 +1,6 @@
 """Deployed modules on test samples: features are computed once, frozen tensors deployed, odd modules refused."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,7 +10,7 @@ from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
 from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors
 from fcilbench.errors import PluginError
-from fcilbench.federation.evaluation import Picker, auroc
+from fcilbench.federation.evaluation import Picker, auroc, top_log_odds
 from fcilbench.federation.experiment import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.ncm import Ncm
@@ -251,6 +252,20 @@ def test_auroc_by_hand():
     # Pairs: (.9 > .8), (.9 > .1), (.8 = .8: one half), (.8 > .1): 3.5 of 4.
     assert auroc(torch.tensor([0.9, 0.8]), torch.tensor([0.8, 0.1])) == pytest.approx(3.5 / 4)
     assert auroc(torch.tensor([0.1]), torch.tensor([0.9])) == 0.0
+
+
+def test_samples_are_ordered_by_probabilities_that_round_to_one():
+    inside, outside = torch.tensor([[60.0, 0.0, 0.0], [0.0, 40.0, 0.0]]), torch.tensor([[0.0, 0.0, 30.0]])
+    assert torch.cat([inside, outside]).softmax(dim=1).amax(dim=1).tolist() == [1.0, 1.0, 1.0]
+    assert auroc(top_log_odds(inside), top_log_odds(outside)) == 1.0
+
+
+def test_log_odds_by_hand():
+    # p = 4/6: log(4/2); a class that is masked out; one class alone is certain; NaN and inf have no probability.
+    logits = torch.tensor([[4.0, 1.0, 1.0], [4.0, 1.0, 0.0]]).log()
+    assert top_log_odds(logits).tolist() == pytest.approx([math.log(2), math.log(4)])
+    assert top_log_odds(torch.tensor([[3.0]])).tolist() == [torch.finfo(torch.float32).max]
+    assert top_log_odds(torch.tensor([[math.inf, 0.0], [math.nan, 0.0]])).isnan().all()
 
 
 def test_edge_4_the_head_of_a_bf16_evaluation_is_float32(make_experiment):

@@ -1,18 +1,24 @@
 """Each stressor by hand values, and what a stressed round shares with the clean one."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
 
 from fcilbench.api.schedule import Task
+from fcilbench.api.selector import Selector
 from fcilbench.api.stressor import Stressor
 from fcilbench.errors import UsageError
-from fcilbench.federation.experiment import build
+from fcilbench.federation.client import part_of
+from fcilbench.federation.experiment import RoundContext, Unsupported, build
 from fcilbench.federation.probe import probe
+from fcilbench.federation.round import sample_clients
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.fedavg import FedAvg
 from fcilbench.plugins.aggregators.joint import Joint
 from fcilbench.plugins.aggregators.ncm import Ncm
+from fcilbench.plugins.selectors.ridge import Ridge
 from fcilbench.plugins.stressors.clients import (
     Dropout,
     Gaussian,
@@ -23,7 +29,7 @@ from fcilbench.plugins.stressors.clients import (
     Stale,
     Straggler,
 )
-from fcilbench.spec.protocol import Partition, Runtime
+from fcilbench.spec.protocol import Partition, Runtime, Seeds
 
 TASK = Task(1, 4, 3)  # classes 4, 5 and 6
 EVERY = (LabelShift, LabelFlip, SignFlip, Gaussian, Scale, Dropout, Straggler, Stale)
@@ -138,6 +144,36 @@ def test_a_straggler_stops_after_its_share_of_steps_and_samples(make_experiment,
     found = {"slow": (5, 14, 14), "fast": (8, 20, 20)}  # floor(0.7 * 8) steps, floor(0.7 * 20) samples
     assert covered == [found["slow" if client == slow else "fast"] for client in range(2)]
     assert steps[:2] == [found["slow" if client == slow else "fast"][0] for client in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("whole", "share", "part"), [(90, 0.7, 63), (50, 0.58, 29), (8, 0.7, 5), (5, 0.1, 1), (0, 0.5, 0)]
+)
+def test_a_share_is_rounded_down_whatever_its_last_digit_is_in_binary(whole, share, part):
+    assert part_of(whole, share) == part
+
+
+@pytest.mark.parametrize("selectors", [("inferred",), ("inferred", "inferred:ridge")])
+@pytest.mark.parametrize("cls", EVERY)
+def test_a_stressor_whose_clients_are_never_drawn_is_declined(make_experiment, tmp_path, cls, selectors):
+    """One of 20 clients misbehaves, and another is drawn in each of the two rounds; a selector asks all of them."""
+    rules = {"inferred": Selector(), "inferred:ridge": Ridge(Ridge.Params())}
+
+    def missed(seed):
+        found = make_experiment(
+            stressor=made(cls, clients=1),
+            seeds=Seeds(index=seed),
+            selectors={key: rules[key] for key in selectors},
+            partition=Partition(kind="iid"),
+            **{"clients": 20, "participation": 0.05, "rounds": 1, "tasks": 2, "batch_size": 2},
+        )
+        federation = build(found)
+        drawn = {*chain(*(sample_clients(federation, RoundContext(each, 0)) for each in federation.schedule.phases))}
+        return None if drawn & federation.channel.affected else found
+
+    experiment = next(filter(None, map(missed, range(9))))
+    with pytest.raises(Unsupported, match="stress: no affected client took part in a round"):
+        run_experiment(experiment, tmp_path)
 
 
 def test_a_stale_client_trains_on_the_model_of_the_round_before(make_experiment, tmp_path, rounds):

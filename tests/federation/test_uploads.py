@@ -283,7 +283,7 @@ def test_clients_that_never_take_part_are_declined(run):
             phases = [type(p)(**{**vars(p), "clients": (p.clients[0][:0], *p.clients[1:])}) for p in schedule.phases]
             return type(schedule)(tuple(phases))
 
-    with pytest.raises(Unsupported, match="no affected client uploaded anything"):
+    with pytest.raises(Unsupported, match="no affected client took part in a round"):
         run(FirstIsEmpty(), stressor=First())
 
 
