@@ -49,7 +49,7 @@ def build_boards(
     here, boards = _here(rows, store, portable), {}
     suites = {digest: store.suite(digest) for digest in {row.suite_digest for row in rows} if digest}
     rows, tuning = tuning_notes(rows, suites)
-    lacking = coverage_notes(rows, suites.values()) if portable else ()
+    lacking = coverage_notes(rows, suites) if portable else ()
     more = (*([missing] if missing else []), *odd, *lacking, *tuning, *origin_notes(rows, here))
     for name in names:
         built = _build(lookup("boards", name), rows, planned, here, paper)

@@ -257,9 +257,14 @@ class Here:
     computed: Mapping[str, str] = field(default_factory=dict)
 
 
-def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
-    """Returns notes on what the rows lack of the resolved suites behind them: names of an axis, and seeds."""
-    found, known = list(rows), [suite for raw in suites if (suite := read_suite(raw)) and suite.grid]
+def coverage_notes(rows: Iterable[Row], suites: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, ...]:
+    """Returns notes on what the rows lack of the resolved suites behind them: names of an axis, and seeds.
+
+    `suites` has the stored suites by digest.
+    """
+    found = list(rows)
+    by_digest = {digest: suite for digest, raw in suites.items() if (suite := read_suite(raw)) and suite.grid}
+    known = list(by_digest.values())
     notes = []
     for axis in PLUGIN_KINDS:
         named = {each.label or each.use for suite in known for each in getattr(suite.grid, axis)}
@@ -267,12 +272,16 @@ def coverage_notes(rows: Iterable[Row], suites: Iterable[Mapping[str, Any] | Non
         if absent := sorted(name for name in named if not {name, _normalised(name)} & names):
             notes.append(f"the suite names {', '.join(absent)} ({axis}), of which there are no rows")
     done: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    asked: dict[tuple[str, ...], int] = defaultdict(int)
     for row in found:
-        done[tuple(str(row.coords.get(axis, "")) for axis in AXES)] |= {row.seed} if row.status == "ok" else set()
-    most = max((suite.seeds.count for suite in known), default=0)
-    short = [f"{' / '.join(key)} {len(own)}" for key, own in sorted(done.items()) if len(own) < most]
+        key, suite = tuple(str(row.coords.get(axis, "")) for axis in AXES), by_digest.get(row.suite_digest or "")
+        done[key] |= {row.seed} if row.status == "ok" else set()
+        asked[key] = max(asked[key], suite.seeds.count if suite else 0)
+    short = [
+        f"{' / '.join(key)} {len(done[key])} of {most}" for key, most in sorted(asked.items()) if len(done[key]) < most
+    ]
     if short:
-        notes.append(f"the suite has {most} seeds; results of fewer: {', '.join(short)}")
+        notes.append(f"results of fewer seeds than the suite has: {', '.join(short)}")
     return tuple(notes)
 
 

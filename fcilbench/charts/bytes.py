@@ -73,7 +73,7 @@ def data(
         found, kind = entry.estimates[key][column.metric], entry.kind(key)
         if found.mean is None:
             continue
-        sent = statistics.fmean(row.cost.bytes_up + row.cost.bytes_down for row in ended(entry, rows))
+        total = statistics.fmean(sent(row, key) for row in ended(entry, rows))
         lo, hi = interval(found, column)
         label = marked(names[entry.aggregator], kind)
         text, unit = format_estimate(found, column, entry.seeds), " %" if column.unit == "ratio" else ""
@@ -81,15 +81,15 @@ def data(
             "id": entry.aggregator,
             "name": short(names[entry.aggregator]),
             "kind": kind,
-            "bytes": sent,
+            "bytes": total,
             "mean": scale_of(column) * found.mean,
             "lo": lo,
             "hi": hi,
             "named": entry.aggregator in named or (chosen is None and kind == "control"),
             "text": text,
-            "tip": f"{label}\n{column.title} {text}{unit}\n{number(sent, _BYTES)} up and down",
+            "tip": f"{label}\n{column.title} {text}{unit}\n{number(total, _BYTES)} up and down",
         }
-        if sent > 0:
+        if total > 0:
             points.append(point)
         else:
             shown = {name: point[name] for name in ("id", "kind", "mean", "tip")}
@@ -100,6 +100,13 @@ def data(
     front = _mark_front(points, column.better == "lower")
     _choose_sides(points, lines, span)
     return {"rows": points, "front": front, "lines": lines, "layout": [{"span": span, "axis": axis_of(column)}]}
+
+
+def sent(row: Row, key: str) -> int:
+    """Returns all bytes of a run, up and down, and under `inferred:LABEL` those of this selector, too."""
+    own = row.cost.bytes_up + row.cost.bytes_down
+    selector = row.cost.selectors.get(key.partition(":")[2])
+    return own if selector is None else own + selector.bytes_up + selector.bytes_down
 
 
 def _mark_front(points: Records, lower: bool) -> Records:

@@ -63,7 +63,7 @@ def doctor(
             _place("data root", data_root()),
             _tracking(out, tracking),
             _source(),
-            *(_suite(suite, set_ or []) if suite else _datasets([(ref.name, {}) for ref in find("datasets")], "info")),
+            *(_suite(suite, set_ or []) if suite else _every_dataset()),
         ]
     findings = list(dict.fromkeys(findings))
     records = [each._asdict() for each in findings]
@@ -149,6 +149,15 @@ def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
     if any(each.state == "fail" for each in findings):
         return [*findings, Finding("fail", "suite", f"{expansion.name} will not run here")]
     return [*findings, Finding("ok", "suite", f"{expansion.name} will run here: {len(expansion.cells)} cells")]
+
+
+def _every_dataset() -> Iterable[Finding]:
+    """Verifies the data sets that need no option; of the others it names what a suite has to say."""
+    needs = {each.ref.name: each.schema.get("required", []) for each in catalog.describe(find("datasets"))}
+    for name, options in needs.items():
+        if options:
+            yield Finding("info", f"data {name}", f"needs {' and '.join(options)}: `doctor SUITE` verifies a suite's")
+    yield from _datasets([(name, {}) for name, options in needs.items() if not options], "info")
 
 
 def _datasets(uses: Sequence[tuple[str, dict[str, Any]]], missing: Literal["info", "fail"]) -> Iterable[Finding]:

@@ -50,7 +50,7 @@ def merge(
         hint = "merge when it has ended, or into another folder"
         raise UsageError(f"cell {cell[:12]} of {out} is being trained by {owner}", hint=hint)
     report = merge_stores(stores, Store(out), parse_tolerances(tolerance))
-    if form in (options.Form.JSON, options.Form.JSONL):
+    if form not in (options.Form.TABLE, options.Form.MD):
         body = {
             "schema": 1,
             "cells": report.cells,

@@ -120,7 +120,7 @@ def _write_pages(store: Store) -> tuple[Line, Leaderboard] | None:
     facts = (
         str(len({row.coords.get("aggregator", "") for row in rows})),
         str(len({row.seed for row in rows})),
-        f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites.values()))}",
+        f"{counts['ok']}/{len(rows)}{', of a part of the suite' * bool(coverage_notes(rows, suites))}",
         f"{max(row.ended for row in rows):%Y-%m-%d}",
         f"older ({stale} rows)" if stale else _CURRENT,
     )

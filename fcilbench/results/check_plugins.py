@@ -29,22 +29,41 @@ class Plugins:
         unasked: Counter[str] = Counter()
         with catalog.session():
             for use in (use for row in rows for use in row.uses):
-                key = _key(use)
-                if key not in self._answers:
-                    self._answers[key] = _ask(use)
-                answer = self._answers[key]
-                if isinstance(answer, str):
+                if isinstance(answer := self._answer(use), str):
                     unasked[f"{cut(line(use.record.name), 60)}: {answer}"] += 1
         self.notes = [f"{count} rows are not compared with the plugin {text}" for text, count in unasked.items()]
 
     def _of(self, row: Row, place: str) -> Resolved | None:
-        answer = self._answers[next(_key(use) for use in row.uses if use.place == place)]
+        answer = self._answer(next(use for use in row.uses if use.place == place))
         return None if isinstance(answer, str) else answer
+
+    def _answer(self, use: Use) -> Resolved | str:
+        if (key := _key(use)) not in self._answers:
+            self._answers[key] = _ask(use)
+        return self._answers[key]
 
     def method(self, row: Row) -> Mapping[str, Any] | None:
         """Returns the facts that a row's method declares, or `None` if it is not here."""
         answer = self._of(row, "aggregator")
         return None if answer is None else answer.facts
+
+    def by_suite(self, row: Row, written: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+        """Yields parameters that a plugin does not make of what the row's suite sets: all else are its defaults.
+
+        Args:
+            row: A row without `problems`.
+            written: The options that the suite sets, by place.
+        """
+        for use in row.uses:
+            if self._of(row, use.place) is None or use.place not in written:
+                continue
+            answer = self._answer(use._replace(params=dict(written[use.place])))
+            if isinstance(answer, str):
+                continue
+            if answer.problems:
+                yield f"{use.place}: its suite sets {cut(line(answer.problems[0].message), 200)}"
+            elif answer.identity != use.record.identity:
+                yield f"params.{use.place} are not those of its suite: {_other(use.params, answer.params)}"
 
     def problems(self, row: Row) -> Iterator[str]:
         """Yields parameters that are not those of the row's identity, and data that the data set does not declare."""
@@ -83,6 +102,14 @@ def _data_problems(row: Row, facts: Mapping[str, Any]) -> Iterator[str]:
     kept = row.params.dataset.get("test_per_class")
     if whole is not None and (found > whole or (kept is None and found != whole)):
         yield f"test_sizes: {found:,} test samples, its data set has {whole:,}"
+
+
+def _other(having: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Returns in a few words the first parameter that has another value than it should."""
+    name = next((name for name, value in having.items() if not same(wanted.get(name), value)), None)
+    if name is None:
+        return "they identify another plugin"
+    return f"{line(name)} is {cut(line(having[name]), 60)}, there {cut(line(wanted.get(name)), 60)}"
 
 
 def _key(use: Use) -> str:

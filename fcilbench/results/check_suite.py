@@ -50,6 +50,21 @@ def suite_problems(row: Row, suite: Suite) -> Iterator[str]:
     yield from place.zip_problems()
     yield from place.option_problems()
     yield from place.rule_problems()
+    for name, value in suite.runtime.model_dump(mode="json").items():
+        if not same(having := row.params.runtime.get(name, value), value):
+            yield f"runtime.{name} is {_shown(having)}, in its suite {_shown(value)}"
+
+
+def written_options(row: Row, suite: Suite) -> dict[str, dict[str, Any]]:
+    """Returns by place (an axis, `selector LABEL`) all that a suite sets of a row's plugins; the rest are defaults.
+
+    The row fits the suite. A method is left out if only its plugins could tell which rules of the suite hold for it.
+    """
+    place = _Place(row, suite)
+    found = {axis: options for axis in PLUGIN_KINDS if (options := place.written(axis)) is not None}
+    labels = selector_labels(suite.evaluate.selectors)
+    entries = dict(zip(labels, suite.evaluate.selectors, strict=True))
+    return found | {f"selector {label}": dict(entries[label].options) for label in row.selectors}
 
 
 def _seed_problems(row: Row, suite: Suite) -> Iterator[str]:
@@ -130,6 +145,17 @@ class _Place:
             if not fits or (isinstance(tasks, int) and len({*params.tasks}) > 1):
                 yield f"its data are split into {_shown(params.tasks)}, in its suite into {_shown(tasks)}"
 
+    def written(self, axis: PluginKind) -> dict[str, Any] | None:
+        """Returns the options that entry and rules set of a plugin; `None` if that cannot be told without plugins."""
+        entries = [self._entry(axis).options]
+        for rule in self._suite.tuned if axis == "aggregator" else ():
+            hit = self._matches(rule.where, rule.study is not None)
+            if hit is None:
+                return None
+            entries += [rule.set] if hit else []
+        set_ = [(self._target(axis, key), value) for options in entries for key, value in options.items()]
+        return {name: value for (target, name), value in set_ if target == axis}
+
     def _target(self, axis: str, key: str) -> Value:
         if axis != "aggregator":
             return axis, key
@@ -167,7 +193,7 @@ class _Place:
             if what not in unsure:
                 yield from self._differs(what, value, "a tuned rule")
         own = {self._target("aggregator", key) for key in self._entry("aggregator").options}
-        for name, value in suite.protocol.model_dump(mode="json", exclude_unset=True).items():
+        for name, value in suite.protocol.model_dump(mode="json").items():
             having = row.params.protocol.get(name, value)
             if ("protocol", name) not in {*own, *tuned} and not same(having, value):
                 yield f"protocol.{name} is {_shown(having)}, in its suite {_shown(value)}"

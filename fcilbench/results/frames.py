@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fcilbench.escape import escape_csv
+from fcilbench.files import replacing
 from fcilbench.results.private import hidden
 from fcilbench.results.row import all_metrics
 from fcilbench.results.store import NoRowsError, Store
@@ -63,10 +64,12 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
         texts = frame.rename(columns=escape_csv).map(
             lambda value: escape_csv(value) if isinstance(value, str) else value
         )
-        texts.to_csv(path, index=False)
+        with replacing(path) as file:
+            texts.to_csv(file, index=False)
     else:
         mixed = [name for name, column in frame.items() if column.map(type).nunique() > 1 and column.dtype == object]
-        frame.astype(dict.fromkeys(mixed, "string")).to_parquet(path, index=False)
+        with replacing(path) as file:
+            frame.astype(dict.fromkeys(mixed, "string")).to_parquet(file, index=False)
 
 
 def _record(row: Row) -> dict[str, Any]:

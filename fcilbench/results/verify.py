@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fcilbench.errors import UsageError
+from fcilbench.registry import catalog
 from fcilbench.results.check_curve import curve_problems
 from fcilbench.results.check_plugins import Plugins
 from fcilbench.results.check_result import result_problems
@@ -23,7 +24,7 @@ from fcilbench.results.check_row import (
     status_problems,
     time_problems,
 )
-from fcilbench.results.check_suite import read_suite, suite_problems
+from fcilbench.results.check_suite import read_suite, suite_problems, written_options
 from fcilbench.results.compare import compare
 from fcilbench.results.records import reason
 from fcilbench.results.store import Store, row_of
@@ -57,22 +58,23 @@ def verify(store: Store) -> Verdict:
     Raises:
         UsageError: If the folder holds no rows.
     """
-    if not store.exists():
-        raise UsageError(f"{store.root} holds no rows.jsonl", hint="`fcilbench results export` writes such a folder")
+    if not store.exists() or not any(True for _ in store.lines()):
+        raise UsageError(f"{store.root} holds no rows", hint="`fcilbench results export` writes such a folder")
     verdict = Verdict()
     for line in store.lines():
         try:
             verdict.rows[line.number] = row_of(line)
         except (ValueError, UsageError) as error:
             verdict.problems.append((line.number, f"not a row: {reason(error)}"))
-    folder = _Folder(store, Plugins(verdict.rows.values()))
-    for number, row in verdict.rows.items():
-        found: list[str] = []
-        try:
-            found += folder.problems(row)
-        except Exception as error:  # one row that nobody thought of must not hide what is wrong with the others
-            found.append(f"cannot be checked: {type(error).__name__}: {reason(error)}")
-        verdict.problems += [(number, f"cell {row.cell_id[:12]}: {text}") for text in found]
+    with catalog.session():  # one process answers for the plugins
+        folder = _Folder(store, Plugins(verdict.rows.values()))
+        for number, row in verdict.rows.items():
+            found: list[str] = []
+            try:
+                found += folder.problems(row)
+            except Exception as error:  # one row that nobody thought of must not hide what is wrong with the others
+                found.append(f"cannot be checked: {type(error).__name__}: {reason(error)}")
+            verdict.problems += [(number, f"cell {row.cell_id[:12]}: {text}") for text in found]
     verdict.problems = sorted([*verdict.problems, *_repeated(verdict.rows)], key=lambda each: each[0])
     verdict.notes = folder.plugins.notes
     return verdict
@@ -112,7 +114,11 @@ class _Folder:
         if name not in self._suites:
             self._suites[name] = read_suite(self._store.suite(name) if name else None, row.suite_digest)
         suite = self._suites[name]
-        yield from [suite] if isinstance(suite, str) else suite_problems(row, suite)
+        if isinstance(suite, str):
+            yield suite
+            return
+        wrong = list(suite_problems(row, suite))
+        yield from wrong or self.plugins.by_suite(row, written_options(row, suite))
 
 
 def _repeated(rows: Mapping[int, Row]) -> Iterator[tuple[int, str]]:

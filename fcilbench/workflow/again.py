@@ -58,7 +58,10 @@ class Reproduction:
         """What a result that agrees rests on, in a few words."""
         if self.found is None or self.problem:
             return "not reproduced"
-        return "equal to the bit" if self.found.equal else "within the measured spread between instruction sets"
+        if self.found.equal:
+            return "equal to the bit"
+        exact = self.found.expectation.exact
+        return f"within the {'given tolerance' if exact else 'measured spread between instruction sets'}"
 
     @property
     def differences(self) -> dict[str, float]:
@@ -196,7 +199,11 @@ def verify(
         screen.warn(slow)
     trained = list[Reproduction]()
     for cell_id, number in drawn:
-        done = reproduce(store, rows[number], out, gpus=gpus, offline=offline, tolerance=tolerance, screen=screen)
+        try:
+            done = reproduce(store, rows[number], out, gpus=gpus, offline=offline, tolerance=tolerance, screen=screen)
+        except UsageError as error:  # the suite that its parameters make is none
+            add(number, f"cell {cell_id[:12]}: cannot be trained again: {error}")
+            continue
         trained.append(done)
         if done.broken_off:
             return Verified(len(rows), problems, trained, done.broken_off)
@@ -206,7 +213,7 @@ def verify(
             add(number, f"cell {cell_id[:12]}: not reproduced: {done.problem}")
     for text in _off_in_the_mean(trained):
         add(0, text)
-    suites = [store.suite(digest) for digest in {row.suite_digest for row in rows.values()} if digest]
+    suites = {digest: store.suite(digest) for digest in {row.suite_digest for row in rows.values()} if digest}
     for text in coverage_notes(rows.values(), suites):
         screen.say(f"note: {text}")
     return Verified(len(rows), problems, trained)

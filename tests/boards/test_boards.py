@@ -327,17 +327,22 @@ def test_what_a_folder_lacks_of_its_suite_is_said(row_of):
         "stress": [{"use": "none"}],
     }
     rows = [row_of(name, seed, 0.5) for name in ("fedavg", "ewc[x=1]") for seed in range(2)] + [row_of("ewc", 2, 0.5)]
-    notes = coverage_notes(rows, [{"grid": grid, "seeds": {"count": 2}}, {}])
+    rows = [row.model_copy(update={"suite_digest": "one"}) for row in rows]
+    notes = coverage_notes(rows, {"one": {"grid": grid, "seeds": {"count": 2}}, "other": {}})
     assert notes == (
         "the suite names eurosat (dataset), of which there are no rows",
         "the suite names sum small (aggregator), of which there are no rows",
-        "the suite has 2 seeds; results of fewer: digits / vit / dirichlet-0.5 / ewc / none 1",
+        "results of fewer seeds than the suite has: digits / vit / dirichlet-0.5 / ewc / none 1 of 2",
     )
+    more = {"one": {"grid": grid, "seeds": {"count": 2}}, "other": {"grid": grid, "seeds": {"count": 10}}}
+    assert coverage_notes(rows, more)[-1] == notes[-1]  # ten seeds are those of rows of the other suite
     grid["backbone"] = [{"use": "timm", "label": "tiny"}]  # a label of its own does not stand for the other
-    assert "the suite names tiny (backbone), of which there are no rows" in coverage_notes(rows, [{"grid": grid}])
+    assert "the suite names tiny (backbone), of which there are no rows" in coverage_notes(
+        rows, {"one": {"grid": grid}}
+    )
     grid["backbone"] = [{"use": "timm", "label": "vit"}]
     whole = {key: value[:1] for key, value in grid.items()}
-    assert coverage_notes(rows[:2], [{"grid": whole, "seeds": {"count": 2}}]) == ()
+    assert coverage_notes(rows[:2], {"one": {"grid": whole, "seeds": {"count": 2}}}) == ()
 
 
 @pytest.mark.parametrize("axis", ["dataset", "backbone", "aggregator", "stress"])
@@ -359,7 +364,7 @@ def test_a_third_partys_rows_are_found_however_a_suite_writes_its_name(axis, wri
     records = {**row.plugins, axis: row.plugins[axis].model_copy(update={"name": "acme-fcil/gossip"})}
     row = row.model_copy(update={"plugins": records, "coords": {**row.coords, axis: label}})
     grid = {kind: [{"use": str(row.coords[kind])}] for kind in row.plugins} | {axis: [written]}
-    notes = coverage_notes([row], [{"grid": grid, "seeds": {"count": 1}}])
+    notes = coverage_notes([row], {row.suite_digest: {"grid": grid, "seeds": {"count": 1}}})
     named = written.get("label", written["use"])
     assert notes == (() if covered else (f"the suite names {named} ({axis}), of which there are no rows",))
 

@@ -10,8 +10,10 @@ import pytest
 from fcilbench.boards.build import AccuracyBoard
 from fcilbench.boards.render import format_estimate
 from fcilbench.charts import budget, forgetting, matrix, partition, slices
+from fcilbench.charts.bytes import sent
 from fcilbench.errors import NothingSelectedError, UsageError
 from fcilbench.results.store import Store
+from fcilbench.spec.outcome import SelectorCost
 
 T2 = 4.302653
 """The 97.5 % quantile of Student's t with two degrees of freedom."""
@@ -80,6 +82,14 @@ def test_bytes_have_a_front_and_what_sends_nothing_is_a_line(fill, data_of, make
     # ln 10 = 2.3, ln 240 = 5.48, ln 1000 = 6.9, ln 2000 = 7.6: the middle is 4.95.
     assert {name for name, row in rows.items() if row["side"] == "right"} == {"ncm"}
     assert rows["sum"]["tip"] == "sum\nFAA 60.00 (n=2) %\n2 kB up and down"
+
+
+def test_bytes_under_a_selector_have_those_of_the_selector(make_cell, make_row):
+    row = make_row(make_cell(), {"faa/none": 0.5})
+    bill = SelectorCost(bytes_up=1000, bytes_down=7, state=1, module=1)
+    row = row.model_copy(update={"cost": row.cost.model_copy(update={"selectors": {"ridge": bill}})})
+    shown = {key: sent(row, key) for key in ("none", "inferred", "inferred:confidence", "inferred:ridge")}
+    assert shown == {"none": 240, "inferred": 240, "inferred:confidence": 240, "inferred:ridge": 1247}
 
 
 def test_curves_show_what_was_measured_during_tasks_and_losses_every_round(fill, data_of, record):

@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from fcilbench.cli import doctor
+
 TEXT_NET = """\
 import numpy as np
 import torch
@@ -210,3 +212,12 @@ class TestInspect:
         (found,) = own.json("data", "inspect", "stripes.yaml")["datasets"]
         assert (found["train"], found["test"], found["images"]["modes"]) == (16, 8, {"L": 24})
         assert found["images"]["sizes"] == [{"width": 8, "height": 8, "count": 24}]
+
+
+def test_doctor_says_what_a_data_set_of_yours_needs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(doctor, "_datasets", lambda uses, _: asked.extend(name for name, _ in uses) or [])
+    told = {each.what: each.detail for each in doctor._every_dataset()}
+    assert told["data fcilbench/csv"] == "needs path: `doctor SUITE` verifies a suite's"
+    assert "fcilbench/digits" in asked
+    assert "fcilbench/csv" not in asked

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from fcilbench.errors import UsageError
+from fcilbench.results.agreement import EQUAL, Expectation
+from fcilbench.results.compare import compare
 from fcilbench.results.row import row_params
 from fcilbench.results.store import Store
-from fcilbench.workflow.again import _sample, suite_of
+from fcilbench.workflow import again
+from fcilbench.workflow.again import Reproduction, _sample, suite_of
 from fcilbench.workflow.prepare import prepare
 from fcilbench.workflow.screen import Screen
 
@@ -25,6 +28,27 @@ def test_the_suite_of_a_published_row_plans_its_cell(method, tmp_path):
     # Settings and options that came later have their defaults.
     known = {part: {name: getattr(here, part)[name] for name in getattr(row.params, part)} for part in _GROWS}
     assert here.model_copy(update=known) == row.params
+
+
+def test_what_a_tolerance_let_pass_is_not_called_the_spread_between_instruction_sets(make_cell, make_row):
+    one, other = (make_row(make_cell(), {"faa/none": value}) for value in (0.5, 0.51))
+
+    def verdict(expectation, tolerance):
+        return Reproduction(one, other, compare(one, other, expectation, tolerance), "").verdict
+
+    assert verdict(EQUAL, {"faa/*": 0.1}) == "within the given tolerance"
+    assert verdict(Expectation(False, "another processor"), {}) == "within the measured spread between instruction sets"
+
+
+def test_a_row_that_cannot_be_trained_again_is_a_problem_and_does_not_end_the_check(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise UsageError("runtime.threads: 'many' is not a valid integer")
+
+    monkeypatch.setattr(again, "reproduce", refuse)
+    found = again.verify(PUBLISHED.root, tmp_path, sample=2)
+    assert [text.partition(": ")[2] for _, text in found.problems] == [
+        "cannot be trained again: runtime.threads: 'many' is not a valid integer"
+    ] * 2
 
 
 def test_a_row_that_chose_an_option_that_is_gone_is_refused_and_left_out_of_samples(tmp_path):

@@ -284,6 +284,31 @@ def _(folder):
         each["loss"] = None
 
 
+@caught("an option that its suite leaves at its default", "of its suite: weighting is uniform, there samples")
+def _(folder):
+    folder.row["params"]["aggregator"]["weighting"] = folder.row["plugins"]["aggregator"]["identity"]["weighting"] = (
+        "uniform"
+    )
+    folder.renamed()
+
+
+@caught("an option of the data that its suite leaves at its default", "of its suite: train_per_class is 20, there ")
+def _(folder):
+    row = folder.row
+    row["params"]["dataset"]["train_per_class"] = row["plugins"]["dataset"]["identity"]["train_per_class"] = 20
+    folder.renamed()
+
+
+@caught("a field of the protocol that its suite leaves at its default", "protocol.clip_norm is 5.0, in its suite None")
+def _(folder):
+    folder.row["params"]["protocol"]["clip_norm"] = 5.0
+    folder.renamed()
+
+
+edit("numbers that are not portable any more", "runtime.portable is ", "params", "runtime", "portable", to=False)
+edit("a word for a number of threads", "runtime.threads is many", "params", "runtime", "threads", to="many")
+
+
 @caught("a loss of a method that trains nothing", "its curve has losses, but the method trains nothing", NCM + 1)
 def _(folder):
     folder.curves[folder.rows[NCM]["cell_id"]][0]["loss"] = 0.5
@@ -330,6 +355,14 @@ def _(folder):
         if each["event"] == "round":
             each.update(bytes_up=1, visits=0)
     folder.rows[NCM]["cost"]["bytes_up"] = 5
+
+
+@caught("bytes of each task's end left open", "cost: bytes_up is 1,000,000,000,000, but its curve adds up to")
+def _(folder):
+    for each in folder.curve:
+        if each["event"] == "task":
+            each["bytes_up"] = None
+    folder.row["cost"]["bytes_up"] = 10**12
 
 
 @caught("one visit", "cost: visits is 1, but 5 rounds have between 5 and 15", NCM + 1)

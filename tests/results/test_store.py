@@ -307,7 +307,7 @@ def test_tables_for_notebooks_and_their_files(tmp_path, make_cell, make_row):
     assert rows.loc[0, ["aggregator", "faa/none", "params.aggregator.lambda_s"]].tolist() == ["sum", 0.7, 0.4]
     assert curves.loc[0, ["cell_id", "loss", "seconds.a"]].tolist() == [row.cell_id, 1.5, 2]
     assert matrices[["after", "task", "accuracy"]].values.tolist() == [[0, 0, 0.9], [1, 0, 0.6], [1, 1, 0.8]]
-    for name, read in (("rows.csv", pandas.read_csv), ("rows.parquet", pandas.read_parquet)):
+    for name, read in (("new/rows.csv", pandas.read_csv), ("rows.parquet", pandas.read_parquet)):
         write_rows(list(store.scan()), tmp_path / name)
         again = read(tmp_path / name)
         assert (list(again.columns), again.loc[0, "faa/none"]) == (list(rows.columns), 0.7)

@@ -27,8 +27,11 @@ def test_a_published_folder_has_no_problem(store):
     found = verify(store)
     assert (found.problems, found.notes) == ([], [])
     assert len(found.rows) == len(list(store.scan())) > 0
-    with pytest.raises(UsageError, match=r"holds no rows\.jsonl"):
+    with pytest.raises(UsageError, match="cells holds no rows"):
         verify(Store(store.root / "cells"))
+    store.rows_path.write_bytes(b"")
+    with pytest.raises(UsageError, match="mine holds no rows"):
+        verify(store)
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in BOARDS.glob("*/rows.jsonl")))
