@@ -66,6 +66,7 @@ EXCEPTIONS = {
         for room in ("boards", "data", "execution", "plugins", "results", "tracking", "worker")
     },
     **{(f"worker/{file}.py", "api"): "inside the child" for file in ("jobs", "probe", "survey")},
+    ("worker/describe.py", "data"): "inside the child: the places where a plugin looked for files",
     ("worker/jobs.py", "engine"): "inside the child: portable numbers",
     ("worker/jobs.py", "results"): "inside the child: what it reports of the machine and of failures goes into rows",
     ("execution/supervisor.py", "suite"): "the type of a plan",

@@ -154,10 +154,10 @@ def _suite(path: Path, overrides: Sequence[str]) -> Iterable[Finding]:
 def _every_dataset() -> Iterable[Finding]:
     """Verifies the data sets that need no option; of the others it names what a suite has to say."""
     needs = {each.ref.name: each.schema.get("required", []) for each in catalog.describe(find("datasets"))}
-    for name, options in needs.items():
-        if options:
-            yield Finding("info", f"data {name}", f"needs {' and '.join(options)}: `doctor SUITE` verifies a suite's")
-    yield from _datasets([(name, {}) for name, options in needs.items() if not options], "info")
+    for name, wanted in needs.items():
+        if wanted:
+            yield Finding("info", f"data {name}", f"needs {' and '.join(wanted)}: `doctor SUITE` verifies a suite's")
+    yield from _datasets([(name, {}) for name, wanted in needs.items() if not wanted], "info")
 
 
 def _datasets(uses: Sequence[tuple[str, dict[str, Any]]], missing: Literal["info", "fail"]) -> Iterable[Finding]:

@@ -117,7 +117,9 @@ def _image_facts(images: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "kinds", ", ".join(kinds)
     if images.get("enlarged"):
         what = counted(images["enlarged"], "image")
-        yield "enlarged", f"{what} with a side shorter than the {images['decoded']} pixels of `size`"
+        size = images["decoded"]
+        pixels = size if isinstance(size, int) else f"{size[0]} (height) or {size[1]} (width)"
+        yield "enlarged", f"{what} with a side shorter than the {pixels} pixels of `size`"
     if images["turned"]:
         yield "turned", f"{counted(images['turned'], 'image')} by orientation tags"
     if images.get("frames"):

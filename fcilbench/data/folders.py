@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from fcilbench.api.dataset import Samples
 from fcilbench.data.alike import class_name, look, sense, unseen_pairs
-from fcilbench.data.images import SUFFIXES, ImageFiles, visible
+from fcilbench.data.images import SUFFIXES, ImageFiles, Size, visible
 from fcilbench.errors import DataError
 from fcilbench.tables import counted
 
@@ -55,6 +56,7 @@ class Listing:
         deeper: Classes some of whose images lie in several folders below the class folder, or in one and beside it.
         nested: Number of classes some of whose images lie in folders below the class folder.
         passed: Number of files that are no images, by suffix.
+        hidden: Number of images of each folder that is no class since its name begins with a dot.
     """
 
     names: tuple[str, ...]
@@ -63,8 +65,9 @@ class Listing:
     deeper: dict[str, list[str]] = field(default_factory=dict)
     nested: int = 0
     passed: Counter[str] = field(default_factory=Counter)
+    hidden: Counter[str] = field(default_factory=Counter)
 
-    def samples(self, size: int, margin: float) -> Samples:
+    def samples(self, size: Size, margin: float) -> Samples:
         """Returns the images as files of the user's own."""
         return Samples(ImageFiles(self.files, size, margin, own=True), np.array(self.labels, dtype=np.int64))
 
@@ -130,8 +133,7 @@ def _beside(root: Path, read: set[str]) -> tuple[str, ...]:
     left = []
     for entry in sorted(visible(root), key=lambda entry: entry.name):
         if entry.is_dir() and entry.name not in read:
-            images = sum(path.suffix.lower() in SUFFIXES for path, _ in _walk(Path(entry.path)))
-            left.append(f"{entry.name}/ ({counted(images, 'image')})")
+            left.append(f"{entry.name}/ ({counted(_images_below(Path(entry.path)), 'image')})")
     loose = sum(Path(entry.name).suffix.lower() in SUFFIXES for entry in visible(root) if not entry.is_dir())
     left += [f"{counted(loose, 'image')} beside the folders"] if loose else []
     return (f"not read: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}",) if left else ()
@@ -174,7 +176,22 @@ def list_classes(folder: Path) -> Listing:
         raise DataError(f"{folder}: the names of class folders {one!a} and {other!a} look the same", hint=hint)
     for label, name in enumerate(listing.names):
         _list_class(folder / name, label, listing)
+    listing.hidden += _hidden(folder)
     return listing
+
+
+def _hidden(folder: Path) -> Counter[str]:
+    """Returns the number of images below each hidden folder; one that cannot be read is passed over."""
+    found = Counter[str]()
+    for entry in folder.glob(".*"):
+        with suppress(DataError, OSError):
+            if entry.is_dir():
+                found[entry.name] = _images_below(entry)
+    return +found
+
+
+def _images_below(folder: Path) -> int:
+    return sum(path.suffix.lower() in SUFFIXES for path, _ in _walk(folder))
 
 
 def _list_class(folder: Path, label: int, listing: Listing) -> None:
@@ -209,12 +226,15 @@ def _walk(folder: Path, parts: tuple[str, ...] = ()) -> Iterator[tuple[Path, tup
 
 
 def listing_remarks(listings: Sequence[Listing]) -> Iterator[str]:
-    """Yields lines about images in folders below their class folder, and files that are no images."""
+    """Yields lines about images in folders below their class folder, hidden folders, and files that are no images."""
     deeper = {name: below for listing in listings for name, below in listing.deeper.items()}
     if deeper:
         shown = ", ".join(f"{name!r} has {'/, '.join(below[:3])}/" for name, below in list(deeper.items())[:3])
         more = ", ..." if len(deeper) > 3 else ""
         yield f"images in folders below their class folder are read as of that class: {shown}{more}"
+    if hidden := sum((listing.hidden for listing in listings), Counter[str]()):
+        shown = ", ".join(f"{name}/ ({counted(count, 'image')})" for name, count in sorted(hidden.items())[:5])
+        yield f"not read, since a name that begins with a dot is hidden: {shown}{', ...' if len(hidden) > 5 else ''}"
     passed = sum((listing.passed for listing in listings), Counter[str]())
     if passed:
         yield f"passed over in class folders, since they are no images: {_suffixes(passed)}"

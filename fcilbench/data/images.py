@@ -241,7 +241,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         grey = np.asarray(image).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if image.mode in ("F", "I"):
-        raise ValueError(f"pixels of mode {image.mode!r} have no known scale; save it with 8 or 16 bits per channel")
+        raise ValueError(
+            f"pixels of mode {image.mode!r} have no known scale; save it as PNG with 8 or 16 bits per channel"
+        )
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         page = Image.new("RGBA", layer.size, (255, 255, 255, 255))

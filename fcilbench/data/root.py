@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ ARCHIVES = "archives"
 
 Layouts = Sequence[Sequence[str]]
 """Alternatives; each is the paths under the data root that must all be there."""
+
+_noted: list[dict[Path, None]] = []
+"""Of each `lookups` block that is open, the paths that it has collected, in order."""
 
 
 def data_root(option: Path | None = None) -> Path:
@@ -42,6 +46,26 @@ def use_data_root(value: Path | None) -> Path:
     return root
 
 
+@contextlib.contextmanager
+def lookups() -> Iterator[dict[Path, None]]:
+    """Collects the paths on which the answers of `find_data` and `find_weights` within the block depend, in order.
+
+    They are the places that were looked at, found or not: a file that is put there later is found instead. For a file
+    within a named folder, such as `bert/config.json`, the folder is one too: a model is all that its folder holds.
+    """
+    found: dict[Path, None] = {}
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted.pop()
+
+
+def _note(path: Path) -> None:
+    for found in _noted:
+        found[path] = None
+
+
 def find_weights(name: str) -> Path:
     """Finds a weights file: an absolute path, else relative to here, else to `weights/` under the data root.
 
@@ -50,7 +74,10 @@ def find_weights(name: str) -> Path:
     Raises:
         DataError: If it is at none of these places; the message names them.
     """
-    return _find(name, data_root() / "weights", Path.is_file, "weights file ", named(Path(name), "weights"))
+    found = _find(name, data_root() / "weights", Path.is_file, "weights file ", named(Path(name), "weights"))
+    if Path(name).parent != Path():
+        _note(found.parent)
+    return found
 
 
 def find_data(name: str) -> Path:
@@ -65,8 +92,10 @@ def find_data(name: str) -> Path:
 def _find(name: str, folder: Path, there: Callable[[Path], bool], what: str = "", shipped: Path | None = None) -> Path:
     given = Path(name).expanduser()
     places = list(dict.fromkeys([given.absolute(), folder / given]))  # of an absolute path, that path alone
-    for place in filter(there, [*places, *([shipped] if shipped else [])]):
-        return place
+    for place in [*places, *([shipped] if shipped else [])]:
+        _note(place)
+        if there(place):
+            return place
     hint = f"put it into {folder} (--data or {ENVIRONMENT} sets another data root), or give its full path"
     raise DataError(f"{what}{name!r} not found; looked at {', '.join(map(str, places))}", hint=hint)
 

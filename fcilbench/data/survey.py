@@ -14,7 +14,7 @@ from PIL import Image
 from fcilbench.api.dataset import Corpus, Dataset, Samples
 from fcilbench.data.alike import alike
 from fcilbench.data.doubles import doubles, empty_texts
-from fcilbench.data.images import parallel, read_image
+from fcilbench.data.images import Size, parallel, read_image, sides
 from fcilbench.data.open import kept, load_numbered
 from fcilbench.errors import DataError
 
@@ -24,6 +24,8 @@ Progress = Callable[[int, int], None]
 _MOST = 20
 """Entries of a list in a survey: sizes, broken files."""
 _ORIENTATION = 0x0112
+_ON_ITS_SIDE = range(5, 9)
+"""Orientation tags that swap width and height."""
 _REPORTS = 100
 
 
@@ -80,6 +82,7 @@ class _Facts(NamedTuple):
     mode: str = ""
     form: str = ""
     turned: bool = False
+    enlarged: bool = False
     frames: int = 1
     problem: str = ""
 
@@ -110,7 +113,7 @@ def _images(splits: Sequence[Samples], progress: Progress | None) -> dict[str, A
         "turned": sum(each.turned for each in sound),
         "frames": sum(each.frames > 1 for each in sound),
         "decoded": inputs.size,
-        "enlarged": sum(min(each.size) < inputs.size for each in sound),
+        "enlarged": sum(each.enlarged for each in sound),
         "broken": broken[:_MOST],
         "broken_count": len(broken),
     }
@@ -125,13 +128,15 @@ def _sizes(sizes: Mapping[tuple[int, int], int]) -> dict[str, Any]:
     }
 
 
-def _look(path: Path, size: int, margin: float, own: bool) -> _Facts:
+def _look(path: Path, size: Size, margin: float, own: bool) -> _Facts:
     """Returns the facts of an image, which is decoded as a run would decode it."""
     try:
         read_image(path, size, margin, own)
         with Image.open(path) as image:
             tag = image.getexif().get(_ORIENTATION, 1)
             turned, frames = own and tag in range(2, 9), getattr(image, "n_frames", 1)
-            return _Facts(image.size, image.mode, image.format or "", turned, frames)
+            width, height = reversed(image.size) if own and tag in _ON_ITS_SIDE else image.size
+            enlarged = height < sides(size)[0] or width < sides(size)[1]
+            return _Facts(image.size, image.mode, image.format or "", turned, enlarged, frames)
     except DataError as error:
         return _Facts(problem=error.message.removeprefix(f"broken image {path}: "))

@@ -20,6 +20,7 @@ from fcilbench.errors import DataError
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LONGEST_FIELD = 1 << 30  # the default of `csv` refuses texts of 131,072 characters
+_SAYS_COLUMNS = "text_column and label_column say which ones are read"
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive or a spreadsheet: save the sheet as CSV UTF-8, or unpack the archive",
     b"\x1f\x8b": "compressed with gzip: unpack it with gunzip",
@@ -93,7 +94,7 @@ def _decode(path: Path, data: bytes, encoding: str | None) -> tuple[str, str]:
 
 def _separated(path: Path, text: str, columns: Sequence[str], form: TableForm, encoding: str) -> Table:
     delimiter, header = _header(path, text, columns, form)
-    places = find_columns(str(path), header, columns)
+    places = find_columns(str(path), header, columns, f"the first line names the columns; {_SAYS_COLUMNS}")
     rows: list[tuple[str, tuple[Any, ...]]] = []
     for number, fields in _records(path, text, delimiter, form.quote, skip=1):
         if len(fields) > len(header):
@@ -159,8 +160,8 @@ def _too_many(place: str, fields: list[str], columns: int, delimiter: str, quote
     return DataError(f"{place}: {len(fields)} fields, but the header has {columns}", hint=hint)
 
 
-def find_columns(where: str, header: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """Returns the positions of columns in a header.
+def find_columns(where: str, header: Sequence[str], columns: Sequence[str], hint: str = _SAYS_COLUMNS) -> list[int]:
+    """Returns the positions of columns in a header; the `hint` is for one that is missing.
 
     Raises:
         DataError: If one is missing or stands twice.
@@ -174,7 +175,6 @@ def find_columns(where: str, header: Sequence[str], columns: Sequence[str]) -> l
                 shown = ", ".join(map(repr, alike))
                 raise DataError(f"{where} has several columns {name!r}: {shown}", hint="rename all but one")
             has = ", ".join(header[:20]) or "none"
-            hint = "the first line names the columns; text_column and label_column say which ones are read"
             raise DataError(f"{where} has no column {name!r}; it has: {has}", hint=hint)
         places.append(place)
     return places
@@ -195,12 +195,13 @@ def _plain(name: str) -> str:
 def _json_lines(path: Path, text: str, columns: Sequence[str], encoding: str) -> Table:
     rows: list[tuple[str, tuple[Any, ...]]] = []
     whole = text.lstrip().startswith("[")
+    every = f"every object needs the keys of the columns; {_SAYS_COLUMNS}"
     for place, record in _array(path, text) if whole else _objects(path, text):
         if not isinstance(record, dict):
             hint = 'write {"text": ..., "label": ...}'
             raise DataError(f"{place}: {str(record)[:40]!r} is no object of columns", hint=hint)
         keys = [*record]
-        rows.append((place, tuple(record[keys[at]] for at in find_columns(place, keys, columns))))
+        rows.append((place, tuple(record[keys[at]] for at in find_columns(place, keys, columns, every))))
     if not rows:
         raise DataError(f"{path} has no rows")
     return Table(rows, f"{encoding}, {'an array of JSON objects' if whole else 'JSON lines'}")

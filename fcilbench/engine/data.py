@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fcilbench.api import Augmentation, ImageInput, Samples, TokenIds, Transform
 from fcilbench.api.schedule import Indices
+from fcilbench.errors import UsageError
 
 Draws = Mapping[str, torch.Tensor]
 """Random numbers of a batch's augmentation by name, each `[B, ...]`."""
@@ -59,6 +60,9 @@ class DeviceImages(DeviceData):
 
     Args:
         samples: uint8 `[n, H, W, C]` with internal labels.
+
+    Raises:
+        UsageError: If the images have other channels than the backbone reads.
     """
 
     def __init__(
@@ -75,7 +79,10 @@ class DeviceImages(DeviceData):
         if pixels.dtype != torch.uint8:
             raise ValueError(f"images must be uint8, got {pixels.dtype}")
         if pixels.shape[1] not in (1, spec.channels):
-            raise ValueError(f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}")
+            raise UsageError(
+                f"images have {pixels.shape[1]} channels, the backbone wants {spec.channels}",
+                hint=f"choose a backbone that reads {pixels.shape[1]} channels, or another data set",
+            )
         self.pixels = pixels.to(device)
         self.sample_bytes = torch.full((len(pixels),), pixels[:1].numel() * pixels.element_size())
         self._mean = torch.tensor(spec.mean, device=device).view(1, -1, 1, 1)

@@ -55,7 +55,7 @@ class FlatModel(Net):
 
     Parameters with `requires_grad=False` stay in the module and are no part of the vector: they never change and are
     never sent. Integer buffers (BatchNorm's counters) are not in the vector either; the server takes the largest
-    of the merged clients.
+    of the merged clients. Those of several integers (EfficientFormer's tables of positions) are constant, and not sent.
 
     Attributes:
         network: The module; its trainable parameters and float buffers are views of `vector`.
@@ -68,6 +68,7 @@ class FlatModel(Net):
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network = network.to(device)
+        _forget_biases(network)
         head = {id(parameter) for parameter in network.head.parameters()}
         trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         parameters = sorted(trainable, key=lambda named: id(named[1]) in head)  # a stable sort: the head comes last
@@ -215,6 +216,26 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+class _Forgetful(dict[str, torch.Tensor]):
+    """A cache in which nothing is found, and which looks empty, so that nobody replaces it by another."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def _forget_biases(network: nn.Module) -> None:
+    """Switches off the caches of attention biases that LeViT, EfficientFormer and their relatives in timm have.
+
+    In evaluation mode they would keep the biases of one state vector, and of its gradient, for the next one.
+    """
+    for module in network.modules():
+        if "attention_bias_cache" in vars(module):
+            vars(module)["attention_bias_cache"] = _Forgetful()
+
+
 def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[Piece, ...]:
     """Places named tensors one after another."""
     pieces, start = [], 0
@@ -225,14 +246,17 @@ def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[Piece, ...]:
 
 
 def _buffers(network: nn.Module) -> list[tuple[str, tuple[nn.Module, str], torch.Tensor]]:
-    """Returns the persistent buffers with their names and owners; non-persistent ones are derived and never sent."""
+    """Returns the buffers that may change, with their names and owners.
+
+    Non-persistent buffers are derived, and tables of integers are constant: neither is ever sent.
+    """
     found = []
     for prefix, module in network.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:
                 if buffer.is_floating_point() and buffer.dtype != torch.float32:
                     raise ValueError(f"buffer {key!r} of {type(module).__name__} is {buffer.dtype}: make it float32")
-                if not buffer.is_floating_point() and buffer.numel() != 1:
-                    raise ValueError(f"integer buffer {key!r} of {type(module).__name__} is not a scalar counter")
+                if not buffer.is_floating_point() and buffer.numel() != 1:  # a table of indices, not a counter
+                    continue
                 found.append((f"{prefix}.{key}".lstrip("."), (module, key), buffer))
     return found

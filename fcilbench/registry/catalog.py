@@ -146,14 +146,20 @@ def _cached(entry: Path) -> dict[str, Any] | None:
 
 
 def _store(entry: Path, answer: dict[str, Any], files: Sequence[str]) -> None:
-    with contextlib.suppress(OSError):  # of a cache that cannot be written, or a file that is gone
+    with contextlib.suppress(OSError):  # of a cache that cannot be written, or a file that cannot be looked at
         content = {"stamps": [_stamp(path) for path in files], "answer": answer}
         write_atomic(entry, json.dumps(content), durable=False)
 
 
 def _stamp(path: str) -> list[Any]:
-    """Returns a file's path as given, absolute path, size in bytes and modification time in ns."""
-    stat = os.stat(path)
+    """Returns a path as given, absolute path, size in bytes and modification time in ns, -1 each if nothing is there.
+
+    A place where a file was looked for in vain counts too: what is put there later gives another answer.
+    """
+    try:
+        stat = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return [path, os.path.abspath(path), -1, -1]
     return [path, os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
 

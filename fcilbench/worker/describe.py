@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
+from fcilbench.data.root import lookups
 from fcilbench.errors import FcilbenchError, PrerequisiteError, Problem
 from fcilbench.registry.digest import code_digest, source_files
 from fcilbench.registry.entrypoints import BrokenPluginError, PluginRef, load, reason_of
@@ -25,13 +26,15 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Answers one question, `{"ask": "describe" | "resolve", "ref": {...}, "options": {...}}`.
 
     Returns:
-        The fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on. For
-        a plugin that cannot be imported only its `problem`, and what it `needs` if it says so; for options that cannot
-        be used only `problems` and `prerequisite`.
+        The fields of `Description` or `Resolved`, and `files`: the paths of all files that the answer depends on, with
+        those where a file was looked for and is not. For a plugin that cannot be imported only its `problem`, and what
+        it `needs` if it says so; for options that cannot be used only `problems` and `prerequisite`.
     """
     ref = PluginRef(**question["ref"])
     try:
-        return _describe(ref) if question["ask"] == "describe" else _resolve(ref, question["options"])
+        with lookups() as looked_at:
+            found = _describe(ref) if question["ask"] == "describe" else _resolve(ref, question["options"])
+        return {**found, "files": [*found["files"], *map(str, looked_at)]} if "files" in found else found
     except Exception as error:  # the plugin's own code may raise anything
         if isinstance(error, BrokenPluginError):
             return {"problem": error.reason}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fcilbench.errors import OK, PREREQUISITE, USAGE, PrerequisiteError, UsageError
+from fcilbench.data.root import find_data
+from fcilbench.errors import OK, PREREQUISITE, USAGE, DataError, PrerequisiteError, UsageError
 from fcilbench.execution.probe import Progress, inspect_dataset
 from fcilbench.registry import catalog
 from fcilbench.registry.catalog import Resolved
@@ -93,13 +94,21 @@ def _of_path(what: Path, overrides: Sequence[str], progress: Progress | None) ->
     options = Node({}, "", "")
     for text in overrides:
         options = override(options, text)
-    ref = lookup("datasets", "csv" if what.suffix and not what.is_dir() else "image-folder")
+    ref = lookup("datasets", "csv" if _is_table(what) else "image-folder")
     given = {"path": str(what), **options.plain()}
     answer = catalog.resolve(ref, given)
     example = [(Partition(kind="dirichlet", value=0.5), Protocol(), Seeds())]
     survey = _Inspector(example, [], progress).survey(what.name or str(what), ref.name, answer, None)
     undrawn = survey.exit_code == USAGE and "digest" in survey.facts  # the example's ten clients are nobody's choice
     return replace(survey, given=given, exit_code=OK if undrawn else survey.exit_code)
+
+
+def _is_table(what: Path) -> bool:
+    """Returns whether a path is a file; of one that is not there, whether it is named like one."""
+    try:
+        return find_data(str(what)).is_file()
+    except DataError:
+        return bool(what.suffix)
 
 
 def _of_suite(loaded: LoadedSuite, progress: Progress | None) -> list[Survey]:

@@ -64,6 +64,13 @@ def test_edge_12_pixels_of_unknown_scale_are_refused(tmp_path, mode, value):
         read_image(tmp_path / "a.tif", 8, 1.0)
 
 
+def test_grey_of_16_bits_in_a_portable_map_is_wanted_as_png(tmp_path):
+    """It has 16 bits already, so that the advice to save it with 16 bits was none."""
+    (tmp_path / "a.ppm").write_bytes(b"P5\n16 16\n65535\n" + b"\xab\x12" * 256)
+    with pytest.raises(DataError, match="save it as PNG with 8 or 16 bits"):
+        read_image(tmp_path / "a.ppm", 8, 1.0)
+
+
 def test_cmyk_jpeg(tmp_path):
     """Pillow writes them as Adobe does, inverted, and reads them back."""
     Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=95)

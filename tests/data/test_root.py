@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fcilbench.data.root import data_root, download_bytes, file_digest, find_weights, missing_data
+from fcilbench.data.root import data_root, download_bytes, file_digest, find_data, find_weights, lookups, missing_data
 from fcilbench.errors import PrerequisiteError
 
 
@@ -96,3 +96,20 @@ def test_it_says_how_to_get_it_and_how_much_that_is(tmp_path):
     assert download_bytes(found) is None
     assert download_bytes(found[:2]) == 6_000_000_000
     assert download_bytes([]) == 0
+
+
+def test_the_places_that_an_answer_depends_on_are_collected(tmp_path, monkeypatch):
+    root, near = tmp_path / "root", tmp_path / "near"
+    for folder in (root / "weights" / "bert", near):
+        folder.mkdir(parents=True)
+    (root / "weights" / "bert" / "config.json").touch()
+    monkeypatch.chdir(near)
+    monkeypatch.setenv("FCILBENCH_DATA", str(root))
+    with lookups() as found:
+        find_weights("bert/config.json")
+        with pytest.raises(PrerequisiteError):
+            find_data("t.csv")
+    model = root / "weights" / "bert"
+    assert [*found] == [near / "bert/config.json", model / "config.json", model, near / "t.csv", root / "t.csv"]
+    find_weights("bert/config.json")
+    assert len(found) == 5

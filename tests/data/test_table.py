@@ -66,7 +66,7 @@ def test_accents_of_another_encoding_are_read_if_it_is_named(tmp_path):
         ("a.csv", b"text,label\nok,x\n\xe9,x\n", "a.csv:3: byte 0xe9 is not UTF-8", "set encoding"),
         ("a.csv", b"PK\x03\x04", "is no table of texts", "save the sheet as CSV UTF-8"),
         ("a.csv", "text,label\n", "a.csv has no rows", ""),
-        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "a.jsonl:2 has no column 'label'", ""),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "a.jsonl:2 has no column 'label'", "every object"),
         (
             "a.jsonl",
             '{"text": "a", "text": "b", "label": 1}\n',

@@ -241,3 +241,20 @@ def test_a_capture_in_the_middle_of_a_training_run_keeps_its_moments(monkeypatch
         trainer.train(goal, replace(WORK, epochs=2, done=1, total=3), random)
         found.append(model.vector.clone())
     assert torch.equal(*found)
+
+
+class StochasticDepth(nn.Module):
+    """Leaves out half of the samples of a batch, as timm's DropPath does, which is no nn.Dropout."""
+
+    def forward(self, inputs):
+        return inputs * torch.empty(len(inputs), 1).bernoulli_(0.5)
+
+
+def test_the_gradient_of_a_step_that_draws_is_not_compared(monkeypatch):
+    """Networks with stochastic depth were not captured, with a note on a wrong gradient."""
+    model, data = setting()
+    model.network.extractor.body.append(StochasticDepth())
+    static = CapturedStep(begun(model, data), objective(model, 0.1), WORK, batch(data, 16))
+    monkeypatch.setattr(CapturedStep, "_captured", lambda self: None)
+    monkeypatch.setattr("fcilbench.engine.trainer._TOLERANCE", 1e-6)
+    static.capture(batch(data, 16))

@@ -8,6 +8,7 @@ from PIL import Image
 from fcilbench.api.backbone import ImageInput, TokenIds
 from fcilbench.api.dataset import Augmentation, Samples
 from fcilbench.engine.data import DeviceImages, DeviceTokens
+from fcilbench.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -65,8 +66,9 @@ def test_draws_cover_every_offset_and_both_sides():
 def test_wrong_images_are_refused():
     with pytest.raises(ValueError, match="uint8"):
         DeviceImages(Samples(np.zeros((1, 4, 4, 3)), np.zeros(1, dtype=np.int64)), ImageInput(4), Augmentation(), CPU)
-    with pytest.raises(ValueError, match="2 channels"):
+    with pytest.raises(UsageError, match="images have 2 channels, the backbone wants 3") as caught:
         DeviceImages(images(channels=2), ImageInput(8), Augmentation(), CPU)
+    assert "a backbone that reads 2 channels" in caught.value.hint
 
 
 def test_channels_last_changes_the_memory_and_no_value():

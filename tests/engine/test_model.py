@@ -158,3 +158,45 @@ def test_edge_9_buffers_of_another_float_type_are_refused():
     net.register_buffer("wide", torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"buffer 'wide' of Network is torch\.float64: make it float32"):
         FlatModel(net, CPU)
+
+
+def test_a_table_of_indices_stays_in_the_module_and_is_never_sent():
+    """EfficientFormer was refused for its persistent table of relative positions."""
+    net = network()
+    net.register_buffer("seen", torch.tensor(5))
+    net.register_buffer("positions", torch.tensor([[0, 1], [1, 0]]))
+    model = FlatModel(net, CPU)
+    assert model.counters.tolist() == [5]
+    assert "positions" not in {piece.name for piece in model.layout.pieces}
+    model.load(torch.zeros_like(model.vector), torch.tensor([6]))
+    assert (int(net.seen), net.positions.tolist()) == (6, [[0, 1], [1, 0]])
+
+
+class Biased(nn.Module):
+    """Keeps its biases in evaluation mode, as the attention of timm's LeViT and EfficientFormer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.biases = nn.Parameter(torch.zeros(16))
+        self.attention_bias_cache = {}
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.attention_bias_cache:
+            self.attention_bias_cache = {}
+
+    def forward(self, inputs):
+        if "cpu" not in self.attention_bias_cache:
+            self.attention_bias_cache["cpu"] = self.biases[torch.arange(16)]
+        return inputs.flatten(1) + self.attention_bias_cache["cpu"]
+
+
+def test_biases_kept_in_evaluation_mode_are_those_of_the_vector():
+    """The second vector was run with the attention biases of the first."""
+    model = FlatModel(Network(FeatureExtractor(Biased(), 16), 3), CPU)
+    model.network.eval()
+    other = model.vector.clone()
+    other[model.layout.piece("extractor.body.biases").span] = 2.0
+    inputs = torch.zeros(1, 1, 4, 4)
+    found = [float(net.features(inputs).detach().sum()) for net in (model, model.under(other), model)]
+    assert found == [0.0, 32.0, 0.0]

@@ -11,6 +11,7 @@ from fcilbench.registry import digest
 from fcilbench.registry.catalog import Resolved, describe, resolve, session
 from fcilbench.registry.entrypoints import lookup
 from fcilbench.worker import process
+from fcilbench.worker.describe import answer
 
 RING = '''
 """A module."""
@@ -254,3 +255,65 @@ def test_describing_a_plugin_without_torch_does_not_import_it(install):
     source += "    def facts(cls):\n        return {'light': 'tor' + 'ch' not in sys.modules}\n"
     install("light", {"light_p.py": source}, {"aggregators": {"light": "light_p:P"}})
     assert describe([lookup("aggregators", "light")])[0].facts == {"light": True}
+
+
+SHELF = """
+from fcilbench.data.root import find_data, find_weights
+from fcilbench.errors import PrerequisiteError
+from fcilbench.spec.params import Params
+from fcilbench.spec.plugin import Plugin
+
+class Shelf(Plugin):
+    version = "1"
+
+    class Params(Params):
+        file: str | None = None
+        model: str | None = None
+
+    def files(self):
+        if self.params.file:
+            return [find_data(self.params.file)]
+        try:
+            return sorted(find_weights(f"{self.params.model}/config.json").parent.iterdir())
+        except PrerequisiteError:
+            return []
+
+    def identity(self):
+        return {"read": [path.read_text() for path in self.files()]}
+"""
+
+
+@pytest.fixture
+def read(install, tmp_path, monkeypatch):
+    """Asks within this process what a plugin reads, between an empty working folder and an empty data root."""
+    install("shelf", {"shelf_p.py": SHELF}, {"backbones": {"shelf": "shelf_p:Shelf"}})
+    monkeypatch.setattr(process.Asker, "ask", lambda _, question: answer(json.loads(json.dumps(question))))
+    monkeypatch.setenv("FCILBENCH_DATA", str(tmp_path / "root"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield lambda **options: resolve(lookup("backbones", "shelf"), options).identity["read"]
+    sys.modules.pop("shelf_p", None)
+
+
+def put_text(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_file_that_is_put_before_the_one_found_is_another_plugin(read, tmp_path):
+    """A cell had the identity of the weights under the data root, and was trained with those of the working folder."""
+    put_text(tmp_path / "root" / "t.csv", "far")
+    assert read(file="t.csv") == ["far"]
+    put_text(tmp_path / "here" / "t.csv", "near")
+    assert read(file="t.csv") == ["near"]
+    (tmp_path / "here" / "t.csv").unlink()
+    assert read(file="t.csv") == ["far"]
+
+
+def test_a_model_folder_that_appears_or_grows_is_another_plugin(read, tmp_path):
+    folder = tmp_path / "root" / "weights" / "acme" / "bert"
+    assert read(model="acme/bert") == []
+    put_text(folder / "config.json", "{}")
+    assert read(model="acme/bert") == ["{}"]
+    put_text(folder / "model.bin", "weights")
+    assert read(model="acme/bert") == ["{}", "weights"]
