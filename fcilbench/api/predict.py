@@ -114,18 +114,34 @@ class MostConfident:
         for task in tasks:
             own = logits[self.module.format(task.index)].float()
             found.append(confidence(own, task))
-            label.append(own[:, task.classes].softmax(dim=1).max(dim=1)[1] + task.offset)
+            label.append(own[:, task.classes].argmax(dim=1) + task.offset)
         winner = torch.stack(found).argmax(dim=0)
         return torch.stack(label).gather(0, winner[None])[0]
 
 
 def confidence(logits: torch.Tensor, task: Task) -> torch.Tensor:
-    """Returns the largest softmax probability of a task's slice, float32 `[n]`, of logits `[n, seen]`.
+    """Returns how certain a task's slice is of its best class, float32 `[n]`, from logits `[n, seen]`.
 
-    Of a task of a single class it would always be 1, so there the softmax is over all classes seen.
+    These are the log odds of the slice's largest softmax probability. The probability of a task of a single class would
+    always be 1, so there the softmax is over all classes seen.
     """
-    own = logits.float()
-    return own[:, task.classes].softmax(dim=1).amax(dim=1) if task.size > 1 else own.softmax(dim=1)[:, task.offset]
+    if task.size > 1:
+        own = logits[:, task.classes]
+        return log_odds(own, own.max(dim=1)[1])
+    return log_odds(logits, torch.full_like(logits[:, 0], task.offset, dtype=torch.int64))
+
+
+def log_odds(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Returns log(p / (1 - p)), float32 `[n]`, for the softmax probabilities p of classes `[n]` of logits `[n, C]`.
+
+    Log odds have the order of the probabilities, which are rounded to 1 where a logit stands out by 17 or more: such
+    samples, and such tasks, would tie. For a single class, which is certain, it is the largest number; NaN where p is.
+    """
+    exact = logits.double()
+    own = exact.gather(1, index[:, None])[:, 0]
+    rest = exact.scatter(1, index[:, None], -torch.inf).logsumexp(dim=1)
+    odds = (own - rest).float().clamp(max=torch.finfo(torch.float32).max)
+    return torch.where(exact.softmax(dim=1).isnan().any(dim=1), torch.nan, odds)
 
 
 ONE_SCALE: Mapping[TaskIdentity, DecisionRule] = {"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()}

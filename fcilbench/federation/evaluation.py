@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from fcilbench.api import DecisionRule, Module, Net, Predictors, Task, TaskIdentity, TestSamples
+from fcilbench.api.predict import log_odds
 from fcilbench.engine.data import DeviceData
 from fcilbench.engine.model import Bare, FlatModel
 from fcilbench.engine.precision import Precision, all_finite, autocast
@@ -232,7 +233,7 @@ class Evaluator:
         everything = torch.arange(len(self._ood), device=own[0].device)
         other = self._logits(net, "ood", self._ood, everything, seen)
         self.forget_trained()
-        inside, outside = (top_log_odds(logits) for logits in (torch.cat(own), other))
+        inside, outside = (log_odds(logits, logits.max(dim=1)[1]) for logits in (torch.cat(own), other))
         return None if torch.cat([inside, outside]).isnan().any() else auroc(inside, outside)
 
     def forget_trained(self) -> None:
@@ -327,19 +328,6 @@ def _reads_features(rule: DecisionRule) -> bool:
 def as_module(built: Module | torch.Tensor) -> Module:
     """Returns a deployed model as a `Module`: a tensor is a state vector without frozen tensors."""
     return Module(built) if isinstance(built, torch.Tensor) else built
-
-
-def top_log_odds(logits: torch.Tensor) -> torch.Tensor:
-    """Returns the log odds of the largest softmax probability of each row of `[n, C]`, float32 `[n]`.
-
-    They have the order of the probabilities, which are rounded to 1 where the largest logit stands out by 17 or more.
-    NaN where the probabilities are; the largest number for a single class, which is certain.
-    """
-    exact = logits.double()
-    top, index = exact.max(dim=1)
-    rest = exact.scatter(1, index[:, None], -torch.inf).logsumexp(dim=1)
-    odds = (top - rest).float().clamp(max=torch.finfo(torch.float32).max)
-    return torch.where(exact.softmax(dim=1).isnan().any(dim=1), torch.nan, odds)
 
 
 def auroc(inside: torch.Tensor, outside: torch.Tensor) -> float:

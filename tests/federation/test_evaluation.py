@@ -8,9 +8,9 @@ import torch
 
 from fcilbench.api.aggregator import Aggregator
 from fcilbench.api.backbone import FeatureExtractor
-from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors
+from fcilbench.api.predict import AllClasses, Module, MostConfident, Predictors, log_odds
 from fcilbench.errors import PluginError
-from fcilbench.federation.evaluation import Picker, auroc, top_log_odds
+from fcilbench.federation.evaluation import Picker, auroc
 from fcilbench.federation.experiment import build
 from fcilbench.federation.run import run_experiment
 from fcilbench.plugins.aggregators.ncm import Ncm
@@ -257,15 +257,16 @@ def test_auroc_by_hand():
 def test_samples_are_ordered_by_probabilities_that_round_to_one():
     inside, outside = torch.tensor([[60.0, 0.0, 0.0], [0.0, 40.0, 0.0]]), torch.tensor([[0.0, 0.0, 30.0]])
     assert torch.cat([inside, outside]).softmax(dim=1).amax(dim=1).tolist() == [1.0, 1.0, 1.0]
-    assert auroc(top_log_odds(inside), top_log_odds(outside)) == 1.0
+    assert auroc(log_odds(inside, torch.tensor([0, 1])), log_odds(outside, torch.tensor([2]))) == 1.0
 
 
 def test_log_odds_by_hand():
-    # p = 4/6: log(4/2); a class that is masked out; one class alone is certain; NaN and inf have no probability.
-    logits = torch.tensor([[4.0, 1.0, 1.0], [4.0, 1.0, 0.0]]).log()
-    assert top_log_odds(logits).tolist() == pytest.approx([math.log(2), math.log(4)])
-    assert top_log_odds(torch.tensor([[3.0]])).tolist() == [torch.finfo(torch.float32).max]
-    assert top_log_odds(torch.tensor([[math.inf, 0.0], [math.nan, 0.0]])).isnan().all()
+    # p = 4/6 and 1/6; a class that is masked out; one class alone is certain; NaN and inf have no probability.
+    logits, first = torch.tensor([[4.0, 1.0, 1.0], [4.0, 1.0, 0.0]]).log(), torch.tensor([0, 0])
+    assert log_odds(logits, first).tolist() == pytest.approx([math.log(2), math.log(4)])
+    assert log_odds(logits[:1], torch.tensor([2])).tolist() == pytest.approx([math.log(1 / 5)])
+    assert log_odds(torch.tensor([[3.0]]), first[:1]).tolist() == [torch.finfo(torch.float32).max]
+    assert log_odds(torch.tensor([[math.inf, 0.0], [math.nan, 0.0]]), first).isnan().all()
 
 
 def test_edge_4_the_head_of_a_bf16_evaluation_is_float32(make_experiment):

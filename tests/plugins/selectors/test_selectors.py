@@ -50,6 +50,16 @@ def test_confidence_takes_the_most_certain_slice_and_a_single_class_competes_wit
     assert Confidence().pick({}, heads(first, second, [0.0] * 5), TASKS).tolist() == [1]
 
 
+def test_slices_that_are_certain_beyond_the_last_digit_do_not_tie():
+    """Margins of 20, 0 and 30: the probabilities of the first and the last slice are rounded to 1."""
+    first, last = [20.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 30.0, 0.0]
+    assert torch.tensor([first, last]).softmax(dim=1).amax(dim=1).tolist() == [1.0, 1.0]
+    samples = heads(first, [0.0] * 5, last)
+    assert Confidence().pick({}, samples, TASKS).tolist() == [2]
+    own = dict(enumerate(samples.logits))
+    assert MostConfident("{}")({str(k): each for k, each in own.items()}, TASKS, None).tolist() == [3]
+
+
 def test_confidence_is_the_rule_that_methods_have_of_their_own():
     given = [torch.randn(200, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     own = MostConfident("task-{}")({f"task-{k}": each for k, each in enumerate(given)}, TASKS, None)
