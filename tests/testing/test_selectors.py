@@ -22,22 +22,6 @@ class TestRidge(SelectorConformance):
     plugin = "fcilbench/ridge"
 
 
-class TestPrototype(SelectorConformance):
-    plugin = "prototype"
-
-
-class TestConfidence(SelectorConformance):
-    plugin = "confidence"
-
-
-class TestEnergy(SelectorConformance):
-    plugin = "energy"
-
-
-class TestOwn(SelectorConformance):
-    plugin = "own"
-
-
 class BatchMean(Prototype):
     """Compares a sample with the mean of its batch."""
 
