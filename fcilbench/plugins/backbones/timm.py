@@ -37,8 +37,9 @@ _WORDS = ("yes", "no", "on", "off", "true", "false")
 class Timm(Backbone):
     """Any timm model without its classifier (Wightman, PyTorch Image Models, doi:10.5281/zenodo.4414861).
 
-    Dropout and stochastic depth are timm's defaults, which are off, unless `args` sets them. It also reads arrays of
-    channels, height and width, such as spectrograms: these are neither resized nor normalised here.
+    Dropout and stochastic depth are timm's defaults unless `args` sets them: off for a ViT, a ResNet and a ConvNeXt, on
+    for Swin, NesT and a few others (`drop_path_rate: 0` turns it off). It also reads arrays of channels, height and
+    width, such as spectrograms: these are neither resized nor normalised here.
 
     Example:
         >>> Timm(Timm.Params(model="vit_tiny_patch16_224", weights="none", args={"img_size": 64, "patch_size": 8}))
