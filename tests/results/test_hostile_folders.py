@@ -74,7 +74,7 @@ def pages(store, folder):
     write_site(folder)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_changes(small, tmp_path, data):
     folder = forge.Folder(**json.loads(small))
