@@ -141,7 +141,7 @@ def log_odds(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     own = exact.gather(1, index[:, None])[:, 0]
     rest = exact.scatter(1, index[:, None], -torch.inf).logsumexp(dim=1)
     odds = (own - rest).float().clamp(max=torch.finfo(torch.float32).max)
-    return torch.where(exact.softmax(dim=1).isnan().any(dim=1), torch.nan, odds)
+    return torch.where(exact.amax(dim=1).isfinite(), odds, torch.nan)
 
 
 ONE_SCALE: Mapping[TaskIdentity, DecisionRule] = {"none": AllClasses(), "inferred": AllClasses(), "oracle": TrueTask()}

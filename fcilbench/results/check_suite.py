@@ -146,15 +146,23 @@ class _Place:
                 yield f"its data are split into {_shown(params.tasks)}, in its suite into {_shown(tasks)}"
 
     def written(self, axis: PluginKind) -> dict[str, Any] | None:
-        """Returns the options that entry and rules set of a plugin; `None` if that cannot be told without plugins."""
-        entries = [self._entry(axis).options]
-        for rule in self._suite.tuned if axis == "aggregator" else ():
-            hit = self._matches(rule.where, rule.study is not None)
-            if hit is None:
+        """Returns all that entries and rules set of a plugin; `None` if only plugins could tell which rules hold.
+
+        The entry of a method, and rules, may set options of the other axes, too.
+        """
+        found = dict(self._entry(axis).options) if axis != "aggregator" else {}
+        hits = [(rule.set, self._matches(rule.where, rule.study is not None)) for rule in self._suite.tuned]
+        for options, hit in [(self._entry("aggregator").options, True), *hits]:
+            own = {
+                name: value
+                for key, value in options.items()
+                for target, name in [self._target("aggregator", key)]
+                if target == axis
+            }
+            if own and hit is None:
                 return None
-            entries += [rule.set] if hit else []
-        set_ = [(self._target(axis, key), value) for options in entries for key, value in options.items()]
-        return {name: value for (target, name), value in set_ if target == axis}
+            found |= own if hit else {}
+        return found
 
     def _target(self, axis: str, key: str) -> Value:
         if axis != "aggregator":

@@ -182,22 +182,19 @@ def verify(
         PrerequisiteError: If a cell of the sample cannot run here.
     """
     checked = verify_store(store := Store(folder))
-    rows, problems = checked.rows, list[tuple[int, str]]()
+    rows, problems, trained = checked.rows, list[tuple[int, str]](), list[Reproduction]()
 
     def add(number: int, text: str) -> None:
         problems.append((number, text))
         show(f"{store.rows_path}{f':{number}' if number else ''}: {text}")
 
-    not_here = data_problems(rows, screen.say)
     for note in checked.notes:
         screen.say(f"note: {note}")
-    for number, text in (*checked.problems, *not_here):
+    for number, text in (*checked.problems, *data_problems(rows, screen.say)):
         add(number, text)
     drawn = _sample(rows, {number for number, _ in problems}, sample, seed, screen)
-    precisions = [rows[number].params.protocol.get("precision", "") for _, number in drawn]
-    if slow := slow_bf16(precisions, choose_devices(gpus)):
+    if slow := slow_bf16((rows[n].params.protocol.get("precision", "") for _, n in drawn), choose_devices(gpus)):
         screen.warn(slow)
-    trained = list[Reproduction]()
     for cell_id, number in drawn:
         try:
             done = reproduce(store, rows[number], out, gpus=gpus, offline=offline, tolerance=tolerance, screen=screen)

@@ -45,6 +45,17 @@ def test_what_is_written_back_unchanged_has_no_problem(folder, tmp_path):
     assert problems(forge.write(folder, tmp_path / "mine")) == []
 
 
+def test_a_rule_may_set_an_option_of_the_data(folder, tmp_path):
+    """An honest row, whose entry of the data leaves the option at its default."""
+    row, suite = folder.row, folder.suite
+    suite["tuned"] = [{"where": {"aggregator": "fedavg"}, "set": {"dataset.train_per_class": 20}}]
+    row["params"]["dataset"]["train_per_class"] = row["plugins"]["dataset"]["identity"]["train_per_class"] = 20
+    folder.with_suite(suite)
+    folder.renamed()
+    found = problems(forge.write(folder, tmp_path / "mine"))
+    assert [text for number, text in found if number == 1 and "suite" in text] == []
+
+
 def test_a_rule_about_the_protocol_reads_the_value_of_the_entry(folder, tmp_path):
     """The suite excludes its own number of rounds; the row's entry has another one."""
     suite, own = folder.suite, folder.row["params"]["protocol"]["rounds"]
